@@ -98,6 +98,8 @@ def _dispatch(verb: str, arguments: Arguments) -> int:
         from lmtool.commands import resume
 
         resumed, config = resume.read(arguments.rest)
+        if arguments.cfg:
+            return _print(config, resumed)
         return _start(resumed, config, [], [verb, *arguments.rest])
     if verb == "runs":
         from lmtool.commands import runs

@@ -62,7 +62,7 @@ def planned(name: str, *more: str) -> Any:
     with torch.device("meta"):
         learner, _ = assemble(config, None)
     place = place_of(config, DEVICE)
-    return plan_of(config, learner, _assumed(config, 0, config.objective.predicted_fraction), place)[0]
+    return plan_of(config, learner, _assumed(config, 0, config.objective.predicted_fraction), place)
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from lmtool import cli, manual
 from lmtool.config import compose
 from lmtool.errors import CheckFailed, Diverged, Stopped
 from lmtool.manifest import write_manifest
+from lmtool.runs.identity import BUDGETS
 from lmtool.schema.run import COMMANDS
 
 ROOT = Path(cli.__file__).resolve().parents[1]
@@ -40,7 +41,7 @@ def test_help_imports_the_standard_library_only(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "loaded [] 0 0 0", done.stdout + done.stderr
     for verb in manual.VERBS:
         assert f"  {verb} " in done.stdout and manual.VERBS[verb].example in done.stdout
-    assert "max_steps: 10000" in done.stdout
+    assert "max_steps: auto" in done.stdout
 
 
 @pytest.mark.parametrize("verb", list(manual.VERBS))
@@ -181,6 +182,10 @@ ERRORS: list[tuple[str, list[str]]] = [
     ),
     ("finetune task=pydocs experiment=bert_tiny", ["experiment=bert_tiny sets objective, which this command"]),
     ("pretrain model=bert_tiny max_length=1024", ["max_length=1024 is more than model.max_positions=512"]),
+    (
+        "finetune model=bert_tiny task=sst2 task.validation=[train] task.test=[test,Train]",
+        ["task.validation: train is what is learned from; leave it out", "task.test: Train is what is learned from"],
+    ),
     ("pretrain max_steps=null", ["no budget given"]),
     ("pretrain batch_examples=8", ["batch_examples=8 and batch_tokens=2048"]),
     ("pretrain task=sst2", ["this command has no task"]),
@@ -291,6 +296,45 @@ def test_the_configuration_printed_can_be_read_again(tmp_path: Path, capsys: pyt
     assert cli.main(["pretrain", "--config", str(tmp_path / "c.yaml"), "model=gpt"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "budgets"),
+    [
+        ("pretrain", {"max_steps": 10_000}),
+        ("pretrain max_tokens=100000000", {"max_tokens": 100_000_000}),
+        ("pretrain max_minutes=5 max_epochs=2", {"max_epochs": 2.0, "max_minutes": 5.0}),
+        ("pretrain max_tokens=null", {"max_steps": 10_000}),
+        ("pretrain max_steps=7 max_tokens=9", {"max_steps": 7, "max_tokens": 9}),
+        ("pretrain experiment=bert_tiny max_tokens=9", {"max_steps": 6000, "max_tokens": 9, "max_minutes": 9.0}),
+        ("pretrain experiment=bert_tiny max_minutes=null", {"max_steps": 6000}),
+        ("finetune task=sst2", {"max_epochs": 3.0}),
+        ("finetune task=sst2 max_steps=1000", {"max_steps": 1000}),
+        ("finetune task=sst2 debug=short", {"max_steps": 20}),
+        ("finetune task=sst2 max_steps=9 max_epochs=2", {"max_steps": 9, "max_epochs": 2.0}),
+    ],
+)
+def test_a_budget_that_is_given_lifts_the_default_one(words: str, budgets: dict[str, float]) -> None:
+    verb, *typed = words.split()
+    config = cli.configuration(verb, cli.parse([*typed, "model=bert_tiny"]), running=False)
+    assert {key: value for key in BUDGETS if (value := getattr(config, key)) is not None} == budgets
+
+
+def test_a_saved_configuration_has_the_budgets_that_it_was_run_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["--cfg", "job", "pretrain", "model=bert_tiny"]) == 0
+    (tmp_path / "c.yaml").write_text(capsys.readouterr().out)
+    again = cli.parse(["--config", str(tmp_path / "c.yaml"), "max_tokens=9"])
+    config = cli.configuration("pretrain", again, running=False)
+    assert (config.max_steps, config.max_tokens) == (10_000, 9)
+
+
+def test_each_job_of_a_sweep_has_its_budgets(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["finetune", "-m", "model=bert_tiny", "task=sst2", "max_steps=null,100", "--cfg", "job"]
+    assert cli.main(words) == 0
+    jobs = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert [(job["max_steps"], job["max_epochs"]) for job in jobs] == [(None, 3.0), (100, None)]
+
+
 def saved_checkpoint(folder: Path, *typed: str) -> Path:
     """A checkpoint's folder with a configuration and no weights."""
     from lmtool.config import saved
@@ -391,7 +435,7 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Full learning rate" in shown and "a number, above 0" in shown and "conf/optimizer/adamw.yaml:" in shown
     assert cli.main(["show", "max_steps"]) == 0
     shown = capsys.readouterr().out
-    assert "10000  (conf/pretrain.yaml:" in shown and "null  (conf/finetune.yaml:" in shown
+    assert "auto  (conf/pretrain.yaml:" in shown and "null  (conf/finetune.yaml:" in shown and "10,000 where" in shown
     assert cli.main(["show", "model=bert_tiny"]) == 0
     assert "num_layers: 2" in capsys.readouterr().out
     assert cli.main(["show", "model"]) == 0
@@ -419,3 +463,13 @@ def test_own_yaml_comes_from_a_config_dir(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "model" / "mine.yaml").write_text("defaults: [bret, _self_]\n")
     assert cli.main(["pretrain", "model=mine", *folder]) == 2
     assert "did you mean model=bert?" in capsys.readouterr().err
+
+
+def test_a_run_to_resume_is_printed_and_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "run", lambda *_: pytest.fail("it trains"))
+    assert cli.main(["pretrain", "model=bert_tiny", "seed=3", "--cfg", "job"]) == 0
+    (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
+    assert cli.main(["resume", str(tmp_path), "--cfg", "job"]) == 0
+    assert "seed: 3" in capsys.readouterr().out

@@ -1,7 +1,8 @@
-"""`lmtool plan`: parameters, operations, steps, tokens, memory, disk and time, before anything is spent.
+"""`lmtool plan`: parameters, operations, steps, tokens, epochs, memory, disk and time, before anything is spent.
 
 The model is built on the meta device, so nothing of it is in memory, and pretraining text is not read: its windows
-are taken as full. A task's rows are counted, since its epochs depend on them. With measure=true a few steps are run.
+are taken as full, and its tokens are estimated from its bytes. A task's rows are counted, since its epochs depend on
+them. With measure=true a few steps are run.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from lmtool.costs.memory_of_run import TrainingConfig, too_large
 from lmtool.costs.plan_fitting import what_fits
 from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of
 from lmtool.costs.planned_place import Place, place_of
+from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import RunPlan, plan_rows
 from lmtool.reporting.table import print_table
-from lmtool.reporting.text import size
+from lmtool.reporting.text import counted, size
+from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.schema.plan import PlanKeys
 from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.labelled import data_to_learn
@@ -55,10 +58,13 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     if devices_of(config) > 1 and not place.cuda:
         notes.append(f"{devices_of(config)} processes share the cores of one machine")
 
+    config, of_pass = _with_known_passes(config, rows, None if seen is None else seen.facts, notes)
+
     def planned(config: RunConfig) -> RunPlan:
-        return _planned(config, learner, rows, place, None if seen is None else seen.facts)
+        return _planned(config, learner, of_pass, place, None if seen is None else seen.facts)
 
     plan = replace(planned(config), store_bytes=_store_bytes(config))
+    plan = replace(plan, epoch_text=_of_a_pass(config, rows, of_pass, seen is not None))
     if seen is not None:
         each = seen.step_seconds * plan.tokens_per_step / seen.tokens
         plan = replace(plan, step_seconds=(each, each), rate=f"measured over {STEPS} steps on {place.name}")
@@ -83,25 +89,61 @@ def _measured(config: TrainingConfig, place: Place, fits: bool) -> Measured | No
     return measured(config) if fits else None
 
 
+def _with_known_passes(
+    config: TrainingConfig, rows: int, facts: Mapping[str, Any] | None, notes: list[str]
+) -> tuple[TrainingConfig, float | None]:
+    """The configuration, without a budget of passes where nobody knows how long one is, which is noted; and the tokens
+    of a pass, None where they are not known. UserError where it has no other budget."""
+    if facts is not None:
+        return config, float(facts["tokens_per_epoch"])
+    if isinstance(config, FinetuneConfig):
+        return config, float(rows * config.max_length)
+    of_pass = None if any(form.data != config.data for form in config.forms) else _text_tokens(config)
+    if of_pass is not None or config.max_epochs is None:
+        return config, of_pass
+    given, reason = f"max_epochs={config.max_epochs:g}", "the tokens of a pass are not known before the text is read"
+    if set(budgets(config.model_dump(include=set(BUDGETS)))) == {"max_epochs"}:
+        hint = "measure=true reads it; or give max_steps= or max_tokens= in its place"
+        raise UserError(f"{given} cannot be planned: {reason}", hint)
+    notes.append(f"{given} is left out here: {reason}")
+    return config.model_copy(update={"max_epochs": None}), None
+
+
 def _planned(
-    config: RunConfig, learner: BaseLearner, rows: int, place: Place, facts: Mapping[str, Any] | None
+    config: RunConfig, learner: BaseLearner, of_pass: float | None, place: Place, facts: Mapping[str, Any] | None
 ) -> RunPlan:
+    """of_pass: the tokens of a pass; facts: of a loader that read it."""
     if isinstance(config, PretrainConfig) and config.phases:
-        of_forms = [_assumed(form, rows, form.objective.predicted_fraction) for form in config.forms]
-        return plan_in_phases(config, learner, of_forms, place)[0]
-    predicted = config.objective.predicted_fraction if isinstance(config, PretrainConfig) else 0.0
-    return plan_of(config, learner, facts or _assumed(config, rows, predicted), place)[0]
+        of_forms = [_assumed(form, of_pass, form.objective.predicted_fraction) for form in config.forms]
+        plan = plan_in_phases(config, learner, of_forms, place)[0]
+    else:
+        predicted = config.objective.predicted_fraction if isinstance(config, PretrainConfig) else 0.0
+        plan = plan_of(config, learner, facts or _assumed(config, of_pass, predicted), place)
+    return replace(plan, epochs=None if of_pass is None else plan.tokens / of_pass)
 
 
-def _store_bytes(config: RunConfig) -> int | None:
-    """Of the token stores of text in files that are here: a token for about BYTES_A_TOKEN of it; None of other text."""
-    path = getattr(getattr(config, "data", None), "path", None)
-    if not isinstance(path, str) or "://" in path:
-        return None
-    place = Path(path).expanduser()
-    files = place.rglob("*") if place.is_dir() else [place] if place.is_file() else map(Path, glob(str(place)))
-    tokens = sum(file.stat().st_size for file in files if file.is_file()) / BYTES_A_TOKEN
-    return round(tokens * (2 if config.model.vocab_size <= 1 << 16 else 4)) or None
+def _of_a_pass(config: TrainingConfig, rows: int, of_pass: float | None, measured: bool) -> str:
+    """What a pass is over."""
+    if isinstance(config, FinetuneConfig):
+        return f" over {counted(rows, 'row')}"
+    return f" over {'' if measured else 'about '}{counted(float(f'{of_pass or 0:.3g}'), 'token')}"
+
+
+def _text_tokens(config: PretrainConfig) -> float | None:
+    """Estimated tokens of the training text: in files that are here, by their size; of text that is collected or
+    downloaded up to a size, as many as that. None where nobody knows."""
+    most, path = getattr(config.data, "max_bytes", None), getattr(config.data, "path", None)
+    if isinstance(path, str) and "://" not in path:
+        place = Path(path).expanduser()
+        files = place.rglob("*") if place.is_dir() else [place] if place.is_file() else map(Path, glob(str(place)))
+        most = sum(file.stat().st_size for file in files if file.is_file())
+    return most / BYTES_A_TOKEN if most else None
+
+
+def _store_bytes(config: TrainingConfig) -> int | None:
+    """Of the token stores of text, estimated; None of a task's rows, and where nobody knows."""
+    tokens = _text_tokens(config) if isinstance(config, PretrainConfig) else None
+    return None if tokens is None else round(tokens * (2 if config.model.vocab_size <= 1 << 16 else 4))
 
 
 def _read(config: TrainingConfig, rows: int) -> str:
@@ -112,13 +154,15 @@ def _read(config: TrainingConfig, rows: int) -> str:
     return f"every sequence is taken as max_length={lengths} long; the text is not read"
 
 
-def _assumed(config: RunConfig, rows: int, predicted: float) -> dict[str, float]:
-    """A loader's facts without its data: every sequence is `max_length` long."""
+def _assumed(config: RunConfig, of_pass: float | None, predicted: float) -> dict[str, float]:
+    """A loader's facts without its data: every sequence is `max_length` long. of_pass: the tokens of a pass, None where
+    they are not known."""
     length = float(config.max_length)
     tokens = config.batch_tokens or (config.batch_examples or 1) * length
+    of_pass = max(of_pass or 0.0, tokens)
     return {
-        "steps_per_epoch": max(1.0, rows * length / tokens),
-        "tokens_per_epoch": max(rows * length, tokens),
+        "steps_per_epoch": of_pass / tokens,
+        "tokens_per_epoch": of_pass,
         "mean_length": length,
         "predicted_fraction": predicted,
     }

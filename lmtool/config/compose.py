@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from lmtool.config import groups, interpolation, plugins, sources
+from lmtool.config import groups, interpolation, overrides, plugins, sources
 from lmtool.config.nearest import nearest
 from lmtool.config.overrides import Offers, Typed, key_of, offers
 from lmtool.config.tables import entries
@@ -241,7 +241,7 @@ def grid(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dict[s
 
 
 def _grid(config: Any) -> dict[str, str]:
-    params = OmegaConf.select(config, "hydra.sweeper.params")
+    params = OmegaConf.select(config, overrides.GRID)
     return {} if params is None else {str(key): str(value) for key, value in params.items()}
 
 

@@ -22,13 +22,15 @@ from lmtool.config import groups, problems, tables, yaml_files
 from lmtool.config.nearest import nearest
 from lmtool.errors import Problem
 
+GRID = "hydra.sweeper.params"
+"""Values to sweep over in YAML, as users of Hydra write them."""
 LONGEST_KEY = 200
 """Bytes of a key; Hydra looks for it among the names of files, which have 255 at most."""
 _KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 # Outside quotes Hydra's lexer knows neither letters beyond ASCII nor these signs, so they mean nothing but themselves.
 _UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
-# What a sweep reads of Hydra's own configuration.
-_SWEEP = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
+OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
+"""What a sweep reads of Hydra's own configuration, where it is typed."""
 
 
 @dataclass
@@ -190,7 +192,7 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
         # A choice within a section may be typed like a value of it.
         group, text = nested, f"{nested}={value}"
     if key.startswith(("hydra.", "hydra/")):
-        if multirun and key.startswith(_SWEEP):
+        if multirun and key.startswith(OF_SWEEPS) and not key.startswith(GRID):
             typed.hydra.append(text)
         else:
             typed.problems.append(_of_hydra(key, value, multirun))
@@ -218,8 +220,11 @@ def _sweeps_inside(value: Any) -> bool:
 
 def _of_hydra(key: str, value: str, multirun: bool) -> Problem:
     """The problem of a key of Hydra's own configuration that nothing here reads."""
-    sweeping = key.startswith(_SWEEP)
-    reads = "it is read with -m alone" if sweeping else f"of Hydra's own keys {', '.join(_SWEEP)} are read, with -m"
+    if key.startswith(GRID):
+        hint = f"type the values of each key: -m {key.removeprefix(GRID).lstrip('.') or 'seed'}=1,2"
+        return Problem(key, f"{key}={value}: values to sweep over stand in YAML under this key", hint)
+    sweeping = key.startswith(OF_SWEEPS)
+    reads = "it is read with -m alone" if sweeping else f"of Hydra's own keys {', '.join(OF_SWEEPS)} are read, with -m"
     hint = "add -m, or leave it out" if sweeping else "leave it out"
     if key in ("hydra.run.dir", "hydra.sweep.dir") and not multirun:
         hint = f"give run_dir={value or 'FOLDER'}"

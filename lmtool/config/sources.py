@@ -6,6 +6,7 @@ defaults list it would make what only interpolations read: a quarter of the rest
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from omegaconf._utils import get_yaml_loader
 
 from lmtool.config import hydra_plugins as hydra_plugins  # before Hydra looks for its plugins
 from lmtool.config import yaml_files
+from lmtool.config.overrides import GRID, OF_SWEEPS
 from lmtool.errors import UserError
 
 
@@ -38,12 +40,37 @@ class LimitedFiles(FileConfigSource):
         text, data = yaml_files.read(path, parse=_parsed)
         if not isinstance(data, dict | None):
             raise UserError(f"{path}: no keys and values in it", "write KEY: VALUE a line, as conf/ has them")
+        if self.provider != "hydra":
+            _require_read(path, data or {})
         return ConfigResult(
             config=OmegaConf.create(data or {}),
             path=place_of(self.path),
             provider=self.provider,
             header=self._get_header_dict(text[:512]),
         )
+
+
+def _require_read(path: Path, data: dict[Any, Any]) -> None:
+    """UserError where a YAML sets keys of Hydra's own that nothing here reads: all but values to sweep over."""
+    section = data.get("hydra") or {}
+    keys = [f"hydra.{key}" for key in _dotted(section)] if isinstance(section, dict) else ["hydra"]
+    chosen = [str(group) for item in data.get("defaults") or () if isinstance(item, dict) for group in item]
+    keys += [group.split()[-1].lstrip("/") for group in chosen if group.split()[-1].lstrip("/").startswith("hydra/")]
+    unread = [key for key in keys if not f"{key}.".startswith(f"{GRID}.")]
+    if unread:
+        beside = f", and type it beside -m: {unread[0]}=VALUE" if unread[0].startswith(OF_SWEEPS) else ""
+        raise UserError(
+            f"{path}: {unread[0]} is not read from a YAML; of Hydra's own keys {GRID} alone is",
+            f"take it out of the file{beside}",
+        )
+
+
+def _dotted(section: dict[Any, Any]) -> Iterator[str]:
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from (f"{key}.{below}" for below in _dotted(value))
+        else:
+            yield str(key)
 
 
 Plugins.instance().register(LimitedFiles)

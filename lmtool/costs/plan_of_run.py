@@ -30,9 +30,10 @@ from lmtool.data.phases import Shares
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.reporting.plan import PhasePlan, RunPlan
 from lmtool.resolver.stream_rules import reads_lanes
+from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.schema.phases import words_of
 from lmtool.schema.run import PretrainConfig, RunConfig
-from lmtool.training.budgets import MOST_STEPS, kept_checkpoints
+from lmtool.training.budgets import MOST_STEPS, kept_checkpoints, rows_an_interval
 from lmtool.training.precision import Precision
 
 
@@ -48,16 +49,14 @@ def _beside(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[W
         yield from works * (config.distill.learners - 1)
 
 
-def plan_of(
-    config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], where: Precision | Place
-) -> tuple[RunPlan, float]:
-    """The plan of a run and the epochs it makes. facts: the training loader's. where: a place, or a device that is
-    here, which is measured for a third of a second at most."""
+def plan_of(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], where: Precision | Place) -> RunPlan:
+    """The plan of a run. facts: the training loader's. where: a place, or a device that is here, which is measured for
+    a third of a second at most."""
     single = _of_one_step(config, learner, facts, _place(config, where))
     limits = _limits(config, single, facts["steps_per_epoch"])
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
-    return replace(_of_steps(config, single, steps), ends_by=budget), steps / facts["steps_per_epoch"]
+    return replace(_of_steps(config, single, steps), ends_by=budget, epochs=steps / facts["steps_per_epoch"])
 
 
 def plan_in_phases(
@@ -209,11 +208,12 @@ def _whole_steps(limit: float) -> int:
 
 def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     """The plan of so many steps. single: that of one."""
-    warmup = config.schedule.warmup_steps or 0
-    notes = []
-    if warmup >= steps:
-        notes.append(f"schedule.warmup_steps={warmup:,}: in {steps:,} steps the learning rate only rises")
     evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
-    logs = FOLDER_BYTES + ROW_BYTES * (math.ceil(steps / config.log_every) + evaluations)
+    rows = math.ceil(steps * rows_an_interval(config.log_every, steps) / config.log_every)
+    logs = FOLDER_BYTES + ROW_BYTES * (rows + evaluations)
     kept = kept_checkpoints(config, steps)
-    return replace(single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, notes=tuple(notes))
+    given = budgets(config.model_dump(include=set(BUDGETS)))
+    return replace(
+        single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, budgets=given,
+        warnings=tuple(config.schedule.remarks(steps)),
+    )  # fmt: skip

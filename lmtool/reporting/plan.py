@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lmtool.reporting.text import count, duration, flops, percent, size
+from lmtool.reporting.text import count, counted, duration, flops, percent, size
 
 # What scoring a token takes of training on it: a forward is a third, and losses are kept one by one (.5 to .6 measured
 # of tiny BERT and ELECTRA on a CPU).
 _EVALUATED = 0.55
 # Evaluations that take less of the training time are not worth a word.
 _SHOWN = 0.05
+_UNITS = {"max_steps": "step", "max_epochs": "epoch", "max_tokens": "token", "max_minutes": "minute"}
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,9 @@ class RunPlan:
 
     memory_bytes: of one device, by part. room_bytes: that it has; None where nobody says. step_seconds: at least and at
     most; None where no rate is known. rate: how it was found. evaluations: of the held-out data, evaluation_tokens each
-    (0: not known). ends_by: the budget that ends it. advice: overrides with
-    which it fits, each with what it takes then.
+    (0: not known). budgets: those that it has, by their keys; ends_by: the one that ends it. epochs: passes over the
+    training data, None where these are not known; epoch_text: what one is. advice: overrides with which it fits, each
+    with what it takes then. warnings: of settings without effect.
     """
 
     parameters: dict[str, int]
@@ -56,11 +59,15 @@ class RunPlan:
     rate: str = ""
     evaluations: int = 0
     evaluation_tokens: int = 0
+    budgets: Mapping[str, float] = field(default_factory=dict)
     ends_by: str = ""
+    epochs: float | None = None
+    epoch_text: str = ""
     devices: int = 1
     room_bytes: int | None = None
     advice: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     phases: tuple[PhasePlan, ...] = ()
 
     @property
@@ -71,6 +78,17 @@ class RunPlan:
     def steps_text(self) -> str:
         """Its steps; of a run that a clock ends, as many as it takes in its time by the estimate."""
         return f"about {count(self.steps)}" if self.ends_by == "max_minutes" else count(self.steps)
+
+    @property
+    def ends_text(self) -> str:
+        """What ends it, and which of its budgets would have ended it later. A clock is estimated."""
+        others = [f"{key}={count(value)}" for key, value in self.budgets.items() if key != self.ends_by]
+        estimated = ", by the estimate" if others and "max_minutes" in self.budgets else ""
+        before = f"{estimated} before {', '.join(others)}" if others else ""
+        amount = self.budgets[self.ends_by]
+        unit = _UNITS.get(self.ends_by)
+        spent = flops(amount) if unit is None else counted(amount, unit)
+        return f"after {spent} ({self.ends_by}){before}"
 
     @property
     def flops_per_step(self) -> float:
@@ -131,7 +149,9 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
         ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} learn): {parts}"),
         ("steps", f"{plan.steps_text} of {count(round(plan.tokens_per_step))} tokens{each}"),
         *((f"phase {number}", phase.words) for number, phase in enumerate(plan.phases, 1)),
+        *([("ends", plan.ends_text)] if plan.ends_by else []),
         ("tokens", count(round(plan.tokens))),
+        *([("epochs", f"{count(float(f'{plan.epochs:.3g}'))}{plan.epoch_text}")] if plan.epochs is not None else []),
         (
             "FLOPs",
             f"{flops(plan.flops_per_token)} a token, {flops(plan.flops_per_step)} a step, {flops(plan.flops)} in all",
@@ -140,7 +160,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
         ("disk", _disk_text(plan)),
         ("time", f"{plan.time_text}{f': {plan.rate}' if plan.rate else ''}"),
     ]
-    return rows + [("note", note) for note in plan.notes]
+    return [*rows, *(("note", note) for note in plan.notes), *(("warning", text) for text in plan.warnings)]
 
 
 def _memory_rows(plan: RunPlan) -> list[tuple[str, str]]:

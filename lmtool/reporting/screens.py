@@ -41,9 +41,9 @@ def _nested_text(key: str, facts: Mapping[str, Any]) -> str:
     return f"{count(len(shown))}, from {shown[order[0]]} to {shown[order[-1]]}"
 
 
-def _plan_rows(plan: RunPlan, epochs: float | None) -> list[tuple[str, str]]:
+def _plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     parts = " · ".join(f"{title(part)} {count(number)}" for part, number in plan.parameters.items())
-    passes = f" = {fact('', float(epochs))} epochs" if epochs is not None else ""
+    passes = f" = {fact('', float(plan.epochs))} epochs" if plan.epochs is not None else ""
     time = "time unknown" if plan.seconds is None else plan.time_text
     return [
         ("params", f"{count(plan.total_parameters)} · {count(plan.trainable_parameters)} learn · {parts}"),
@@ -53,6 +53,7 @@ def _plan_rows(plan: RunPlan, epochs: float | None) -> list[tuple[str, str]]:
             f"{count(round(plan.tokens))} tokens{passes} · {time} · memory about {size(plan.needed_bytes)} · "
             f"disk {size(plan.disk_bytes)}{f' in {plan.checkpoints:,} checkpoints' if plan.checkpoints > 3 else ''}",
         ),
+        *([("ends", plan.ends_text)] if plan.ends_by else []),
         *((f"phase {number}", phase.words) for number, phase in enumerate(plan.phases, 1)),
         *(("", note) for note in plan.notes),
     ]
@@ -107,7 +108,6 @@ def start_screen(
     baseline: Mapping[str, Any] | None,
     machine: Mapping[str, Any],
     rates: Sequence[Mapping[str, Any]] = (),
-    epochs: float | None = None,
     resumed_step: int | None = None,
     branch: str | None = None,
 ) -> None:
@@ -125,7 +125,7 @@ def start_screen(
     where = where if branch is None else f"{plain(run_dir)} · branches from {plain(branch)}"
     rows = [("run", where), *_sections("data", data), *_sections("model", model)]
     if plan is not None:
-        rows += _plan_rows(plan, epochs)
+        rows += _plan_rows(plan)
     rows.append(("baseline", baseline_text(baseline)))
     rows += _learning_text(learns or {})
     if len(rates) > 1:  # one rate for all is in the configuration

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
-from lmtool.config.auto import Auto
+from lmtool.config.auto import AUTO, Auto
 from lmtool.config.tables import Choice, Several, lookup
 from lmtool.config.variants import Variant
 
@@ -29,6 +29,7 @@ from lmtool.objectives import bilm_configs as bilm_configs
 from lmtool.objectives import configs as configs
 from lmtool.objectives import permutation_configs as permutation_configs
 from lmtool.objectives import word_configs as objective_word_configs  # noqa: F401
+from lmtool.runs.identity import BUDGETS
 from lmtool.schema.base import DEVICE, CommandConfig
 from lmtool.schema.look import InspectAttentionConfig as InspectAttentionConfig
 from lmtool.schema.look import InspectPositionsConfig as InspectPositionsConfig
@@ -68,6 +69,8 @@ class RunConfig(CommandConfig):
         ("schedule.decay_steps", "schedule.decay_fraction"),
     )
     overlays: ClassVar[tuple[str, ...]] = ("experiment", "debug", "sweep")
+    default_budget: ClassVar[tuple[str, float]]
+    """A key of BUDGETS that may be `auto`, and what it is then where no other budget is given."""
 
     name: str | None = Field(
         None,
@@ -97,9 +100,17 @@ class RunConfig(CommandConfig):
         "fp32.",
     )
     max_steps: int | None = Field(
-        None, ge=1, description="Stop after this many optimizer steps; whichever budget comes first ends the run."
+        None,
+        ge=1,
+        description="Stop after this many optimizer steps; whichever budget comes first ends the run. auto, in "
+        "pretraining: 10,000 where no other budget is given.",
     )
-    max_epochs: float | None = Field(None, gt=0, description="Stop after this many passes over the training examples.")
+    max_epochs: float | None = Field(
+        None,
+        gt=0,
+        description="Stop after this many passes over the training examples. auto, in finetuning: 3 where no other "
+        "budget is given.",
+    )
     max_tokens: int | None = Field(None, ge=1, description="Stop after this many training tokens.")
     max_minutes: float | None = Field(
         None,
@@ -132,7 +143,12 @@ class RunConfig(CommandConfig):
     max_length: int = Field(
         128, ge=SHORTEST, description="Tokens in one packed sequence, at most; longer texts are cut or split."
     )
-    log_every: int = Field(10, ge=1, description="Steps between rows in metrics.jsonl.")
+    log_every: int = Field(
+        10,
+        ge=1,
+        description="Steps between lines on the screen, and rows in metrics.jsonl: in a run that would have fewer than "
+        "fifty rows, there are more between.",
+    )
     evaluate_every: int | None = Field(
         None, ge=1, description="Steps between evaluations. Null: about ten times in a run."
     )
@@ -180,6 +196,15 @@ class RunConfig(CommandConfig):
         {}, description="Trackers that show the run elsewhere, beside the files in its folder: none, one or several."
     )
 
+    @classmethod
+    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """A budget that is `auto` ends no run that has another one."""
+        key, default = cls.default_budget
+        if data.get(key) != AUTO:
+            return data
+        limited = any(data.get(other) is not None for other in BUDGETS - {key})
+        return {**data, key: None if limited else default}
+
     @property
     def exits(self) -> tuple[int, ...]:
         """The layers behind which the model has early exits."""
@@ -190,6 +215,7 @@ class PretrainConfig(RunConfig):
     """`lmtool pretrain`."""
 
     tuned_by: ClassVar[None] = None
+    default_budget: ClassVar[tuple[str, float]] = ("max_steps", 10_000)
 
     auto: ClassVar[dict[str, Auto]] = {
         "model": Auto(("checkpoint", {"name": "bert"}), agrees=True),
@@ -213,6 +239,7 @@ class PretrainConfig(RunConfig):
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
         """Phases have sections in the place of dotted keys, and each its share."""
+        data = super().filled(data)
         return {**data, "phases": normalised(data["phases"])} if "phases" in data else data
 
     @classmethod
@@ -241,6 +268,8 @@ class PretrainConfig(RunConfig):
 class FinetuneConfig(RunConfig):
     """`lmtool finetune`."""
 
+    default_budget: ClassVar[tuple[str, float]] = ("max_epochs", 3.0)
+
     auto: ClassVar[dict[str, Auto]] = {
         "model": _FROM_CHECKPOINT,
         "tokenizer": Auto(_TOKENIZER, hint="give tokenizer=NAME", agrees=True),
@@ -262,6 +291,7 @@ class FinetuneConfig(RunConfig):
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
         """A null max_length is that of the task's kind, as far as the model has positions."""
+        data = super().filled(data)
         if data.get("max_length", 0) is not None:
             return data
         task, model = data.get("task"), data.get("model")

@@ -86,7 +86,10 @@ class Finetuning:
         metadata = {**self.task.facts, **({"head": "; ".join(notes)} if notes else {})}
         unknown = self._unknown_fraction(tokenizer)
         metadata |= {"unknown_fraction": unknown} if unknown else {}
-        metadata["warnings"] = [*metadata.get("warnings", ()), *self.config.tuning.warnings(self.config.optimizer, self.config.model)]
+        metadata["warnings"] = [
+            *metadata.get("warnings", ()),
+            *self.config.tuning.warnings(self.config.optimizer, self.config.model),
+        ]
         return metadata
 
     def _unknown_fraction(self, tokenizer: Tokenizer) -> float:

@@ -63,17 +63,15 @@ def phases_of(
 
 def planned(
     config: RunConfig, learner: BaseLearner, parts: Sequence[PhaseData], precision: Precision
-) -> tuple[PackedLoader | PhasedLoader, RunPlan, float | None]:
-    """The loader of a run that reads these parts one after the other, its plan, and the passes that it makes; of phases
-    these are not one number."""
+) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
+    """The loader of a run that reads these parts one after the other, and its plan."""
     loaders = [part.loader for part in parts]
     if not isinstance(config, PretrainConfig) or not config.phases:
-        plan, epochs = plan_of(config, learner, loaders[0].facts(), precision)
-        return loaders[0], plan, epochs
+        return loaders[0], plan_of(config, learner, loaders[0].facts(), precision)
     plan, shares = plan_in_phases(config, learner, [loader.facts() for loader in loaders], precision)
     forms = config.forms
     same_text = [form.data == before.data for form, before in zip(forms, forms[:1] + forms, strict=False)]
-    return PhasedLoader(loaders, shares, same_text), plan, None
+    return PhasedLoader(loaders, shares, same_text), plan
 
 
 def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str, Any]]:

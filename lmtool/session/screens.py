@@ -109,21 +109,20 @@ def begin(
         rates=learning_rates,
         baseline=baseline,
         machine=_told_of_machine(machine, opened.precision.device.type == "cuda"),
-        epochs=session.epochs,
         resumed_step=state.get("step"),
         branch=config.branch if str(config.branch).endswith(f"@{state.get('step')}") else None,
     )
-    _warn(session, data, learning_rates, state)
+    _warn(session, (*warnings_of(data), *plan.warnings), learning_rates, state)
 
 
 def _warn(
-    session: Session, data: Mapping[str, Any], learning_rates: Sequence[Mapping[str, Any]], state: Mapping[str, Any]
+    session: Session, warnings: Sequence[str], learning_rates: Sequence[Mapping[str, Any]], state: Mapping[str, Any]
 ) -> None:
     """The warnings below the first screen. state: of the checkpoint that the run resumes from."""
     opened, config = session.run, session.config
     longest = max(form.max_length for form in (config.forms if isinstance(config, PretrainConfig) else (config,)))
     remarks = [remark for remark in (never(learning_rates), config.model.remark(longest)) if remark]
-    for warning in (*warnings_of(data), *remarks):
+    for warning in (*warnings, *remarks):
         opened.output.line(f"warning: {warning}", "yellow")
     threads, before = torch.get_num_threads(), state.get("threads")
     if before not in (None, threads) and opened.precision.device.type == "cpu":

@@ -62,7 +62,7 @@ class Session:
         return self.learner if self.distilled is None else self.distilled
 
     @cached_property
-    def _planned(self) -> tuple[PackedLoader | PhasedLoader, RunPlan, float | None]:
+    def _planned(self) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
         return planned(self.config, self.learner, self.phases, self.run.precision)
 
     @property
@@ -72,11 +72,6 @@ class Session:
     @property
     def plan(self) -> RunPlan:
         return self._planned[1]
-
-    @property
-    def epochs(self) -> float | None:
-        """Passes over the training data; None for a run in phases, whose passes differ."""
-        return self._planned[2]
 
     @cached_property
     def compilation(self) -> Compilation:

@@ -12,8 +12,6 @@ from pathlib import Path
 from lmtool.config import compose
 from lmtool.config.overrides import Offers, Typed, key_of
 
-GRID = "hydra.sweeper.params"
-
 
 def with_grid(
     read: Callable[[Sequence[str], Offers], Typed],

@@ -11,8 +11,10 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydra._internal.callbacks import Callbacks
@@ -31,13 +33,15 @@ from lmtool.reporting.text import lower_is_better
 from lmtool.runs.identity import require_name
 from lmtool.sweeps import studies
 from lmtool.sweeps.folders import Place, SweepFolder
-from lmtool.sweeps.grid import GRID, with_grid
+from lmtool.sweeps.grid import with_grid
 from lmtool.sweeps.job import Run
-from lmtool.sweeps.launching import HERE, AsLauncher, Launch
+from lmtool.sweeps.launching import HERE, AsLauncher, FirstJobs, Launch, NoLauncher
 from lmtool.sweeps.records import JOB
 from lmtool.sweeps.table import write_plan
 from lmtool.terminal import say
 
+BATCH_SIZE = "hydra.sweeper.max_batch_size"
+"""Jobs that the plain sweeper hands its launcher at a time."""
 # What ends worst comes last.
 _SEVERITY = (
     errors.DONE,
@@ -49,6 +53,8 @@ _SEVERITY = (
     errors.TERMINATED,
     errors.INTERRUPTED,
 )
+_OF_SWEEPERS = (AssertionError, ValueError, RuntimeError)
+"""What Hydra's sweepers raise."""
 # Hydra writes no log, no copy of the configuration and changes no folder: the run folder is lmtool's.
 _QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null", "hydra.job.chdir=false"]
 
@@ -80,13 +86,14 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     """Run a sweep, print its table, and return the exit status of its worst job.
 
     Every job is decoded before the first starts, where the jobs are known beforehand: a mistake in any leaves nothing
-    behind. print_config: print each job's configuration instead.
+    behind. print_config: print each job's configuration instead; where a sweeper chooses its jobs by the scores of
+    others, of those that it could start with.
     """
     offers = compose.what_is_offered(request.primary, request.config_dirs)
     typed = with_grid(request.read, request.overrides, offers, request.primary, request.config_dirs)
-    chosen = {text.partition("=")[0]: text.partition("=")[2] for text in typed.hydra}
+    chosen = {text.partition("=")[0].lstrip("+"): text.partition("=")[2] for text in typed.hydra}
     launcher, sweeper = chosen.get("hydra/launcher", "basic"), chosen.get("hydra/sweeper", "basic")
-    known = sweeper == "basic" and not any(key.startswith("hydra.sweeper") for key in chosen)
+    known = sweeper == "basic"
     typed = _with_checked_places(typed, chosen)
     if typed.problems and not known:
         raise ConfigError(typed.problems)
@@ -96,9 +103,12 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     jobs: list[tuple[list[str], Config]] = []
     if known:
         jobs = list(_decoded_jobs(request, typed, launcher in HERE and not print_config))
-        if print_config:
-            say("---\n".join(to_yaml(save(config, request.verb)) for _, config in jobs).removesuffix("\n"))
-            return errors.DONE
+    if print_config:
+        configs = [config for _, config in jobs] if known else _first_jobs(request, typed, chosen)
+        if not known:
+            say(f"# hydra/sweeper={sweeper} chooses its jobs by the scores of others; it could start with these")
+        say("---\n".join(to_yaml(save(config, request.verb)) for config in configs).removesuffix("\n"))
+        return errors.DONE
     folder = _folder(request, name, chosen.get("hydra.sweep.dir"), root)
     empty = not any(folder.iterdir())
     resume = _resume_words(request, folder, name or chosen.get("hydra.sweep.dir"))
@@ -132,19 +142,15 @@ def _run_in(
     places = [_place(request, sweep, job, config) for job, config in jobs]
     every = earlier | {place.folder: place.overrides for place in places}
     write_plan(sweep.path, request.verb, list(every.values()) if known else None)
-    words = [*typed.all, *_settings(sweep.path, chosen), *compose.search_path(request.config_dirs)]
     launch: Launch | None = None
     try:
-        with compose.plainly(), compose.hydra_at() as hydra:
-            compose.require_known_targets(hydra, request.primary, words)
-            config = hydra.compose_config(request.primary, words, RunMode.MULTIRUN, with_log_configuration=False)
-            callbacks = Callbacks(config)
-            launch = Launch(sweep, config, callbacks, request.run, request.plugins, request.has_result)
+        with _composed(request, typed, sweep.path, chosen) as (hydra, config):
+            launch = Launch(sweep, config, Callbacks(config), request.run, request.plugins, request.has_result)
             say(f"{sweep.path}: {f'{len(places)} jobs' if known else 'a sweep'}; to resume it: {resume}")
             if known:
-                launch.start(places)
+                launch.start(places, config.hydra.sweeper.max_batch_size)
             else:
-                _search(request, sweep, typed, hydra, config, callbacks, launch)
+                _search(request, sweep, typed, hydra, launch)
     except KeyboardInterrupt:
         early = launch.interrupted or errors.INTERRUPTED if launch else errors.INTERRUPTED
         return [early, *(launch.statuses() if launch else [])]
@@ -153,46 +159,90 @@ def _run_in(
     return [launch.interrupted, *launch.statuses()]
 
 
-def _search(
-    request: SweepRequest,
-    sweep: SweepFolder,
-    typed: Typed,
-    hydra: Any,
-    config: DictConfig,
-    callbacks: Callbacks,
-    launch: Launch,
-) -> None:
-    """Let a sweeper of Hydra choose the jobs on the way."""
+@contextmanager
+def _composed(
+    request: SweepRequest, typed: Typed, folder: Path, chosen: dict[str, str]
+) -> Iterator[tuple[Any, DictConfig]]:
+    """Hydra, and its configuration of a sweep into a folder."""
+    words = [*typed.all, *_settings(folder, chosen), *compose.search_path(request.config_dirs)]
+    with compose.plainly(), compose.hydra_at() as hydra:
+        compose.require_known_targets(hydra, request.primary, words)
+        yield hydra, hydra.compose_config(request.primary, words, RunMode.MULTIRUN, with_log_configuration=False)
 
-    def prepared(job: list[str]) -> Place:
-        own = replace(typed, choices=[text for text in job if text[:1] != "+"], hydra=[])
-        own.values = [text for text in job if text[:1] == "+"]
-        data = compose.compose(request.primary, own, request.config_dirs)
-        return _place(request, sweep, job, request.decode(data, (), launch.name in HERE))
 
+def _sweeper(hydra: Any, config: DictConfig, callbacks: Callbacks) -> Any:
+    """The sweeper of Hydra that was chosen; of optuna's, what is behind its plugin."""
     sweeper = Plugins.instance().instantiate_sweeper(
         config=config,
         hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=callbacks),
         task_function=float,  # never called: the launcher has its own
     )
-    inner: Any = getattr(sweeper, "sweeper", sweeper)
-    inner.launcher = AsLauncher(launch, prepared)
-    arguments = [str(text) for text in config.hydra.overrides.task]
+    return getattr(sweeper, "sweeper", sweeper)
+
+
+def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: Any, launch: Launch) -> None:
+    """Let a sweeper of Hydra choose the jobs on the way."""
+    config = launch.config
+
+    def prepared(job: list[str]) -> Place:
+        return _place(request, sweep, job, _chosen_job(request, typed, job, launch.name in HERE))
+
+    sweeper = _sweeper(hydra, config, launch.callbacks)
+    sweeper.launcher = AsLauncher(launch, prepared)
+    arguments = _arguments(config)
     if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
         if not any(text.startswith("hydra.sweeper.direction=") for text in typed.hydra):
-            inner.direction = _direction(request, typed, sweep)
-        studies.resume(inner, arguments, sweep.path, request.has_result)
+            sweeper.direction = _direction(request, typed, sweep)
+        studies.resume(sweeper, arguments, sweep.path, request.has_result)
     try:
         sweeper.sweep(arguments=arguments)
     except LmtoolError:
         raise
-    except (AssertionError, ValueError, RuntimeError) as error:
-        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+    except _OF_SWEEPERS as error:
         if not any(sweep.path.glob(f"*/{JOB}")):
-            message = f"hydra/sweeper={config.hydra.runtime.choices['hydra/sweeper']} ends before its first job: {said}"
-            raise UserError(message, "see what was typed of hydra.sweeper.*; --debug shows where it ends") from error
+            raise _ends_before_its_first_job(config, error) from error
         # A sweeper whose jobs have all failed has no best one; the summary says why they failed.
-        say(f"warning: the sweeper ended early: {said}")
+        say(f"warning: the sweeper ended early: {_described(error)}")
+
+
+def _first_jobs(request: SweepRequest, typed: Typed, chosen: dict[str, str]) -> list[Config]:
+    """The configurations of jobs that a sweeper of Hydra could start with; nothing runs, and nothing is written."""
+    with TemporaryDirectory(prefix="lmtool-sweep-") as folder, _composed(request, typed, Path(folder), chosen) as here:
+        hydra, config = here
+        sweeper = _sweeper(hydra, config, Callbacks(config))
+        sweeper.launcher = NoLauncher()
+        if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
+            studies.forget(sweeper)
+        try:
+            sweeper.sweep(arguments=_arguments(config))
+        except FirstJobs as first:
+            return [_chosen_job(request, typed, job, False) for job in first.jobs]
+        except _OF_SWEEPERS as error:
+            raise _ends_before_its_first_job(config, error) from error
+    raise UserError("the sweeper chooses no job", "see what was typed of hydra.sweeper.*")
+
+
+def _arguments(config: DictConfig) -> list[str]:
+    """What was typed for all jobs, as Hydra's sweepers take it."""
+    return [str(text) for text in config.hydra.overrides.task]
+
+
+def _chosen_job(request: SweepRequest, typed: Typed, job: Sequence[str], running: bool) -> Config:
+    """The configuration of a job that a sweeper chose."""
+    own = replace(typed, choices=[text for text in job if text[:1] != "+"], hydra=[])
+    own.values = [text for text in job if text[:1] == "+"]
+    config: Config = request.decode(compose.compose(request.primary, own, request.config_dirs), (), running)
+    return config
+
+
+def _ends_before_its_first_job(config: DictConfig, error: Exception) -> UserError:
+    name = config.hydra.runtime.choices["hydra/sweeper"]
+    message = f"hydra/sweeper={name} ends before its first job: {_described(error)}"
+    return UserError(message, "see what was typed of hydra.sweeper.*; --debug shows where it ends")
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _direction(request: SweepRequest, typed: Typed, sweep: SweepFolder) -> str:
@@ -214,9 +264,8 @@ def _place(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config
 def _settings(folder: Path, chosen: dict[str, str]) -> list[str]:
     """What a sweep sets of Hydra's own configuration, where it was not typed."""
     quoted = str(folder).replace("'", "\\'")
-    settings = [*_QUIET, f"hydra.sweep.dir='{quoted}'"]
-    if not any(key.startswith(GRID) for key in chosen):
-        settings.append(f"{GRID}=null")  # it is among what was typed by then
+    # The values of a grid are among the overrides by then.
+    settings = [*_QUIET, f"hydra.sweep.dir='{quoted}'", f"{overrides.GRID}=null"]
     return [setting for setting in settings if setting.partition("=")[0] not in chosen]
 
 
@@ -225,8 +274,11 @@ def _severity(status: int) -> int:
 
 
 def _with_checked_places(typed: Typed, chosen: dict[str, str]) -> Typed:
-    """What was typed, with the problem of keys that would put two jobs into one folder."""
+    """What was typed, with the problems of keys that would put two jobs into one folder, or none at a time."""
     problems = list(typed.problems)
+    size = chosen.get(BATCH_SIZE, "null")
+    if size != "null" and (not size.isdecimal() or int(size) < 1):
+        problems.append(Problem(BATCH_SIZE, f"{BATCH_SIZE}={size}: a number of jobs, 1 or more", "leave it out: all"))
     if "hydra.sweep.subdir" in chosen:
         message = f"hydra.sweep.subdir={chosen['hydra.sweep.subdir']}: jobs' folders are named after what they vary"
         problems.append(Problem("hydra.sweep.subdir", message, "leave it out; name=NAME names the sweep"))

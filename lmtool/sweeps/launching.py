@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra._internal.callbacks import Callbacks
 from hydra.core.plugins import Plugins
@@ -71,6 +71,7 @@ class Launch:
     has_result: bool
     places: dict[Path, Place] = field(default_factory=dict)
     interrupted: int = errors.DONE
+    batch_size: int = 0
 
     def __post_init__(self) -> None:
         choices = OmegaConf.to_container(self.config.hydra.runtime.choices)
@@ -83,15 +84,19 @@ class Launch:
             config=self.config,
         )
 
-    def start(self, places: Sequence[Place]) -> list[float]:
-        """Run the jobs that are not done, and wait for them. The value of each job's metric, nan where it has none."""
+    def start(self, places: Sequence[Place], batch_size: int | None = None) -> list[float]:
+        """Run the jobs that are not done, and wait for them. The value of each job's metric, nan where it has none.
+        batch_size: jobs that the launcher is given at a time; None: all."""
         self.sweep.claim(places)
         self.places |= {place.folder: place for place in places}
+        self.batch_size = batch_size or len(self.places)
         left = [place for place in places if self._is_left(place)]
-        if left and not self.interrupted:
-            self._announce(left)
-            with self._surroundings():
-                self._launch(left)
+        for first in range(0, len(left), self.batch_size):
+            if not self.interrupted:
+                batch = left[first : first + self.batch_size]
+                self._announce(batch)
+                with self._surroundings():
+                    self._launch(batch)
         values = [records.read(place.folder).get("value") for place in places]
         return [float(value) if isinstance(value, int | float) else math.nan for value in values]
 
@@ -137,7 +142,7 @@ class Launch:
             asked = int(self.config.hydra.launcher.n_jobs)
             at_once = asked if asked > 0 else max(1, cores + 1 + asked)
         elif self.name == "submitit_local":
-            at_once = len(self.places)
+            at_once = min(self.batch_size, len(self.places))
         else:
             return None, 0
         given = os.environ.get("OMP_NUM_THREADS", "")
@@ -264,3 +269,17 @@ class AsLauncher:
         for result, value in zip(returned, values, strict=True):
             result.return_value = value
         return returned
+
+
+class FirstJobs(Exception):  # noqa: N818 - what a sweeper is ended with is no error
+    """The jobs that a sweeper starts with, by their overrides."""
+
+    def __init__(self, jobs: Sequence[Sequence[str]]):
+        self.jobs = jobs
+
+
+class NoLauncher:
+    """In the place of a launcher, to see what a sweeper of Hydra chooses: it runs nothing, and raises FirstJobs."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> NoReturn:
+        raise FirstJobs(job_overrides)

@@ -19,8 +19,7 @@ def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -
     import optuna
     from hydra_plugins.hydra_optuna_sweeper import _impl
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    _silence()
     if sweeper.storage is not None or len(sweeper._get_directions()) > 1:
         return
     params = [*sweeper._parse_sweeper_params_config(), *arguments]
@@ -44,6 +43,20 @@ def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -
             study.enqueue_trial(values)
     if sweeper.n_trials < 1 and not study.trials:
         raise UserError(f"hydra.sweeper.n_trials={sweeper.n_trials}: no job", "give hydra.sweeper.n_trials=10")
+
+
+def forget(sweeper: Any) -> None:
+    """Let a sweeper of optuna begin a search that is written nowhere."""
+    _silence()
+    sweeper.storage = None
+
+
+def _silence() -> None:
+    """Let optuna say what is wrong alone."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
 def _parsed(distribution: Any, text: str) -> Any:

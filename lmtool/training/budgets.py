@@ -28,6 +28,7 @@ MEASURED_SHARE = 0.03
 COUNTED_EPOCHS = 1000
 COUNTED_STEPS = 1_000_000
 MOST_STEPS = 2**62
+LEAST_ROWS = 50
 
 
 @dataclass
@@ -208,6 +209,19 @@ def steps_of_epochs(loader: Loader, epochs: float, enough: float = math.inf) -> 
     if epochs > whole:
         steps += math.ceil((epochs - whole) * loader.steps_in_epoch(whole) - 1e-9)
     return max(steps, 1)
+
+
+def rows_an_interval(log_every: int, steps: float) -> int:
+    """Train rows in `log_every` steps of a run of so many: one, and more where the whole run would have fewer than
+    LEAST_ROWS, of which no curve can be drawn."""
+    return min(log_every, max(1, math.ceil(log_every * LEAST_ROWS / steps)))
+
+
+def has_row(step: int, log_every: int, steps: float) -> bool:
+    """Whether a step has a train row: the first has, each `log_every`-th, and others evenly between these. steps: of
+    the whole run, infinite where they are not known."""
+    rows = rows_an_interval(log_every, steps)
+    return step == 1 or step * rows // log_every > (step - 1) * rows // log_every
 
 
 class Keeping(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import Annotated, Literal
 
@@ -183,6 +184,16 @@ class ScheduleConfig(Config):
     warmup_fraction: float | None = Field(None, ge=0, le=1, description=_WARMUP_FRACTION)
     warmup_start: float = Field(0.0, ge=0, le=1, description=_WARMUP_START)
 
+    def remarks(self, steps: int) -> Iterator[str]:
+        """What of it a run of so many steps is too short for."""
+        warmup = self.warmup_steps or 0
+        if warmup >= steps and self.warmup_start < 1:
+            share = self.warmup_start + (1 - self.warmup_start) * steps / warmup
+            yield (
+                f"schedule.warmup_steps={warmup}: the run has {steps} steps, in which the learning rate only rises, "
+                f"to {share:.2g} of optimizer.lr"
+            )
+
 
 @component("schedule", "linear", builder="lmtool.training.schedules:build_linear")
 class LinearConfig(ScheduleConfig):
@@ -249,3 +260,12 @@ class WsdConfig(ScheduleConfig):
         "linear", description="The way down: a straight line, or 1 - the root of the share of it that is done."
     )
     final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
+
+    def remarks(self, steps: int) -> Iterator[str]:
+        yield from super().remarks(steps)
+        warmup = self.warmup_steps if self.warmup_steps is not None else round((self.warmup_fraction or 0) * steps)
+        if warmup < steps < warmup + (self.decay_steps or 0):
+            yield (
+                f"schedule.decay_steps={self.decay_steps}: the run has {steps} steps, of which the {steps - warmup} "
+                "after the warm-up are the way down"
+            )

@@ -24,7 +24,7 @@ from lmtool.nn.regions import regions_by
 from lmtool.nn.stack import recompute_layers
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.alike import require_alike
-from lmtool.training.budgets import Budget
+from lmtool.training.budgets import Budget, has_row
 from lmtool.training.compiling import compiled
 from lmtool.training.engines import engine_for
 from lmtool.training.group import ALONE, Group
@@ -108,7 +108,7 @@ def train(
             norm = apply_gradients(optimizer, scaler, list(named.values()), settings.optimizer.clip_norm)
             health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
 
-            logs = step == 1 or step % settings.log_every == 0
+            logs = has_row(step, settings.log_every, total)
             if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time
                 health.check(data, step, outcome.loss, norm)
             progress.step, progress.cursor, progress.epoch = step, data.cursor, data.epoch

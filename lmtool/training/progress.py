@@ -20,11 +20,11 @@ class TrainingSettings:
     seed: of dropout here; data and weights carry their own use of it. device: auto, cpu, cuda or cuda:N. precision:
     auto, fp32, bf16 or fp16. max_*: budgets, whichever comes first, at least one; max_minutes counts loading and
     stepping, not evaluating and saving; max_flops needs flops_per_token (forward and backward). log_every,
-    evaluate_every, checkpoint_every: in steps; evaluate_every None: a tenth of the run; checkpoint_every None: with
-    each evaluation. keep: newest checkpoints that stay beside the best, or "all"; keep_every: steps between those that
-    are saved, and stay, whatever keep is. patience: evaluations without a better `metric` before the run ends, None:
-    never. gradient_checkpointing: layers are recomputed in the backward. compiles: see compiling.py. parallel: how
-    several processes train the model. metric: a key of what `evaluate` returns;
+    evaluate_every, checkpoint_every: in steps; log_every: at most (`budgets.has_row`); evaluate_every None: a tenth of
+    the run; checkpoint_every None: with each evaluation. keep: newest checkpoints that stay beside the best, or "all";
+    keep_every: steps between those that are saved, and stay, whatever keep is. patience: evaluations without a better
+    `metric` before the run ends, None: never. gradient_checkpointing: layers are recomputed in the backward. compiles:
+    see compiling.py. parallel: how several processes train the model. metric: a key of what `evaluate` returns;
     greater_is_better: its direction; chooses: whether it says which checkpoint is the best, else the last one is.
     uninformed_loss: what reading nothing loses; many times as much is an explosion (health.py).
     """

@@ -85,6 +85,35 @@ def test_wrong_words(words: list[str], said: str, place: Path, capsys: pytest.Ca
     assert said in capsys.readouterr().err and not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        ([], {"ends": "after 10,000 steps (max_steps)", "epochs": "13.7 over about 1.5 M tokens"}),
+        (["experiment=bert_base"], {"tokens": "42.6 G", "epochs": "28,400 over about 1.5 M tokens"}),
+        (
+            ["data=text", "data.path=text.txt", "max_epochs=2", "max_tokens=100000"],
+            {"steps": "9 of 2,048 tokens", "ends": "after 2 epochs (max_epochs) before max_tokens=100 k"},
+        ),
+    ],
+)
+def test_epochs_of_text_are_estimated_from_its_bytes(
+    words: list[str], rows: dict[str, str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "text.txt").write_text("y" * 4 * 9000)
+    out = printed(["plan", "pretrain", "model=bert_tiny", *words], capsys)
+    for name, text in rows.items():
+        assert re.search(rf"^{name} +{re.escape(text)} *$", out, re.MULTILINE), out
+
+
+def test_a_pass_of_unknown_length_is_no_budget_to_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "pretrain", "model=bert_tiny", "data=mixture", "data.members=[text,pydocs]", "max_epochs=2"]
+    words += ["data.with.text.path=text.txt"]
+    assert cli.main(words) == 2
+    assert "max_epochs=2 cannot be planned" in capsys.readouterr().err
+    out = printed([*words, "max_steps=50"], capsys)
+    assert "after 50 steps (max_steps)" in out and "max_epochs=2 is left out here" in out and "\nepochs" not in out
+
+
 def test_steps_are_measured_in_no_folder(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

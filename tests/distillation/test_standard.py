@@ -165,7 +165,7 @@ def test_the_plan_counts_a_teacher(place, monkeypatch, capsys):
     with torch.device("meta"):
         learner, _ = assemble(alone, None)
     facts = {"steps_per_epoch": 5, "tokens_per_epoch": 400, "mean_length": 8.0}
-    (with_teacher, _), (without, _) = (plan_of(each, learner, facts, precision) for each in (config, alone))
+    with_teacher, without = (plan_of(each, learner, facts, precision) for each in (config, alone))
     # The teacher has the student's sizes: a third of the work of a step, and its weights once.
     assert with_teacher.flops_per_token == pytest.approx(without.flops_per_token * 4 / 3)
     count = sum(tensor.numel() for tensor in learner.parameters())

@@ -62,7 +62,7 @@ def plan_of_steps() -> RunPlan:
 
 
 def screens(output: Output) -> None:
-    planned = plan_of_steps()
+    planned = replace(plan_of_steps(), budgets={"max_steps": 1000}, ends_by="max_steps", epochs=3.4)
     start_screen(
         output,
         command="pretrain",
@@ -73,7 +73,6 @@ def screens(output: Output) -> None:
         plan=planned,
         baseline=BASELINE,
         machine={"device": "cpu", "precision": "bf16"},
-        epochs=3.4,
         resumed_step=400,
     )
     result = {

@@ -65,6 +65,29 @@ def test_what_does_not_fit_says_what_would():
     assert dict(plan_rows(replace(room, room_bytes=10**10)))["fits"].startswith("yes: ")
 
 
+@pytest.mark.parametrize(
+    ("budgets", "ends_by", "text"),
+    [
+        ({"max_steps": 6000}, "max_steps", "after 6,000 steps (max_steps)"),
+        ({"max_epochs": 1.0}, "max_epochs", "after 1 epoch (max_epochs)"),
+        (
+            {"max_steps": 10_000, "max_tokens": 10**8},
+            "max_steps",
+            "after 10,000 steps (max_steps) before max_tokens=100 M",
+        ),
+        (
+            {"max_minutes": 9.0, "max_steps": 6000},
+            "max_minutes",
+            "after 9 minutes (max_minutes), by the estimate before max_steps=6,000",
+        ),
+        ({"max_flops": 5e12}, "max_flops", "after 5 TFLOP (max_flops)"),
+    ],
+)
+def test_what_ends_it_is_said(budgets: dict[str, float], ends_by: str, text: str) -> None:
+    rows = dict(plan_rows(replace(plan_with(), budgets=budgets, ends_by=ends_by)))
+    assert rows["ends"] == text and "epochs" not in rows
+
+
 def test_without_a_rate_the_time_is_unknown():
     plan = plan_with()
     assert plan.seconds is None and dict(plan_rows(plan))["time"] == "unknown"

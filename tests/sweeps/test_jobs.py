@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lmtool import cli
 from lmtool.config import hydra_plugins
@@ -17,6 +18,7 @@ from lmtool.errors import Diverged, Stopped, UserError
 from lmtool.sweeps import table
 from lmtool.sweeps.folders import folder_name
 from lmtool.sweeps.job import perform
+from lmtool.sweeps.launching import Launch
 
 
 @pytest.fixture
@@ -153,6 +155,8 @@ def test_a_long_setting_has_a_name_that_a_disk_takes() -> None:
             ]
         ),
         (["hydra/launcher=joblib", "hydra.launcher.n_job=2"], "n_job"),
+        (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size=0: a number of jobs, 1 or more"),
+        (["hydra.sweeper.params.seed=1"], "values to sweep over stand in YAML under this key"),
         (["hydra/sweeper=optuna", "hydra.sweeper.custom_search_space=os.system"], "is never imported"),
         pytest.param(
             ["hydra/launcher=submitit_local", "hydra.launcher.nodes=2"], "only one node", marks=pytest.mark.slow
@@ -186,6 +190,33 @@ def test_configurations_of_all_jobs(seen: list[Any], capsys: pytest.CaptureFixtu
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1", "--cfg", "job"]) == 0
     shown = capsys.readouterr().out
     assert "seed: 0" in shown and "seed: 1" in shown and seen == [] and not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [
+        (["hydra.sweeper.max_batch_size=1"], [1, 2, 3]),
+        (["hydra/sweeper=optuna", "hydra.sweeper.n_jobs=2", "hydra.sweeper.sampler.seed=1"], 2),
+        (["hydra/sweeper=optuna", "hydra.sweeper.storage=sqlite:///here.db", "hydra.sweep.dir=there"], 2),
+    ],
+)
+def test_configurations_are_printed_whatever_chooses_the_jobs(
+    words: list[str], seeds: list[int] | int, seen: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=1,2,3", *words, "--cfg", "job"]) == 0
+    printed = [config["seed"] for config in yaml.safe_load_all(capsys.readouterr().out)]
+    assert printed == seeds if isinstance(seeds, list) else len(printed) == seeds and set(printed) <= {1, 2, 3}
+    assert seen == [] and list(Path().iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_summary")
+def test_a_launcher_gets_no_more_jobs_at_a_time_than_were_asked_for(
+    seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, launch = [], Launch._launch
+    monkeypatch.setattr(Launch, "_launch", lambda self, left: sizes.append(len(left)) or launch(self, left))
+    assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=5,6,7", "hydra.sweeper.max_batch_size=2"]) == 0
+    assert sizes == [2, 1] and [config.seed for _, config, _ in seen] == [5, 6, 7]
 
 
 def test_secrets_typed_for_a_sweep_are_masked(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,29 +260,34 @@ def test_a_launcher_that_is_not_installed_leaves_nothing(seen: list[Any], capsys
 @pytest.mark.parametrize(
     ("section", "says"),
     [
-        ("launcher: {_target_: os.system}", "hydra.launcher._target_=os.system: a name in a configuration is never"),
-        ("sweeper: {_target_: os.system}", "hydra.sweeper._target_=os.system: a name in a configuration is never"),
-        (
-            "callbacks: {mine: {_target_: pathlib.Path.touch, self: pwned}}",
-            "hydra.callbacks.mine._target_=pathlib.Path.touch: a name in a configuration is never",
-        ),
-        (
-            "launcher: {_target_: hydra._internal.core_plugins.basic_sweeper.BasicSweeper, n: 1}",
-            "the configuration does not compose",
-        ),
+        ("hydra: {launcher: {_target_: os.system}}", "hydra.launcher._target_"),
+        ("hydra: {sweeper: {params: {seed: '0,1'}, _target_: os.system}}", "hydra.sweeper._target_"),
+        ("hydra: {callbacks: {mine: {_target_: pathlib.Path.touch}}}", "hydra.callbacks.mine._target_"),
+        ("hydra: {job: {chdir: true}}", "hydra.job.chdir"),
+        ("hydra: {launcher: {n_jobs: 2}}", "hydra.launcher.n_jobs"),
+        ("hydra: true", "hydra"),
+        ("defaults: [{override /hydra/launcher: joblib}]", "hydra/launcher"),
     ],
 )
-def test_yaml_names_nothing_that_is_imported(
-    section: str, says: str, seen: list[Any], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("words", [["-m", "seed=0,1"], ["--cfg", "job"]])
+def test_a_yaml_has_nothing_of_hydras_that_is_not_read(
+    section: str, says: str, words: list[str], seen: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path("mine/experiment")
     folder.mkdir(parents=True)
-    (folder / "odd.yaml").write_text(f"# @package _global_\nhydra: {{{section}}}\n")
-    typed = ["pretrain", "-m", "model=bert_tiny", "seed=0,1", "--config-dir", "mine", "experiment=odd"]
-    assert cli.main(typed) == 2
+    (folder / "odd.yaml").write_text(f"# @package _global_\n{section}\n")
+    assert cli.main(["pretrain", "model=bert_tiny", *words, "--config-dir", "mine", "experiment=odd"]) == 2
     error = capsys.readouterr().err
-    assert says in error and "hint: " in error and "Traceback" not in error
+    assert f"odd.yaml: {says} is not read from a YAML" in error and "hint: take it out" in error
     assert seen == [] and [path.name for path in Path().iterdir()] == ["mine"]
+
+
+def test_a_class_that_is_typed_is_not_imported(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["pretrain", "-m", "model=bert_tiny", "seed=0,1"]
+    for key in ("hydra.launcher._target_", "hydra.sweeper._target_"):
+        assert cli.main([*words, f"{key}=os.system"]) == 2
+        assert f"{key}=os.system: a name in a configuration is never imported" in capsys.readouterr().err
+    assert seen == [] and list(Path().iterdir()) == []
 
 
 def test_other_launchers_can_send_a_job_to_another_process() -> None:

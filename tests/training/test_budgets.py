@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lmtool.training.budgets import (
     MEASURED_STEPS,
     MOST_STEPS,
     Budget,
+    has_row,
     steps_of_epochs,
 )
 from lmtool.training.configs import LinearConfig
@@ -226,3 +228,18 @@ def test_a_horizon_in_minutes_counts_the_phases_that_were_not_measured() -> None
     resumed = PhasedFake()
     Budget(settings(max_steps=None, max_minutes=1), resumed).horizon(Progress(total_steps=240, horizon="max_minutes"))
     assert resumed.fixed == (240, "max_minutes")
+
+
+@pytest.mark.parametrize(
+    ("log_every", "steps", "count"),
+    [(10, 7, 7), (10, 50, 50), (10, 120, 60), (500, 6000, 60), (997, 40_000, 80), (10, 5000, 500), (100, 1000, 50)],
+)
+def test_a_run_has_fifty_rows_or_one_of_each_step(log_every: int, steps: int, count: int) -> None:
+    logged = [step for step in range(1, steps + 1) if has_row(step, log_every, steps)]
+    assert abs(len(logged) - count) <= 1 and logged[0] == 1
+    assert set(range(log_every, steps + 1, log_every)) <= {*logged}
+    assert len({after - before for before, after in itertools.pairwise(logged[1:])}) <= 2  # evenly
+
+
+def test_until_the_end_is_known_rows_come_as_asked_for() -> None:
+    assert [step for step in range(1, 31) if has_row(step, 10, math.inf)] == [1, 10, 20, 30]

@@ -124,7 +124,7 @@ def test_rows_say_what_the_contract_says(tmp_path: Path) -> None:
     result, _ = go(tmp_path / "run", max_steps=7, log_every=3, evaluate_every=5)
     logged = rows(tmp_path / "run")
     train_steps = [row["step"] for row in logged if row["split"] == "train"]
-    assert train_steps == [1, 3, 6, 7] and [row["step"] for row in logged if row["split"] == "validation"] == [5, 7]
+    assert train_steps == [*range(1, 8)] and [row["step"] for row in logged if row["split"] == "validation"] == [5, 7]
     keys = {"loss", "loss_word", "loss_kind", "loss_small", "learning_rate", "grad_norm", "tokens", "tokens_per_second"}
     assert keys <= logged[0].keys()
     first = logged[0]
@@ -162,6 +162,27 @@ def test_a_run_that_goes_on_is_bitwise_the_uninterrupted_one(tmp_path: Path, sto
     for (name, tensor), other in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(tensor, other), name
     assert train_rows(rows(tmp_path / "run")) == train_rows(rows(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("budget", [{"max_steps": 110}, {"max_steps": None, "max_tokens": 6000}])
+def test_a_curve_has_fifty_points_even_of_a_run_that_was_stopped(tmp_path: Path, budget: dict[str, Any]) -> None:
+    every = {**budget, "log_every": 1000, "evaluate_every": 1000, "checkpoint_every": 50}
+    result, _ = go(tmp_path / "whole", **every)
+
+    class Torn(Exception):
+        """Stands for a crash."""
+
+    class Breaking(FakeLearner):
+        def on_step(self, step: int) -> None:
+            if step == 60:
+                raise Torn
+
+    with pytest.raises(Torn):
+        go(tmp_path / "run", learner=Breaking(), **every)
+    go(tmp_path / "run", **every)
+    logged = train_rows(rows(tmp_path / "whole"))
+    assert 50 <= len(logged) <= 80 <= result.steps
+    assert train_rows(rows(tmp_path / "run")) == logged
 
 
 def test_dropout_is_of_the_step_not_of_the_past(tmp_path: Path) -> None:

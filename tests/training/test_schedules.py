@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from lmtool.training.configs import (
     InverseSqrtConfig,
     LinearConfig,
     PolynomialConfig,
+    ScheduleConfig,
     WsdConfig,
 )
 
@@ -84,6 +86,24 @@ def test_a_power_of_what_is_left() -> None:
 def test_the_warm_up_may_start_higher() -> None:
     assert factors(LinearConfig(warmup_steps=4, warmup_start=0.5), 12, range(1, 5)) == [0.625, 0.75, 0.875, 1.0]
     assert factors(ConstantConfig(warmup_steps=2, warmup_start=1.0), 4, range(1, 5)) == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "says"),
+    [
+        (LinearConfig(warmup_steps=999_999), 2, "warmup_steps=999999: the run has 2 steps, in which .* to 2e-06 of"),
+        (LinearConfig(warmup_steps=4, warmup_start=0.5), 2, "to 0.75 of optimizer.lr"),
+        (LinearConfig(warmup_steps=4), 5, None),
+        (InverseSqrtConfig(warmup_steps=10_000, warmup_start=1.0), 2, None),
+        (WsdConfig(warmup_steps=2, decay_steps=9), 10, "decay_steps=9: the run has 10 steps, of which the 8 after"),
+        (WsdConfig(warmup_fraction=0.5, decay_steps=9), 10, "of which the 5 after"),
+        (WsdConfig(warmup_steps=2, decay_steps=8), 10, None),
+        (WsdConfig(warmup_steps=20, decay_steps=8), 10, "only rises"),
+    ],
+)
+def test_a_run_that_is_too_short_for_its_schedule(schedule: ScheduleConfig, steps: int, says: str | None) -> None:
+    remarks = list(schedule.remarks(steps))
+    assert len(remarks) == (says is not None) and (says is None or re.search(says, remarks[0]))
 
 
 def test_the_transformers_schedule() -> None:

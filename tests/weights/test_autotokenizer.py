@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from lmtool.commands import configs as configs  # the families enter themselves into the tables
 from lmtool.config.tables import build, builder_module, lookup
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig

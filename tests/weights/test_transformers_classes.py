@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import lmtool
 from lmtool import cli
-from lmtool.commands import configs as configs  # what there is enters itself into the tables
 from lmtool.config.tables import Choice, build, builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.heads.lm import lm_head, masked_lm_head

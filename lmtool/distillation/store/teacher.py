@@ -182,7 +182,7 @@ class Passes:
         if math.isinf(steps) and math.isinf(epochs):
             raise UserError(
                 "distill.store= needs to know how much is read: every epoch has other examples",
-                "give max_steps= or max_epochs=",
+                "give max_steps= or max_epochs=, beside another budget or in its place",
             )
         in_epoch = reading.loader.steps_in_epoch(0)
         steps = min(steps, math.ceil(epochs * in_epoch)) if epochs < 1 else steps

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.tables import build
@@ -82,6 +82,14 @@ class TaskConfig(Config):
         lt=1,
         description="Dropout before the head's output layer. Null: the model's.",
     )
+
+    @field_validator("validation", "test")
+    @classmethod
+    def _held_out(cls, splits: tuple[str, ...]) -> tuple[str, ...]:
+        learned = next((split for split in splits if split.lower() == "train"), None)
+        if learned is not None:
+            raise ValueError(f"{learned} is what is learned from; leave it out, and name splits that are held out")
+        return splits
 
     def learner(self, *arguments: Any) -> Any:
         """The learner of this task: `arguments` are backbone, tokenizer and seed."""
