@@ -56,6 +56,11 @@ def options(group: str, config_dirs: Sequence[Path] = ()) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+def is_path_like(value: str) -> bool:
+    """Whether a value is written as a file or a folder is, and no option of a group."""
+    return "/" in value or bool(Path(value).suffix) or value in (".", "..")
+
+
 def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path | None:
     """The file of an option. As in Hydra, the first folder that has it wins."""
     for folder in folders(config_dirs):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from lmtool.config import groups, words
+from lmtool.config import aliases, groups, words
+from lmtool.config.aliases import Meaning
 from lmtool.config.auto import chosen_class
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest, nearest_keys
@@ -61,7 +64,7 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     named = words.options(field)
     single = named and isinstance(value, str)
     allowed = words.one_of(named) if single else words.allowed_item(field) if "[" in key else words.allowed(field)
-    close = nearest(value, named) if single else None
+    close = aliases.of_value(key.split("[")[0], value) or (nearest(value, named) if single else None)
     hint = f"did you mean {close if '[' in key else f'{key}={close}'}?" if close else None
     if isinstance(value, bool) and "[" in key:
         whole = key.split("[")[0]
@@ -129,13 +132,29 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
 def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None, form: str = "") -> Problem:
     """A name that its group does not have. form: how the choice is typed, where that is not `key`."""
     offered = names(group) if offered is None else offered
-    close = nearest(given, offered)
     typed = form or key
+    close = aliases.of_value(group, given) or _inside(given, offered) or nearest(given, offered)
     hint = f"did you mean {typed}={close}?" if close else f"`lmtool list {group}` prints them with a line each"
     homes = [other for other in groups.all_groups() if other != group and given in groups.options(other)]
     if homes and not close:
         hint = f"{given} is an option of {homes[0]}: `lmtool show {homes[0]}={given}` says how it is used"
+    elif group in _PUBLISHED and (published := _PUBLISHED[group](given)) is not None:
+        hint = f"{hint.removesuffix('?')}, or {published}?" if close else f"did you mean {published}?"
     return Problem(key, f"{typed}={given} is not one of {', '.join(offered)}", hint)
+
+
+def _inside(given: str, offered: Sequence[str]) -> str | None:
+    """The option that is the last part of a name of several parts: `glue/sst2`."""
+    last = re.split("[/:]", given)[-1]
+    return last if last != given and last in offered else None
+
+
+# What the hub has in the place of an option, by its group, where a name may be one of the hub.
+_PUBLISHED: dict[str, Callable[[str], str | None]] = {
+    "model": lambda given: f"checkpoint=hf://{given}" if "-" in given or "/" in given else None,
+    "data": lambda given: f"data=hub data.hub={given}" if "/" in given else None,
+    "task": lambda given: f"task=custom task.kind=classification task.hub={given}" if "/" in given else None,
+}
 
 
 def _unknown(command: type[Config], data: dict[str, Any], key: str, value: Any) -> Iterator[Problem]:
@@ -144,17 +163,50 @@ def _unknown(command: type[Config], data: dict[str, Any], key: str, value: Any) 
         for name, item in value.items():
             yield from _unknown(command, data, f"{key}.{name}", item)
         return
-    yield unknown_key(key, value, known_keys(command, data), command)
+    yield unknown_key(key, value, command, data)
 
 
-def unknown_key(key: str, value: Any, known: list[str], command: type[Config]) -> Problem:
-    """The problem of a key nobody reads, with the nearest right ones."""
-    shown = f"={value}" if isinstance(value, bool | int | float | str) else ""
-    shown = shown.lower() if isinstance(value, bool) else shown
-    near = nearest_keys(key, known)
-    meant = " or ".join(f"{key_name}{shown}" for key_name in near)
-    hint = f"did you mean {meant}?" if near else _elsewhere(key, command)
-    return Problem(key, f"unknown key {key}", hint, meant=tuple(near))
+def unknown_key(key: str, value: Any, command: type[Config], data: dict[str, Any]) -> Problem:
+    """The problem of a key nobody reads, with what other tools mean by it, else the nearest right ones. value: plain
+    data; None: unknown."""
+    meant = meant_by(key, value, command, data)
+    return Problem(key, f"unknown key {key}", meant.hint or _elsewhere(key, command), meant=tuple(name for name, _ in meant.pairs))
+
+
+def meant_by(key: str, value: Any, command: type[Config], data: dict[str, Any]) -> Meaning:
+    """What to type in the place of an unknown key: by its meaning in other tools; else the keys spelled most like it,
+    those that take the value. No words and no hint where nothing is like it."""
+    known = known_fields(command, data)
+    every = {**known_fields(command, {}), **known}
+    meaning = aliases.meaning(key, value, every.__contains__)
+    if meaning is not None:
+        wrong = [name for name, text in meaning.pairs if not _has_option(name, text) and not _takes_text(every[name], text)]
+        if not wrong or value is None:
+            return meaning
+        explained = f"list {wrong[0]}" if wrong[0] in groups.all_groups() else f"show {wrong[0]}"
+        return Meaning(meaning.words, f"here it is {wrong[0]}=; `lmtool {explained}` says what it takes")
+    near = nearest_keys(key, list(known))
+    values = {name: aliases.of_value(name, value) or value for name in near}
+    typed = {name: shlex.quote(f"{name}={aliases.shown(values[name])}") for name in near}
+    fitting = [typed[name] for name in near if any(field and _takes(field, values[name]) for field in known[name])]
+    if near and not fitting:
+        fitting = near if value is None else [f"{near[0]}=... (`lmtool show {near[0]}`)"]
+    return Meaning(tuple(f"{name}=" for name in near), f"did you mean {' or '.join(fitting)}?" if fitting else "")
+
+
+def _has_option(group: str, name: str) -> bool:
+    """Whether a group has an option; of files and folders, whether it could be one."""
+    return name == "null" or name in groups.options(group) or (group in ("data", "task") and groups.is_path_like(name))
+
+
+def _takes_text(fields: Sequence[FieldInfo | None], text: str) -> bool:
+    """Whether one of the fields allows the value that is typed so."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    number = _number(value) if isinstance(value, str) else None
+    return any(field is not None and _takes(field, value if number is None else number) for field in fields)
 
 
 def _elsewhere(key: str, command: type[Config]) -> str:
@@ -176,20 +228,26 @@ def _elsewhere(key: str, command: type[Config]) -> str:
 def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
     """Every dotted key that may be typed, given the components chosen in `data`; of a section without a known choice,
     the keys of all its components."""
-    known = [*getattr(command, "overlays", ())]
-    known += _keys(command, "", data)
-    return list(dict.fromkeys(known))
+    return list(known_fields(command, data))
 
 
-def _keys(config: type[Config], above: str, value: Any) -> Iterator[str]:
+def known_fields(command: type[Config], data: dict[str, Any]) -> dict[str, list[FieldInfo | None]]:
+    """Every key of `known_keys` with its fields, one of each component that has it; None of what only groups others."""
+    known: dict[str, list[FieldInfo | None]] = {key: [None] for key in getattr(command, "overlays", ())}
+    for key, field in _fields(command, "", data):
+        known.setdefault(key, []).append(field)
+    return known
+
+
+def _fields(config: type[Config], above: str, value: Any) -> Iterator[tuple[str, FieldInfo | None]]:
     for name, field in config.model_fields.items():
-        yield f"{above}{name}"
+        yield f"{above}{name}", field
         inside = value.get(name) if isinstance(value, dict) else None
         for entry in entries(several.group) if (several := several_of(field)) is not None else ():
-            yield f"{above}{name}.{entry.name}"
-            yield from _keys(entry.config, f"{above}{name}.{entry.name}.", None)
+            yield f"{above}{name}.{entry.name}", None
+            yield from _fields(entry.config, f"{above}{name}.{entry.name}.", None)
         for config_class in _classes(field, inside):
-            yield from _keys(config_class, f"{above}{name}.", inside)
+            yield from _fields(config_class, f"{above}{name}.", inside)
 
 
 def _classes(field: FieldInfo, value: Any) -> list[type[Config]]:
