@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from lmtool.commands.configs import COMMANDS
 from lmtool.commands.list import about
-from lmtool.config import groups, plugins, tables, words, yaml_files
+from lmtool.config import aliases, groups, plugins, tables, words, yaml_files
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest_keys
 from lmtool.config.problems import choice_of, section_class
@@ -74,7 +74,9 @@ def _show_key(asked: str, places: list[ShownField]) -> None:
     matching = [place for place in places if place.key == asked]
     below = sorted({place.key for place in places if place.key.startswith(asked + ".")})
     if not matching and not below:
-        near = nearest_keys(asked, sorted({place.key for place in places}))
+        known = sorted({place.key for place in places})
+        meaning = aliases.meaning(asked, None, {*known, *tables.groups()}.__contains__)
+        near = nearest_keys(asked, known) if meaning is None else [key for key, _ in meaning.pairs][-1:]
         hint = f"did you mean {' or '.join(f'lmtool show {key}' for key in near)}?" if near else "lmtool list"
         if not near and asked.split(".")[0] in tables.groups():
             hint = f"lmtool show {asked.split('.')[0]}"

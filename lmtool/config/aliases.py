@@ -256,6 +256,7 @@ FLAGS: dict[str, str] = {
     "--run": "leave it out: `lmtool pretrain` and its like run",
     "--hydra-help": "lmtool --help",
     # Usual ones
+    "--plugins": "did you mean --plugin {}?",
     "-v": "lmtool --version; --debug shows tracebacks",
     "--verbose": "--debug shows tracebacks",
 }
@@ -266,10 +267,12 @@ _OVERRIDES = re.compile(r"[a-z][\w.]*=\S+( [a-z][\w.]*=\S+)*")
 
 @dataclass(frozen=True)
 class Meaning:
-    """words: the overrides that say it here; none where lmtool has no key for it. hint: what is said to the user."""
+    """words: the overrides that say it here; none where lmtool has no key for it. hint: what is said to the user.
+    of_another_tool: it is in the table, not only spelled like a key."""
 
     words: tuple[str, ...]
     hint: str
+    of_another_tool: bool = False
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
@@ -289,10 +292,10 @@ def meaning(key: str, value: Any, has: Callable[[str], bool]) -> Meaning | None:
         keys = keys_in(form)
         if not is_overrides(form):
             if free and (not keys or any(map(has, keys))):
-                return Meaning((), form.replace("{}", shown(value)))
+                return Meaning((), form.replace("{}", shown(value)), True)
         elif (free or keys[-1].rpartition(".")[0] == section) and all(map(has, keys)):
             words = tuple(filled(word, value) for word in form.split(" "))
-            return Meaning(words, f"did you mean {shlex.join(words)}?")
+            return Meaning(words, f"did you mean {shlex.join(words)}?", True)
     return None
 
 

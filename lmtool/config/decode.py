@@ -54,7 +54,8 @@ def decode(
         for key in clean.keys() - command.model_fields
         for name, _ in wording.meant_by(key, clean[key], command, clean).pairs
     }
-    unreadable = "checkpoint" in {*(problem.key for problem in earlier), *misspelt}
+    spoken_of = {key for problem in earlier for key in (problem.key, *problem.meant)}
+    unreadable = "checkpoint" in spoken_of | misspelt
     clean, unresolved, left = resolve(
         command, clean, checkpoint_config, unreadable, next(iter((teachers or {}).values()), None)
     )

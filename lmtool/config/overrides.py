@@ -8,23 +8,27 @@ Texts with characters that Hydra's grammar has no place for (`data.path=café.tx
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, Sweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
 
-from lmtool.config import groups, problems, tables, yaml_files
+from lmtool.config import aliases, groups, problems, tables, yaml_files
 from lmtool.config.nearest import nearest
 from lmtool.errors import Problem
 
 LONGEST_KEY = 200
 """Bytes of a key; Hydra looks for it among the names of files, which have 255 at most."""
-_KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+# org/name, or a name with a dash, which no option has.
+_OF_THE_HUB = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*|[A-Za-z]\w*(-\w+)+")
+_WORDS = "a word is KEY=VALUE, and a text of several words is quoted; `lmtool COMMAND --help` prints the keys"
 # Outside quotes Hydra's lexer knows neither letters beyond ASCII nor these signs, so they mean nothing but themselves.
 _UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
 # What a sweep reads of Hydra's own configuration.
@@ -60,6 +64,16 @@ class Offers:
     primary: dict[str, str | None]
     several: frozenset[str] = frozenset()
     """Groups of which a run may have any number of options: GROUP=[ONE,TWO]."""
+    keys: frozenset[str] = frozenset()
+    """The command's keys beside the groups, those within sections left out."""
+
+    def has(self, key: str) -> bool:
+        """Whether the command has a key; of a section, whether one of its components has it."""
+        section, _, name = key.partition(".")
+        if not name:
+            return section in self.keys or section in self.primary
+        inside = [entry.config for entry in tables.entries(section)] if section in self.primary else []
+        return any(name.partition(".")[0] in config.model_fields for config in inside)
 
 
 def read(
@@ -85,9 +99,7 @@ def read(
             typed.problems.append(Problem(key, message, "`lmtool show KEY` explains a key"))
             continue
         if "=" not in text and sign != "~":
-            named = f"{text}=VALUE" if _KEY.fullmatch(text) else f"KEY={text}, such as checkpoint={text}"
-            hint = "flags begin with two dashes: `lmtool --help`" if text.startswith("-") else f"write {named}"
-            typed.problems.append(Problem(key, f"{text} is no override", hint))
+            typed.problems.append(_without_key(text, offers))
             continue
         value = text.partition("=")[2]
         if sign != "~" and key not in offers.groups and values.setdefault(key, value) != value:
@@ -104,6 +116,39 @@ def read(
             both = f"{first}={values[first]} and {second}={values[second]}"
             typed.problems.append(Problem(second, f"{both}: one of them counts", "keep one of them"))
     return typed
+
+
+def _without_key(text: str, offers: Offers) -> Problem:
+    """The problem of a word without `=`: an option of a group, a key without its value, a file, a slip of these."""
+    message = f"{text} is no override"
+    if text.startswith("-"):
+        return Problem(text, message, "flags begin with two dashes: `lmtool --help`")
+    # A sweep is of many runs.
+    sections = [group for group in offers.primary if group != "sweep"]
+    words = [f"{group}={text}" for group in sections if text in offers.groups.get(group, ())]
+    if not words and offers.has(text):
+        words = [f"{text}=VALUE"]
+    if not words and (meaning := aliases.meaning(text, None, offers.has)) is not None:
+        return Problem(text, message, meaning.hint, tuple(key for key, _ in meaning.pairs))
+    if not words:
+        group_of = {option: group for group in reversed(sections) for option in offers.groups.get(group, ())}
+        close = nearest(text, [*offers.keys, *group_of])
+        words = [f"{group_of[close]}={close}" if close in group_of else f"{close}=VALUE"] if close else []
+    if not words and text.partition(".")[0] not in offers.primary:
+        words = [word for word in _as_paths(text) if offers.has(word.partition("=")[0])][:1]
+    hint = f"write {' or '.join(words)}" if words else _WORDS
+    return Problem(text, message, hint, tuple(word.partition("=")[0] for word in words))
+
+
+def _as_paths(text: str) -> Iterator[str]:
+    """What a word may be that is written like a file, a folder or a model of the hub, the likeliest first."""
+    here = os.path.exists(text)
+    if not here and not groups.is_path_only(text) and _OF_THE_HUB.fullmatch(text):
+        yield f"checkpoint=hf://{text}"
+    elif here or groups.is_path_like(text):
+        inside = [os.path.exists(os.path.join(text, name)) for name in ("checkpoints", "config.json")]
+        weights = any(inside) or "://" in text or text.startswith("runs/")
+        yield from (f"{key}={text}" for key in (("checkpoint",) if weights else ("task", "data", "checkpoint")))
 
 
 def key_of(text: str) -> str:
@@ -185,7 +230,17 @@ def _written(value: Any) -> str:
 def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: bool, typed: Typed) -> None:
     group, text = key.partition("@")[0], str(override.input_line)
     value = text.partition("=")[2]
-    nested, names = key.replace(".", "/"), _names(override)
+    nested = key.replace(".", "/")
+    if _has_pattern(override.value()):
+        options = _matching(override.value(), offers.groups.get(nested, ())) if multirun else []
+        if not options:
+            typed.problems.append(_of_pattern(key, value, nested in offers.groups, multirun))
+            return
+        # A pattern stands for the options that it matches, in their order.
+        group, value = nested, ",".join(options)
+        text = f"{group}={value}"
+        override = OverridesParser.create().parse_override(text)
+    names = _names(override)
     if "." in key and nested in offers.groups and names and all(isinstance(name, str) for name in names):
         # A choice within a section may be typed like a value of it.
         group, text = nested, f"{nested}={value}"
@@ -208,6 +263,29 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
     else:
         typed.sweeps = typed.sweeps or override.is_sweep_override()
         typed.values.append(f"++{key}={value}")
+
+
+def _has_pattern(value: Any) -> bool:
+    """Whether a value is a pattern of options (`glob(bert*)`), or holds one."""
+    values = value.list if isinstance(value, ChoiceSweep) else value
+    return isinstance(value, Glob) or (isinstance(values, list) and any(isinstance(part, Glob) for part in values))
+
+
+def _matching(value: Any, options: Sequence[str]) -> list[str]:
+    """The options that a pattern stands for; none for one among other values."""
+    return list(value.filter(list(options))) if isinstance(value, Glob) else []
+
+
+def _of_pattern(key: str, value: str, is_group: bool, multirun: bool) -> Problem:
+    """The problem of a pattern that stands for nothing."""
+    if not is_group:
+        hint = "write the values out, with commas; quoted, it is text: " + shlex.quote(f'{key}="{value}"')
+        return Problem(key, f"{key}={value}: a pattern of options, and {key} is no group", hint)
+    if not multirun:
+        hint = f"add -m to run each of those that it matches: -m {shlex.quote(f'{key}={value}')}"
+        return Problem(key, f"{key}={value}: a pattern of several options for one run", hint)
+    hint = f"one pattern, without other values; `lmtool list {key}` prints the options"
+    return Problem(key, f"{key}={value}: matches no option of {key}", hint)
 
 
 def _sweeps_inside(value: Any) -> bool:
@@ -335,7 +413,8 @@ def offers(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[st
     offered = groups.all_options(config_dirs)
     for name, options in extra.items():
         offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
-    defaults = yaml_files.read(primary).get("defaults", [])
+    written = yaml_files.read(primary)
+    defaults = written.get("defaults", [])
     has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
     several = frozenset(group for group in tables.groups() if any(entry.config.many for entry in tables.entries(group)))
-    return Offers(offered, has, several)
+    return Offers(offered, has, several, frozenset(written) - {"defaults"})

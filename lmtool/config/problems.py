@@ -7,6 +7,7 @@ import re
 import shlex
 import types
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
@@ -170,7 +171,9 @@ def unknown_key(key: str, value: Any, command: type[Config], data: dict[str, Any
     """The problem of a key nobody reads, with what other tools mean by it, else the nearest right ones. value: plain
     data; None: unknown."""
     meant = meant_by(key, value, command, data)
-    return Problem(key, f"unknown key {key}", meant.hint or _elsewhere(key, command), meant=tuple(name for name, _ in meant.pairs))
+    return Problem(
+        key, f"unknown key {key}", meant.hint or _elsewhere(key, command), meant=tuple(name for name, _ in meant.pairs)
+    )
 
 
 def meant_by(key: str, value: Any, command: type[Config], data: dict[str, Any]) -> Meaning:
@@ -180,18 +183,28 @@ def meant_by(key: str, value: Any, command: type[Config], data: dict[str, Any]) 
     every = {**known_fields(command, {}), **known}
     meaning = aliases.meaning(key, value, every.__contains__)
     if meaning is not None:
-        wrong = [name for name, text in meaning.pairs if not _has_option(name, text) and not _takes_text(every[name], text)]
+        wrong = [
+            name for name, text in meaning.pairs if not _has_option(name, text) and not _takes_text(every[name], text)
+        ]
         if not wrong or value is None:
             return meaning
         explained = f"list {wrong[0]}" if wrong[0] in groups.all_groups() else f"show {wrong[0]}"
-        return Meaning(meaning.words, f"here it is {wrong[0]}=; `lmtool {explained}` says what it takes")
+        return replace(meaning, hint=f"here it is {wrong[0]}=; `lmtool {explained}` says what it takes")
     near = nearest_keys(key, list(known))
     values = {name: aliases.of_value(name, value) or value for name in near}
     typed = {name: shlex.quote(f"{name}={aliases.shown(values[name])}") for name in near}
-    fitting = [typed[name] for name in near if any(field and _takes(field, values[name]) for field in known[name])]
-    if near and not fitting:
-        fitting = near if value is None else [f"{near[0]}=... (`lmtool show {near[0]}`)"]
-    return Meaning(tuple(f"{name}=" for name in near), f"did you mean {' or '.join(fitting)}?" if fitting else "")
+    fitting = [typed[name] for name in near if any(_may_take(field, values[name]) for field in known[name])]
+    hint = f"did you mean {' or '.join(fitting if value is not None else near)}?"
+    if near and value is not None and not fitting:
+        hint = f"did you mean {near[0]}? `lmtool show {near[0]}` says what it takes"
+    return Meaning(tuple(f"{name}=" for name in near), hint if near else "")
+
+
+def _may_take(field: FieldInfo | None, value: Any) -> bool:
+    """Whether a field allows a value; a section by a name, which may be an option of the user's own."""
+    if field is None or choice_of(field) is not None:
+        return isinstance(value, str)
+    return _takes(field, value)
 
 
 def _has_option(group: str, name: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.checkpoint import no_run
 from lmtool.errors import UserError
 from lmtool.runs.files import lines_of
 
@@ -53,7 +54,7 @@ def read_run(run_dir: str | Path) -> RunFiles:
     """Read what is there. UserError where the folder holds no run at all."""
     folder = Path(run_dir)
     if not folder.is_dir():
-        raise UserError(f"no run folder at {folder}", "give a folder that a training command made, such as runs/latest")
+        raise no_run(folder)
     run = RunFiles(folder)
     known = [name for name in ("config.yaml", "result.json", "metrics.jsonl") if (folder / name).is_file()]
     if not known:
