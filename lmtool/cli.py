@@ -144,7 +144,7 @@ def _of_a_run(command: str, arguments: Arguments) -> int:
         return _status(profile.run(config, verb, asked))
     if isinstance(asked, PlanKeys):
         return _status(plan.run(config, verb, asked))
-    return _status(fetch.run(config, verb, arguments.rest))
+    return _status(fetch.run(config, verb, arguments.words(verb)))
 
 
 def _configured(verb: str, arguments: Arguments) -> int:
@@ -278,12 +278,13 @@ def _forms(verb: str) -> dict[str, Any]:
 
 
 def _saved(verb: str, path: Path) -> tuple[dict[str, Any], list[Problem]]:
-    from lmtool.config import saved
+    from lmtool.config import plugins, saved
 
     data = saved.read(path)
     command = data.get("command", verb)
     if command != verb:
-        raise UserError(f"{path}: saved by lmtool {command}", f"lmtool {command} --config {path}")
+        hint = plugins.command_line(str(command), "--config", str(path))
+        raise UserError(f"{path}: saved by lmtool {command}", hint)
     return saved.body(data), []
 
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 import lmtool
 from lmtool.commands.configs import ExportConfig
 from lmtool.commands.export_tuned import export_tuned, head_to_export
-from lmtool.commands.opening import words
 from lmtool.commands.roundtrip import compare_texts
 from lmtool.commands.trained import classifies, has_segments, read_trained
 from lmtool.commands.vectors_text import export_vectors
+from lmtool.config.plugins import command_line
 from lmtool.data.configs import FORMATS
 from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
@@ -130,7 +130,7 @@ def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], expo
     facts = {
         "architecture": f"{export.architecture} ({saved['model']['name']})",
         "parameters": f"{sum(tensor.numel() for tensor in export.tensors.values()):,}",
-        "made by": words(["lmtool", "export", f"checkpoint={checkpoint}"]) + f" (lmtool {lmtool.__version__})",
+        "made by": command_line("export", f"checkpoint={checkpoint}") + f" (lmtool {lmtool.__version__})",
         "checkpoint": weights.folder.name,
         "sha256 of its weights": sha256(path) if path.is_file() else None,
         "trained by": f"lmtool {saved['command']}" if saved.get("command") else None,

@@ -14,13 +14,14 @@ from lmtool.commands.configs import FinetuneConfig
 from lmtool.commands.distilling import distilled
 from lmtool.commands.forgetting import measured_before, require_measurable
 from lmtool.commands.labelled import LabelledData, data_to_learn
-from lmtool.commands.opening import open_run, words
+from lmtool.commands.opening import open_run
 from lmtool.commands.planning import require_memory
 from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.screens import told_again
 from lmtool.commands.starting import base_of, earlier_weights, require_fit, saved_tokenizer, start_weights
 from lmtool.commands.teacher_texts import with_texts
 from lmtool.commands.training import fit
+from lmtool.config.plugins import command_line
 from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
@@ -124,6 +125,6 @@ def _next(folder: str, tasks: Mapping[str, TaskData]) -> list[str]:
     named = [f"task={name}"] if len(tasks) > 1 else []
     asked = {1: ["text=..."], 2: ["text=...", "pair=..."]}.get(len(first.config.reads), ["input=FILE"])
     return [
-        words(["lmtool", "predict", f"checkpoint={folder}", *named, *asked]),
-        words(["lmtool", "evaluate", f"checkpoint={folder}"]),
+        command_line("predict", f"checkpoint={folder}", *named, *asked),
+        command_line("evaluate", f"checkpoint={folder}"),
     ]

@@ -7,12 +7,13 @@ lineage.json   {"checkpoints": [{"checkpoint": "runs/a", "step": 100, "command":
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmtool.commands.opening import OpenRun, words
+from lmtool.commands.opening import OpenRun
 from lmtool.commands.starting import starts_from
 from lmtool.commands.trunks import Trunk
 from lmtool.config.checkpoint import MODEL, find, read_config, read_json, read_manifest, read_state
@@ -76,7 +77,7 @@ def _command(folder: Path) -> str:
     with suppress(OSError, ValueError, TypeError, LookupError):
         argv = json.loads((folder.parents[1] / "environment.json").read_text(encoding="utf-8"))["arguments"]
         if len(argv) > 1:
-            return masked(words(["lmtool", *map(str, argv[1:])]))
+            return masked(shlex.join(["lmtool", *map(str, argv[1:])]))
     with suppress(UserError):
         return f"lmtool {read_config(folder).get('command', '')}".strip()
     return "lmtool"

@@ -8,7 +8,7 @@ from typing import Any
 from lmtool.commands.branches import begin_branch
 from lmtool.commands.configs import PretrainConfig
 from lmtool.commands.distilling import distilled
-from lmtool.commands.opening import open_run, words
+from lmtool.commands.opening import open_run
 from lmtool.commands.planning import require_memory
 from lmtool.commands.provenance import contents_of, require_same_data
 from lmtool.commands.reading import phases_of
@@ -16,6 +16,7 @@ from lmtool.commands.screens import told_again
 from lmtool.commands.starting import require_fit, saved_tokenizer, start_weights, with_tasks
 from lmtool.commands.texts import text_of, tokenized_facts
 from lmtool.commands.training import fit
+from lmtool.config.plugins import command_line
 from lmtool.data.configs import DataConfig
 from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.split import SplitData
@@ -96,12 +97,12 @@ def _beginning(held_out: SplitData, tokenizer: Tokenizer) -> str:
 
 def _next(folder: str, tokenizer: Tokenizer, learner: BaseLearner, beginning: str) -> list[str]:
     """What may be typed next. beginning: of a text."""
-    finetune = words(["lmtool", "finetune", "task=pydocs", f"checkpoint={folder}"])
+    finetune = command_line("finetune", "task=pydocs", f"checkpoint={folder}")
     if type(learner).respond is BaseLearner.respond:  # it answers no texts
         return [finetune]
     mask = tokenizer.roles.get("mask") if hasattr(learner, "logits_at") else None  # what fills masks
     prompt = beginning if mask is None else f"{beginning} {tokenizer.pieces([mask])[0]}"
     return [
         finetune,
-        words(["lmtool", "predict", f"checkpoint={folder}", f"text={prompt}"]),
+        command_line("predict", f"checkpoint={folder}", f"text={prompt}"),
     ]

@@ -18,11 +18,12 @@ from lmtool.commands.forgetting import Forgetting
 from lmtool.commands.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.commands.lane_rules import reads_lanes
 from lmtool.commands.lineage import as_fact, lineage_of
-from lmtool.commands.opening import OpenRun, words
+from lmtool.commands.opening import OpenRun
 from lmtool.commands.provenance import Contents, extras, require_same_teachers, require_unchanged, teachers_of
 from lmtool.commands.rates import rates
 from lmtool.commands.reading import Reads, planned, realised
 from lmtool.config.checkpoint import MODEL
+from lmtool.config.plugins import command_line
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.data.sources import OnStage
@@ -290,6 +291,6 @@ def best_weights(opened: OpenRun, training: TrainingResult, learner: nn.Module, 
     try:
         weights = read_weights(training.best)
     except UserError as error:
-        resume = words(["lmtool", "resume", str(opened.folder.path)])
+        resume = command_line("resume", str(opened.folder.path))
         raise UserError(error.message, f"{resume} sets it aside and ends with the best of the others") from error
     load_weights(learner, weights, training.best, in_base)

@@ -232,7 +232,10 @@ VALUES: dict[str, dict[str, str]] = {
         "transformer_lm_gpt2_small": "gpt", "roberta_base": "roberta", "bert_base": "bert", "bart_base": "bart",
     },
     # peft.PeftType
-    "tuning": {"prompt_tuning": "prompt", "prefix_tuning": "prefix", "p_tuning": "ptuning", "none": "full"},
+    "tuning": {
+        "prompt_tuning": "prompt", "prefix_tuning": "prefix", "p_tuning": "ptuning", "lora": "lora", "ia3": "ia3",
+        "none": "full",
+    },
     # The modules that transformers' families call by these names
     "tuning.projections": {
         "query": "q_proj", "key": "k_proj", "value": "v_proj", "o_proj": "out_proj", "q": "q_proj", "k": "k_proj",
@@ -297,6 +300,11 @@ def meaning(key: str, value: Any, has: Callable[[str], bool]) -> Meaning | None:
             words = tuple(filled(word, value) for word in form.split(" "))
             return Meaning(words, f"did you mean {shlex.join(words)}?", True)
     return None
+
+
+def has_meaning(key: str) -> bool:
+    """Whether a key, or the last part of it, is a word of the table."""
+    return key.rpartition(".")[2] in FORMS
 
 
 def of_value(key: str, value: object) -> str | None:

@@ -8,27 +8,23 @@ Texts with characters that Hydra's grammar has no place for (`data.path=café.tx
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
 
-from lmtool.config import aliases, groups, problems, tables, yaml_files
+from lmtool.config import problems
 from lmtool.config.nearest import nearest
+from lmtool.config.offers import Offers, without_key
 from lmtool.errors import Problem
 
 LONGEST_KEY = 200
 """Bytes of a key; Hydra looks for it among the names of files, which have 255 at most."""
-# org/name, or a name with a dash, which no option has.
-_OF_THE_HUB = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*|[A-Za-z]\w*(-\w+)+")
-_WORDS = "a word is KEY=VALUE, and a text of several words is quoted; `lmtool COMMAND --help` prints the keys"
 # Outside quotes Hydra's lexer knows neither letters beyond ASCII nor these signs, so they mean nothing but themselves.
 _UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
 # What a sweep reads of Hydra's own configuration.
@@ -56,26 +52,6 @@ class Typed:
         return [*self.choices, *self.values, *self.hydra]
 
 
-@dataclass(frozen=True)
-class Offers:
-    """What may be chosen: option names by group, and the groups of the command with the options they begin with."""
-
-    groups: dict[str, tuple[str, ...]]
-    primary: dict[str, str | None]
-    several: frozenset[str] = frozenset()
-    """Groups of which a run may have any number of options: GROUP=[ONE,TWO]."""
-    keys: frozenset[str] = frozenset()
-    """The command's keys beside the groups, those within sections left out."""
-
-    def has(self, key: str) -> bool:
-        """Whether the command has a key; of a section, whether one of its components has it."""
-        section, _, name = key.partition(".")
-        if not name:
-            return section in self.keys or section in self.primary
-        inside = [entry.config for entry in tables.entries(section)] if section in self.primary else []
-        return any(name.partition(".")[0] in config.model_fields for config in inside)
-
-
 def read(
     overrides: Sequence[str],
     offers: Offers,
@@ -99,7 +75,7 @@ def read(
             typed.problems.append(Problem(key, message, "`lmtool show KEY` explains a key"))
             continue
         if "=" not in text and sign != "~":
-            typed.problems.append(_without_key(text, offers))
+            typed.problems.append(without_key(text, offers))
             continue
         value = text.partition("=")[2]
         if sign != "~" and key not in offers.groups and values.setdefault(key, value) != value:
@@ -116,39 +92,6 @@ def read(
             both = f"{first}={values[first]} and {second}={values[second]}"
             typed.problems.append(Problem(second, f"{both}: one of them counts", "keep one of them"))
     return typed
-
-
-def _without_key(text: str, offers: Offers) -> Problem:
-    """The problem of a word without `=`: an option of a group, a key without its value, a file, a slip of these."""
-    message = f"{text} is no override"
-    if text.startswith("-"):
-        return Problem(text, message, "flags begin with two dashes: `lmtool --help`")
-    # A sweep is of many runs.
-    sections = [group for group in offers.primary if group != "sweep"]
-    words = [f"{group}={text}" for group in sections if text in offers.groups.get(group, ())]
-    if not words and offers.has(text):
-        words = [f"{text}=VALUE"]
-    if not words and (meaning := aliases.meaning(text, None, offers.has)) is not None:
-        return Problem(text, message, meaning.hint, tuple(key for key, _ in meaning.pairs))
-    if not words:
-        group_of = {option: group for group in reversed(sections) for option in offers.groups.get(group, ())}
-        close = nearest(text, [*offers.keys, *group_of])
-        words = [f"{group_of[close]}={close}" if close in group_of else f"{close}=VALUE"] if close else []
-    if not words and text.partition(".")[0] not in offers.primary:
-        words = [word for word in _as_paths(text) if offers.has(word.partition("=")[0])][:1]
-    hint = f"write {' or '.join(words)}" if words else _WORDS
-    return Problem(text, message, hint, tuple(word.partition("=")[0] for word in words))
-
-
-def _as_paths(text: str) -> Iterator[str]:
-    """What a word may be that is written like a file, a folder or a model of the hub, the likeliest first."""
-    here = os.path.exists(text)
-    if not here and not groups.is_path_only(text) and _OF_THE_HUB.fullmatch(text):
-        yield f"checkpoint=hf://{text}"
-    elif here or groups.is_path_like(text):
-        inside = [os.path.exists(os.path.join(text, name)) for name in ("checkpoints", "config.json")]
-        weights = any(inside) or "://" in text or text.startswith("runs/")
-        yield from (f"{key}={text}" for key in (("checkpoint",) if weights else ("task", "data", "checkpoint")))
 
 
 def key_of(text: str) -> str:
@@ -406,15 +349,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value
-
-
-def offers(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> Offers:
-    """What may be chosen with a primary file: the YAML of all folders, and `extra` options (of plugins) by group."""
-    offered = groups.all_options(config_dirs)
-    for name, options in extra.items():
-        offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
-    written = yaml_files.read(primary)
-    defaults = written.get("defaults", [])
-    has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
-    several = frozenset(group for group in tables.groups() if any(entry.config.many for entry in tables.entries(group)))
-    return Offers(offered, has, several, frozenset(written) - {"defaults"})

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -24,6 +24,8 @@ from lmtool.config.tables import groups as components
 from lmtool.errors import Problem
 
 _ABSENT = object()
+Fields = Mapping[str, Sequence[FieldInfo | None]]
+"""The fields of keys, one of each component that has the key; None of what only groups others."""
 
 
 def from_pydantic(command: type[Config], data: dict[str, Any], errors: list[Any]) -> list[Problem]:
@@ -180,16 +182,11 @@ def meant_by(key: str, value: Any, command: type[Config], data: dict[str, Any]) 
     """What to type in the place of an unknown key: by its meaning in other tools; else the keys spelled most like it,
     those that take the value. No words and no hint where nothing is like it."""
     known = known_fields(command, data)
-    every = {**known_fields(command, {}), **known}
-    meaning = aliases.meaning(key, value, every.__contains__)
-    if meaning is not None:
-        wrong = [
-            name for name, text in meaning.pairs if not _has_option(name, text) and not _takes_text(every[name], text)
-        ]
-        if not wrong or value is None:
-            return meaning
-        explained = f"list {wrong[0]}" if wrong[0] in groups.all_groups() else f"show {wrong[0]}"
-        return replace(meaning, hint=f"here it is {wrong[0]}=; `lmtool {explained}` says what it takes")
+    if aliases.has_meaning(key):
+        every = {**known_fields(command, {}), **known}
+        meaning = aliases.meaning(key, value, known.__contains__) or aliases.meaning(key, value, every.__contains__)
+        if meaning is not None:
+            return replace(meaning, hint=_fitting_hint(meaning, value, command, known, every))
     near = nearest_keys(key, list(known))
     values = {name: aliases.of_value(name, value) or value for name in near}
     typed = {name: shlex.quote(f"{name}={aliases.shown(values[name])}") for name in near}
@@ -198,6 +195,19 @@ def meant_by(key: str, value: Any, command: type[Config], data: dict[str, Any]) 
     if near and value is not None and not fitting:
         hint = f"did you mean {near[0]}? `lmtool show {near[0]}` says what it takes"
     return Meaning(tuple(f"{name}=" for name in near), hint if near else "")
+
+
+def _fitting_hint(meaning: Meaning, value: Any, command: type[Config], known: Container[str], every: Fields) -> str:
+    """The hint of a meaning: without the value where the key does not take it, and with the component to choose where
+    the chosen one does not have the key. known: keys that there are with what is chosen. every: fields by key."""
+    chosen = {name for name, _ in meaning.pairs if name in components()}
+    for name, text in meaning.pairs:
+        if value is not None and not _has_option(name, text) and not _takes_text(every[name], text):
+            explained = f"list {name}" if name in groups.all_groups() else f"show {name}"
+            return f"here it is {name}=; `lmtool {explained}` says what it takes"
+        if name not in known and name.partition(".")[0] not in chosen:
+            return f"{meaning.hint} {_elsewhere(name, command)}"
+    return meaning.hint
 
 
 def _may_take(field: FieldInfo | None, value: Any) -> bool:
@@ -232,7 +242,7 @@ def _elsewhere(key: str, command: type[Config]) -> str:
         return f"this command reads no {section}"
     if choice is None:
         return "`lmtool list` prints the groups, `lmtool show KEY` explains a key"
-    having = [entry.name for entry in entries(choice.group) if name in entry.config.model_fields]
+    having = [entry.name for entry in entries(choice.group) if name.partition(".")[0] in entry.config.model_fields]
     if having:
         return f"{section}={having[0]} has {name}"
     return f"`lmtool show {section}` prints the keys of {section}"
@@ -245,7 +255,7 @@ def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
 
 
 def known_fields(command: type[Config], data: dict[str, Any]) -> dict[str, list[FieldInfo | None]]:
-    """Every key of `known_keys` with its fields, one of each component that has it; None of what only groups others."""
+    """Every key of `known_keys` with its fields, see `Fields`."""
     known: dict[str, list[FieldInfo | None]] = {key: [None] for key in getattr(command, "overlays", ())}
     for key, field in _fields(command, "", data):
         known.setdefault(key, []).append(field)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from lmtool.config import yaml_files
 from lmtool.config.checkpoint import no_run
 from lmtool.errors import UserError
 from lmtool.runs.files import lines_of
@@ -43,6 +47,15 @@ class RunFiles:
         """{"name", "metric", "value"} as facts.json has it, {} where it has none."""
         baseline = self.facts.get("baseline")
         return baseline if isinstance(baseline, dict) else {}
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """The plugins that the run was started with."""
+        config = None
+        with suppress(yaml.YAMLError):
+            config = yaml_files.load(self.config)
+        named = config.get("plugins") if isinstance(config, dict) else None
+        return tuple(map(str, named)) if isinstance(named, list) else ()
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of facts.json, {} where there is none."""

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from lmtool.config import compose
-from lmtool.config.overrides import Offers, as_values, read
+from lmtool.config.offers import Offers
+from lmtool.config.overrides import as_values, read
 from lmtool.sweeps.jobs import jobs_of
 
 OFFERS = Offers(
