@@ -78,10 +78,10 @@ def without_key(text: str, offers: Offers) -> Problem:
 
 def _as_paths(text: str) -> Iterator[str]:
     """What a word may be that is written like a file, a folder or a model of the hub, the likeliest first."""
-    here = os.path.exists(text)
-    if not here and not groups.is_path_only(text) and _OF_THE_HUB.fullmatch(text):
+    here, run = os.path.exists(text), text.startswith("runs/")
+    if not here and not run and not groups.is_path_only(text) and _OF_THE_HUB.fullmatch(text):
         yield f"checkpoint=hf://{text}"
     elif here or groups.is_path_like(text):
         inside = [os.path.exists(os.path.join(text, name)) for name in ("checkpoints", "config.json")]
-        weights = any(inside) or "://" in text or text.startswith("runs/")
+        weights = run or any(inside) or "://" in text
         yield from (f"{key}={text}" for key in (("checkpoint",) if weights else ("task", "data", "checkpoint")))

@@ -53,7 +53,7 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
     elif error["type"] == "choice_unknown":
         yield unknown_choice(context["group"], f"{key}.{context['key']}", context["given"])
     elif error["type"] in ("value_error", "assertion_error"):
-        yield Problem(key, f"{key}: {context.get('error', error['msg'])}", f"lmtool show {key}")
+        yield _refused(command, data, key, str(context.get("error", error["msg"])))
     elif field is None and error["type"].startswith("model_"):
         hint = f"write {key}.KEY=VALUE; `lmtool show {key}` prints the keys"
         yield Problem(key, f"{key}: given {words.given(value)}; a section of keys stands here", hint)
@@ -61,6 +61,21 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
         yield Problem(key, f"{key}: {error['msg']}")
     else:
         yield _not_allowed(key, field, value)
+
+
+def _refused(command: type[Config], data: dict[str, Any], key: str, text: str) -> Problem:
+    """What a section's class says of its values, with its keys as they are typed: `sharing=` is objective.sharing=."""
+    known = known_keys(command, data)
+
+    def typed(match: re.Match[str]) -> str:
+        sections = (f"{key}.", f"{key.rpartition('.')[0]}.")
+        return next((f"{section}{match[0]}" for section in sections if section + match[1] in known), match[0])
+
+    message, *advice = re.split("[;:] (?=give )", re.sub(r"(?<![\w.=])([\w.]+)=", typed, text), maxsplit=1)
+    named = [key] if key else [name for name in aliases.keys_in(message) if name in known]
+    message = message if not key or message.startswith((f"{key}.", f"{key}=")) else f"{key}: {message}"
+    explained = f"`lmtool show {named[0]}` explains it" if named else None
+    return Problem(key, message, advice[0] if advice else explained)
 
 
 def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:

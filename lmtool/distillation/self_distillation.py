@@ -36,7 +36,7 @@ class SelfDistillation(Distilled):
         if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
             raise UserError(
                 "distill=self: the tuning method has heads read several layers, and an exit ends behind one",
-                "give tuning.features=last, another tuning=, or distill=none",
+                "give tuning.layers=last, another tuning=, or distill=none",
             )
         self.exits = exits_of(student)
         self.soft = Soft(SoftConfig(temperature=config.temperature), student, None)
