@@ -65,7 +65,8 @@ def parse(words: Sequence[str]) -> Arguments:
         else:
             follows = value if equals else next((word for word in left[:1] if not _OVERRIDE.match(word)), "")
             raise UserError(
-                f"unknown flag {flag}; there are -m, {', '.join(FLAGS)}", guesses.flag(flag, follows, FLAGS)
+                f"unknown flag {flag}; there are -m, {', '.join(FLAGS)}",
+                guesses.flag(flag, follows, next((word for word in words if word in VERBS), ""), FLAGS),
             )
     return arguments
 

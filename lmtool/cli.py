@@ -123,16 +123,17 @@ def _of_a_run(command: str, arguments: Arguments) -> int:
         raise UserError(f"-m: lmtool {command} does not sweep", f"-m goes with {', '.join(SWEPT)}")
     keys = OF_COMMANDS.get(command)
     own = [word for word in arguments.rest if keys is not None and keys.has(word)]
-    named = [word for word in arguments.rest if "=" not in word]
-    if len(named) > 1 or (named and named[0] not in SWEEPABLE):
-        close = nearest(named[0], (*SWEEPABLE, *(LOOKS if command == "inspect" else ())))
+    first = next((word for word in arguments.rest if "=" not in word), None)
+    if first is not None and first not in SWEEPABLE:
+        close = nearest(first, (*SWEEPABLE, *(LOOKS if command == "inspect" else ())))
         does = {"fetch": "fetches for", "plan": "plans", "profile": "runs a few steps of"}.get(command, "looks into")
-        message = f"{command} {' '.join(named)}: {does} pretrain or finetune"
-        hint = f"did you mean lmtool {command} {close}?" if close else f"lmtool {command} pretrain"
-        raise UserError(message, hint)
+        if close or first in VERBS:
+            hint = f"did you mean lmtool {command} {close}?" if close else f"lmtool {command} pretrain"
+            raise UserError(f"{command} {first}: {does} pretrain or finetune", hint)
+        first = None  # a word without a key, which is judged with the others
     typed_task = any(word.startswith(("task=", "task.")) for word in arguments.rest)
-    verb = named[0] if named else ("finetune" if typed_task else "pretrain")
-    arguments.rest = [word for word in arguments.rest if word not in (*own, *named)]
+    verb = first or ("finetune" if typed_task else "pretrain")
+    arguments.rest = [word for word in arguments.rest if word not in (*own, first)]
     asked = None if keys is None else keys.of(own)
     config = configuration(verb, arguments, running=command == "profile" and not arguments.cfg)
     if arguments.cfg:
@@ -145,7 +146,7 @@ def _of_a_run(command: str, arguments: Arguments) -> int:
         return _status(profile.run(config, verb, asked))
     if isinstance(asked, PlanKeys):
         return _status(plan.run(config, verb, asked))
-    return _status(fetch.run(config, verb, arguments.rest))
+    return _status(fetch.run(config, verb, arguments.words(verb)))
 
 
 def _configured(verb: str, arguments: Arguments) -> int:
@@ -279,12 +280,13 @@ def _forms(verb: str) -> dict[str, Any]:
 
 
 def _saved(verb: str, path: Path) -> tuple[dict[str, Any], list[Problem]]:
-    from lmtool.config import saved
+    from lmtool.config import plugins, saved
 
     data = saved.read(path)
     command = data.get("command", verb)
     if command != verb:
-        raise UserError(f"{path}: saved by lmtool {command}", f"lmtool {command} --config {path}")
+        hint = plugins.command_line(str(command), "--config", str(path))
+        raise UserError(f"{path}: saved by lmtool {command}", hint)
     return saved.body(data), []
 
 

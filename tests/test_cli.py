@@ -15,6 +15,7 @@ import yaml
 
 from lmtool import cli, manual
 from lmtool.config import compose
+from lmtool.config.problems import known_keys
 from lmtool.errors import CheckFailed, Diverged, Stopped
 from lmtool.manifest import write_manifest
 from lmtool.runs.identity import BUDGETS
@@ -444,6 +445,12 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert "model.name " not in shown
     assert cli.main(["list", "task"]) == 0
     assert re.search(r"^  mnli +MNLI: .* \(Williams et al\. 2018; GLUE\)\.$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_show_explains_every_key_that_a_hint_may_send_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = {key for verb in COMMANDS for key in known_keys(COMMANDS[verb], {})} - {"experiment", "debug", "sweep"}
+    assert cli.main(["show", *sorted(keys)]) == 0
+    assert "  takes:   an empty list" in capsys.readouterr().out
 
 
 def test_own_yaml_comes_from_a_config_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmtool import __version__, arguments, cli, guesses, manual
+from lmtool.config import aliases
 
 # What is typed, and what the hint (or, of an exit status 0, the output) must hold.
 ANSWERS = [
@@ -21,11 +22,24 @@ ANSWERS = [
     ("pretrain --model bert", 2, "write model=bert"),
     ("pretrain --model=bert", 2, "write model=bert"),
     ("pretrain --optimizer.lr 1e-3 seed=1", 2, "write optimizer.lr=1e-3"),
-    ("finetune --learning-rate", 2, "write learning_rate=VALUE"),
-    ("finetune --model_name_or_path x", 2, "checkpoint=hf://org/name"),
+    ("finetune --learning-rate", 2, "did you mean optimizer.lr=VALUE?"),
+    ("finetune --model_name_or_path x", 2, "did you mean checkpoint=hf://x?"),
+    ("pretrain --fp16", 2, "did you mean precision=fp16?"),
+    ("predict --batch-size 3", 2, "batch_tokens= is the size here"),
+    ("export --output-dir x", 2, "did you mean output=x?"),
+    ("pretrain --zebra x", 2, "`lmtool --help` prints the flags"),
+    ("pretrain -cd conf", 2, "did you mean --config-dir conf?"),
+    ("pretrain -cn tiny", 2, "experiment=tiny chooses a composed one"),
     ("pretrain --info", 2, "lmtool doctor"),
     ("pretrain --cfg job --resolve", 2, "leave it out"),
-    ("list models", 2, "did you mean lmtool list model?"),
+    ("list models tuning/schedules datas", 0, "gradual_unfreezing"),
+    ("list schedulers", 2, "did you mean lmtool list schedule?"),
+    ("objectives", 2, "did you mean lmtool list objective?"),
+    ("show learning_rate", 2, "did you mean lmtool show optimizer.lr?"),
+    ("finetune task=sst2", 2, "give checkpoint=hf://google-bert/bert-base-uncased"),
+    ("plan evaluate", 2, "lmtool plan pretrain"),
+    ("resume runs/none", 2, "`lmtool runs` prints the runs there are"),
+    ("report runs/none", 2, "`lmtool runs` prints the runs there are"),
     ("pretrain --plugin ./my.py", 2, "--plugin my, which"),
     ("pretrain --plugin parts/my.py", 2, "--plugin parts.my, which"),
     ("pretrain --plugin ../other/my.py", 2, "other lmtool ... --plugin my"),
@@ -78,10 +92,68 @@ def test_a_guess_is_answered(
     assert answer in shown, captured.out + captured.err
 
 
+# What is refused, and the same as its hint has it.
+TYPED_AGAIN = [
+    ("pretrain bert", "pretrain model=bert"),
+    ("plan bert", "plan model=bert"),
+    ("finetune sst2", "finetune task=sst2"),
+    ("finetune task=sst2", "finetune task=sst2 model=bert_tiny"),
+    ("tokenizer my.txt", "tokenizer data=my.txt"),
+    ("tokenizer data=my.txt", "tokenizer data=my.txt output=..."),
+    ("finetune model=bert_tiny task=glue/sst2", "finetune model=bert_tiny task=sst2"),
+    ("pretrain model=bert_tiny device=gpu", "pretrain model=bert_tiny device=cuda"),
+    ("plan pretrain model=bert_tiny device=gpu", "plan pretrain model=bert_tiny device=cuda"),
+    ("pretrain model=bert_tiny precision=float16", "pretrain model=bert_tiny precision=fp16"),
+    ("pretrain data=./my.tx", "pretrain data=my.txt"),
+    ("finetune task=./rows.cvs model=bert_tiny", "finetune task=rows.csv model=bert_tiny"),
+    ("resume runs/frist", "resume runs/first"),
+    ("report runs/frist", "report runs/first"),
+    ("pretrain model=bert-base-uncased", "pretrain checkpoint=hf://bert-base-uncased"),
+    ("pretrain model=gpt2", "pretrain model=gpt"),
+    ("pretrain optimizer=adamw_torch", "pretrain optimizer=adamw"),
+    ("pretrain per_device_train_batch_size=32", "pretrain batch_examples=32 batch_tokens=null"),
+    ("pretrain --lr 1e-4", "pretrain optimizer.lr=1e-4"),
+    ("pretrain --num-hidden-layers=4", "pretrain model.num_layers=4"),
+    ("pretrain model=glob(bert_t*)", "pretrain -m model=glob(bert_t*)"),
+    ("generate checkpoint=none prompt=a top_k=5", "generate checkpoint=none prompt=a top_k=5 temperature=1.0"),
+    (
+        "pretrain model=electra_tiny objective=rtd objective.training=two_stage objective.sharing=gdes",
+        "pretrain model=electra_tiny objective=rtd objective.training=two_stage objective.sharing=tied",
+    ),
+]
+
+
+@pytest.mark.parametrize(("typed", "again"), TYPED_AGAIN, ids=[typed for typed, _ in TYPED_AGAIN])
+def test_what_a_hint_says_gets_further(typed: str, again: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = [] if typed.split()[0] in ("resume", "report") else ["--cfg", "job"]
+    assert cli.main([*typed.split(), *job]) == 2
+    new = [word for word in again.split() if word not in typed.split()]
+    refused, hint = next(
+        (message, hint)
+        for message, hint in pairs_of(capsys.readouterr().err)
+        if all(word in hint or word.partition("=")[2] in hint.split("did you mean ")[-1] for word in new)
+    )
+    assert new and hint
+    status = cli.main([*again.replace("...", "folder").split(), *job])
+    after = capsys.readouterr().err
+    assert status in (0, 2) and refused not in [message for message, _ in pairs_of(after)], after
+
+
+def pairs_of(printed: str) -> list[tuple[str, str]]:
+    """Each error that was printed, and its hint."""
+    errors: list[tuple[str, str]] = []
+    for line in printed.splitlines():
+        if line.startswith("error: "):
+            errors.append((line, ""))
+        elif line.startswith("hint: "):
+            errors[-1] = (errors[-1][0], line)
+    return errors
+
+
 def test_words_of_other_tools_name_commands_that_there_are() -> None:
     named = {name for names in guesses._COMMANDS.values() for name in names if not name.startswith("-")}
     assert {name.split()[0] for name in named} <= manual.VERBS.keys()
-    assert not guesses._COMMANDS.keys() & manual.VERBS.keys() and not {*guesses._FLAGS} & {*arguments.FLAGS}
+    assert not guesses._COMMANDS.keys() & manual.VERBS.keys() and not {*aliases.FLAGS} & {*arguments.FLAGS}
 
 
 def test_words_without_a_key_are_checkpoint_and_text(place: Path) -> None:

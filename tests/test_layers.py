@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "manual": {"config"},  # its files, for what a command offers
     "completion": CONFIG | {"commands", "manual", "schema", "data", "runs"},
     "ending": {"errors", "ranks", "terminal", "training"},
-    "guesses": {"config"},  # the nearest name
+    "guesses": {"config", "commands"},  # the nearest name, the keys of a command
     "arguments": {"errors", "guesses", "manual"},
     "cli": {
         "__init__",  # the version

@@ -143,12 +143,19 @@ def test_a_model_an_objective_a_task_and_a_tuning_run_to_the_end(tmp_path: Path)
     rows = "\n".join(f"{line}\t{len(set(line.split()))}.0" for line in lines[:80])
     (tmp_path / "rows.tsv").write_text("text\tlabel\n" + rows + "\n")
     common = "--plugin outsider cache_dir=cache device=cpu precision=fp32 max_steps=4 max_length=24 evaluate_every=2"
-    pretrained, finetuned, evaluated = lmtool(
+    score = "evaluate --plugin outsider checkpoint=runs/second"
+    repeat = "finetune --plugin outsider --config runs/second/config.yaml"
+    pretrained, finetuned, evaluated, report, repeated = lmtool(
         tmp_path,
         f"pretrain {common} model=averager data=text data.path=text.txt batch_tokens=256 name=first",
         f"finetune {common} task=graded task.path=rows.tsv tuning=vectors checkpoint=runs/first name=second",
-        "evaluate --plugin outsider checkpoint=runs/second device=cpu",
+        f"{score} device=cpu",
+        "python from lmtool.reporting.report import repeat_commands; from lmtool.reporting.run_files import read_run; "
+        "print(*repeat_commands(read_run('runs/second')), sep=chr(10))",
+        f"{repeat} --cfg job",
     )
+    # The commands that are printed, at the end and in the report, have what they need to be typed.
+    assert f" lmtool {score}\n" in finetuned[1] and f"lmtool {repeat}\n" in report[1] and repeated[0] == 0
     assert pretrained[0] == 0, pretrained[2]
     assert finetuned[0] == 0, finetuned[2]
     assert evaluated[0] == 0, evaluated[2]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import lmtool
+from lmtool.config.plugins import command_line
 from lmtool.conversion.texts import compare_texts
 from lmtool.conversion.tuned import export_tuned, head_to_export
 from lmtool.conversion.word_vectors import export_vectors
@@ -21,7 +22,6 @@ from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
 from lmtool.schema.run import ExportConfig
 from lmtool.secrets import masked
-from lmtool.session.open_run import words
 from lmtool.session.trained import classifies, has_segments, read_trained
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -140,7 +140,7 @@ def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], expo
     facts = {
         "architecture": f"{export.architecture} ({saved['model']['name']})",
         "parameters": f"{sum(tensor.numel() for tensor in export.tensors.values()):,}",
-        "made by": words(["lmtool", "export", f"checkpoint={checkpoint}"]) + f" (lmtool {lmtool.__version__})",
+        "made by": command_line("export", f"checkpoint={checkpoint}") + f" (lmtool {lmtool.__version__})",
         "checkpoint": weights.folder.name,
         "sha256 of its weights": sha256(path) if path.is_file() else None,
         "trained by": f"lmtool {saved['command']}" if saved.get("command") else None,

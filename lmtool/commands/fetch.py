@@ -44,7 +44,8 @@ class Need:
 
 
 def run(config: TrainingConfig, verb: str, words: Sequence[str]) -> int:
-    """Fetch, and print what was fetched. UserError where something could not be; the rest is fetched all the same."""
+    """Fetch, and print what was fetched. words: the command line of the run, flags included. UserError where something
+    could not be fetched; the rest is fetched all the same."""
     output = Output()
     needs = list({need.name: need for need in needs_of(config, output)}.values())
     if not needs:
@@ -62,7 +63,7 @@ def run(config: TrainingConfig, verb: str, words: Sequence[str]) -> int:
         more = f" ({len(failures)} of {len(needs)} are missing)" if len(needs) > 1 else ""
         raise UserError(f"{failures[0].message}{more}", failures[0].hint)
     typed = [word for word in words if word != "offline=true"]
-    output.line(f" next   {shlex.join(['lmtool', verb, *typed, 'offline=true'])}")
+    output.line(f" next   {shlex.join(['lmtool', *typed, 'offline=true'])}")
     return 0
 
 

@@ -18,7 +18,8 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     """Print the groups, or the options of the named ones. Raises UserError for an unknown group."""
     added = plugins.nodes(config_dirs)
     known = sorted({*groups.all_groups(config_dirs), *(group for group, _ in added)})
-    for asked in arguments:
+    named = [groups.singular(asked, known) for asked in arguments]
+    for asked in named:
         if asked not in known:
             close = nearest(asked, known)
             raise UserError(
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
         for group in known:
             _line(group, ", ".join(_options(group, config_dirs)), max(map(len, known)))
         say("\n`lmtool list GROUP` prints a line each; `lmtool show GROUP=NAME` prints its YAML.")
-    for asked in arguments:
+    for asked in named:
         options = _options(asked, config_dirs)
         for name in options:
             _line(name, about(asked, name, config_dirs), max(map(len, options)))

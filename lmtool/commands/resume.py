@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from lmtool.config import saved
-from lmtool.config.checkpoint import run_folder
+from lmtool.config.checkpoint import no_run, run_folder
 from lmtool.errors import UserError
 from lmtool.ranks import started_together
 from lmtool.resolver.decoding import decoded
@@ -17,6 +17,8 @@ def read(words: list[str]) -> tuple[str, Any]:
     if len(words) != 1 or "=" in words[0]:
         raise UserError(f"{' '.join(['resume', *words])}: give one run folder", "lmtool resume runs/NAME")
     folder = run_folder(words[0])
+    if not (folder / "config.yaml").is_file():
+        raise no_run(folder)
     data = saved.read(folder / "config.yaml")
     verb = data.get("command")
     if verb not in ("pretrain", "finetune"):

@@ -12,10 +12,10 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from lmtool.commands.list import about
-from lmtool.config import groups, plugins, tables, words, yaml_files
+from lmtool.config import aliases, groups, plugins, tables, words, yaml_files
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest_keys
-from lmtool.config.problems import choice_of, section_class
+from lmtool.config.problems import choice_of, section_class, several_of
 from lmtool.errors import UserError
 from lmtool.manual import VERBS
 from lmtool.models import recipes
@@ -70,11 +70,30 @@ def _places(config: type[Config], prefix: str, owner: str, file: Path | None, in
             yield from _places(below, f"{prefix}{name}.", owner, file, f"{inside}{name}.")
 
 
+def _of_its_group(asked: str, places: list[ShownField]) -> str:
+    """A key below a section that is an option of another group (`data.task.labels`) as a key of that group."""
+    for place in places:
+        mark = choice_of(place.field) or several_of(place.field)
+        group = "" if mark is None else mark.group.replace("/", ".")
+        if not group or group == place.key or not asked.startswith(f"{place.key}."):
+            continue
+        rest = asked.removeprefix(place.key)
+        if several_of(place.field) is not None:  # the options have sections by their names
+            rest = "".join(rest.partition(".")[2].partition(".")[1:])
+        return _of_its_group(group + rest, places)
+    return asked
+
+
 def _show_key(asked: str, places: list[ShownField]) -> None:
-    matching = [place for place in places if place.key == asked]
-    below = sorted({place.key for place in places if place.key.startswith(asked + ".")})
+    key = asked if any(place.key == asked for place in places) else _of_its_group(asked, places)
+    matching = [place for place in places if place.key == key]
+    below = sorted({place.key for place in places if place.key.startswith(key + ".")})
+    if not matching and not below and asked in groups.all_groups():
+        raise UserError(f"{asked} is a group, whose options set keys of others", f"lmtool list {asked}")
     if not matching and not below:
-        near = nearest_keys(asked, sorted({place.key for place in places}))
+        known = sorted({place.key for place in places})
+        meaning = aliases.meaning(asked, None, {*known, *tables.groups()}.__contains__)
+        near = nearest_keys(asked, known) if meaning is None else [key for key, _ in meaning.pairs][-1:]
         hint = f"did you mean {' or '.join(f'lmtool show {key}' for key in near)}?" if near else "lmtool list"
         if not near and asked.split(".")[0] in tables.groups():
             hint = f"lmtool show {asked.split('.')[0]}"

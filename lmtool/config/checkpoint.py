@@ -175,16 +175,31 @@ def checkpoint_folder(path: str | Path) -> Path:
 
 def _hint_for(given: Path, typed: str) -> str:
     """What to give in the place of a folder that is not there: a run of nearly this name, or a model of the hub."""
-    with suppress(OSError):
-        beside = [folder.name for folder in given.parent.iterdir() if folder.is_dir()] if given.parent.is_dir() else []
-        close = nearest(given.name, beside)
-        if close is None and (RUNS / given).is_dir():
-            return f"did you mean {RUNS / given}?"
-        if close is not None:
-            return f"did you mean {given.parent / close}?"
+    if (close := _nearest_folder(given)) is not None:
+        return f"did you mean {close}?"
     if _OF_THE_HUB.fullmatch(typed) and not typed.startswith(f"{RUNS}/"):
         return f"a run is runs/NAME; a model of the hub is checkpoint=hf://{typed}"
     return _GIVE
+
+
+def _nearest_folder(path: Path) -> Path | None:
+    """The folder of nearly this name, or the run of this name; None where nothing is like it."""
+    with suppress(OSError):
+        beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
+        close = nearest(path.name, beside)
+        if close is not None and close != path.name:
+            return path.parent / close
+        if (RUNS / path).is_dir():
+            return RUNS / path
+    return None
+
+
+def no_run(folder: Path) -> UserError:
+    """The error for a folder that holds no run."""
+    above = folder.parent.parent if folder.parent.name == "checkpoints" else None
+    close = above or _nearest_folder(folder)
+    listed = f"`lmtool runs{'' if folder.parent in (RUNS, Path()) else f' {folder.parent}'}` prints the runs there are"
+    return UserError(f"{folder}: no run there", f"did you mean {close}?" if close else listed)
 
 
 def best_of(checkpoints: Path) -> Path:

@@ -25,7 +25,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lmtool.config import groups, interpolation, overrides, plugins, sources
 from lmtool.config.nearest import nearest
-from lmtool.config.overrides import Offers, Typed, key_of, offers
+from lmtool.config.offers import Offers, offers_of
+from lmtool.config.overrides import Typed, key_of
 from lmtool.config.tables import entries
 from lmtool.errors import UserError
 
@@ -51,7 +52,7 @@ def what_is_offered(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
                 f"a plugin stores {group}={clash[0]}, which is the name of a YAML", "rename it in the plugin"
             )
         extra[group] = names
-    return offers(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
+    return offers_of(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
 
 
 def _stored(repo: dict[str, Any], above: str = "") -> dict[str, tuple[str, ...]]:

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from lmtool.config import problems as wording
 from lmtool.config.auto import resolve
 from lmtool.config.base import Config
-from lmtool.config.nearest import nearest_keys
 from lmtool.config.rules import broken
 from lmtool.config.tables import Choice, Several
 from lmtool.errors import ConfigError, Problem
@@ -51,9 +50,12 @@ def decode(
     clean = _without_missing(clean, "", missing)
     # A checkpoint that is there, but cannot be read or has its key misspelt, is spoken of already.
     misspelt = {
-        meant for key in clean.keys() - command.model_fields for meant in nearest_keys(key, [*command.model_fields])
+        name
+        for key in clean.keys() - command.model_fields
+        for name, _ in wording.meant_by(key, clean[key], command, clean).pairs
     }
-    unreadable = "checkpoint" in {*(problem.key for problem in earlier), *misspelt}
+    spoken_of = {key for problem in earlier for key in (problem.key, *problem.meant)}
+    unreadable = "checkpoint" in spoken_of | misspelt
     clean, unresolved, left = resolve(
         command, clean, checkpoint_config, unreadable, next(iter((teachers or {}).values()), None)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lmtool.config.nearest import nearest
@@ -54,6 +54,21 @@ def options(group: str, config_dirs: Sequence[Path] = ()) -> tuple[str, ...]:
     """The YAML names of a group, sorted."""
     names = {path.stem for folder in folders(config_dirs) for path in (folder / group).glob("*.yaml")}
     return tuple(sorted(names))
+
+
+def singular(word: str, known: Collection[str]) -> str:
+    """The group whose plural was typed (`models`), else the word."""
+    return next((word.removesuffix(end) for end in ("", "s", "es") if word.removesuffix(end) in known), word)
+
+
+def is_path_like(value: str) -> bool:
+    """Whether a value is written as a file or a folder is, and no option of a group."""
+    return "/" in value or bool(Path(value).suffix) or value in (".", "..")
+
+
+def is_path_only(value: str) -> bool:
+    """Whether a value can be nothing but a path, there or not: it begins like one, or the folder above it is there."""
+    return value.startswith((".", "/", "~")) or ("/" in value and Path(value).parent.is_dir())
 
 
 def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path | None:

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, Sweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
 
-from lmtool.config import groups, problems, tables, yaml_files
+from lmtool.config import problems
 from lmtool.config.nearest import nearest
+from lmtool.config.offers import Offers, without_key
 from lmtool.errors import Problem
 
 GRID = "hydra.sweeper.params"
 """Values to sweep over in YAML, as users of Hydra write them."""
 LONGEST_KEY = 200
 """Bytes of a key; Hydra looks for it among the names of files, which have 255 at most."""
-_KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 # Outside quotes Hydra's lexer knows neither letters beyond ASCII nor these signs, so they mean nothing but themselves.
 _UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
 OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
@@ -54,16 +54,6 @@ class Typed:
         return [*self.choices, *self.values, *self.hydra]
 
 
-@dataclass(frozen=True)
-class Offers:
-    """What may be chosen: option names by group, and the groups of the command with the options they begin with."""
-
-    groups: dict[str, tuple[str, ...]]
-    primary: dict[str, str | None]
-    several: frozenset[str] = frozenset()
-    """Groups of which a run may have any number of options: GROUP=[ONE,TWO]."""
-
-
 def read(
     overrides: Sequence[str],
     offers: Offers,
@@ -87,9 +77,7 @@ def read(
             typed.problems.append(Problem(key, message, "`lmtool show KEY` explains a key"))
             continue
         if "=" not in text and sign != "~":
-            named = f"{text}=VALUE" if _KEY.fullmatch(text) else f"KEY={text}, such as checkpoint={text}"
-            hint = "flags begin with two dashes: `lmtool --help`" if text.startswith("-") else f"write {named}"
-            typed.problems.append(Problem(key, f"{text} is no override", hint))
+            typed.problems.append(without_key(text, offers))
             continue
         value = text.partition("=")[2]
         if sign != "~" and key not in offers.groups and values.setdefault(key, value) != value:
@@ -187,7 +175,17 @@ def _written(value: Any) -> str:
 def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: bool, typed: Typed) -> None:
     group, text = key.partition("@")[0], str(override.input_line)
     value = text.partition("=")[2]
-    nested, names = key.replace(".", "/"), _names(override)
+    nested = key.replace(".", "/")
+    if _has_pattern(override.value()):
+        options = _matching(override.value(), offers.groups.get(nested, ())) if multirun else []
+        if not options:
+            typed.problems.append(_of_pattern(key, value, nested in offers.groups, multirun))
+            return
+        # A pattern stands for the options that it matches, in their order.
+        group, value = nested, ",".join(options)
+        text = f"{group}={value}"
+        override = OverridesParser.create().parse_override(text)
+    names = _names(override)
     if "." in key and nested in offers.groups and names and all(isinstance(name, str) for name in names):
         # A choice within a section may be typed like a value of it.
         group, text = nested, f"{nested}={value}"
@@ -210,6 +208,29 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
     else:
         typed.sweeps = typed.sweeps or override.is_sweep_override()
         typed.values.append(f"++{key}={value}")
+
+
+def _has_pattern(value: Any) -> bool:
+    """Whether a value is a pattern of options (`glob(bert*)`), or holds one."""
+    values = value.list if isinstance(value, ChoiceSweep) else value
+    return isinstance(value, Glob) or (isinstance(values, list) and any(isinstance(part, Glob) for part in values))
+
+
+def _matching(value: Any, options: Sequence[str]) -> list[str]:
+    """The options that a pattern stands for; none for one among other values."""
+    return list(value.filter(list(options))) if isinstance(value, Glob) else []
+
+
+def _of_pattern(key: str, value: str, is_group: bool, multirun: bool) -> Problem:
+    """The problem of a pattern that stands for nothing."""
+    if not is_group:
+        hint = "write the values out, with commas; quoted, it is text: " + shlex.quote(f'{key}="{value}"')
+        return Problem(key, f"{key}={value}: a pattern of options, and {key} is no group", hint)
+    if not multirun:
+        hint = f"add -m to run each of those that it matches: -m {shlex.quote(f'{key}={value}')}"
+        return Problem(key, f"{key}={value}: a pattern of several options for one run", hint)
+    hint = f"one pattern, without other values; `lmtool list {key}` prints the options"
+    return Problem(key, f"{key}={value}: matches no option of {key}", hint)
 
 
 def _sweeps_inside(value: Any) -> bool:
@@ -333,14 +354,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value
-
-
-def offers(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> Offers:
-    """What may be chosen with a primary file: the YAML of all folders, and `extra` options (of plugins) by group."""
-    offered = groups.all_options(config_dirs)
-    for name, options in extra.items():
-        offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
-    defaults = yaml_files.read(primary).get("defaults", [])
-    has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
-    several = frozenset(group for group in tables.groups() if any(entry.config.many for entry in tables.entries(group)))
-    return Offers(offered, has, several)

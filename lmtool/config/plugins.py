@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,13 @@ _typed: tuple[str, ...] = ()
 def typed() -> tuple[str, ...]:
     """The modules that were typed, and are imported."""
     return _typed
+
+
+def command_line(verb: str, *words: str, modules: Sequence[str] | None = None) -> str:
+    """A command line of lmtool as a user would type it, with the plugins that it needs: modules, or where these are not
+    named, those that were typed."""
+    needed = [part for module in (_typed if modules is None else modules) for part in ("--plugin", module)]
+    return shlex.join(["lmtool", verb, *needed, *words])
 
 
 def load(modules: Sequence[str]) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from lmtool.config import groups, words
+from lmtool.config import aliases, groups, words
+from lmtool.config.aliases import Meaning
 from lmtool.config.auto import chosen_class
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest, nearest_keys
@@ -20,6 +24,8 @@ from lmtool.config.tables import groups as components
 from lmtool.errors import Problem
 
 _ABSENT = object()
+Fields = Mapping[str, Sequence[FieldInfo | None]]
+"""The fields of keys, one of each component that has the key; None of what only groups others."""
 
 
 def from_pydantic(command: type[Config], data: dict[str, Any], errors: list[Any]) -> list[Problem]:
@@ -47,7 +53,7 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
     elif error["type"] == "choice_unknown":
         yield unknown_choice(context["group"], f"{key}.{context['key']}", context["given"])
     elif error["type"] in ("value_error", "assertion_error"):
-        yield Problem(key, f"{key}: {context.get('error', error['msg'])}", f"lmtool show {key}")
+        yield _refused(command, data, key, str(context.get("error", error["msg"])))
     elif field is None and error["type"].startswith("model_"):
         hint = f"write {key}.KEY=VALUE; `lmtool show {key}` prints the keys"
         yield Problem(key, f"{key}: given {words.given(value)}; a section of keys stands here", hint)
@@ -57,11 +63,26 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
         yield _not_allowed(key, field, value)
 
 
+def _refused(command: type[Config], data: dict[str, Any], key: str, text: str) -> Problem:
+    """What a section's class says of its values, with its keys as they are typed: `sharing=` is objective.sharing=."""
+    known = known_keys(command, data)
+
+    def typed(match: re.Match[str]) -> str:
+        sections = (f"{key}.", f"{key.rpartition('.')[0]}.")
+        return next((f"{section}{match[0]}" for section in sections if section + match[1] in known), match[0])
+
+    message, *advice = re.split("[;:] (?=give )", re.sub(r"(?<![\w.=])([\w.]+)=", typed, text), maxsplit=1)
+    named = [key] if key else [name for name in aliases.keys_in(message) if name in known]
+    message = message if not key or message.startswith((f"{key}.", f"{key}=")) else f"{key}: {message}"
+    explained = f"`lmtool show {named[0]}` explains it" if named else None
+    return Problem(key, message, advice[0] if advice else explained)
+
+
 def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     named = words.options(field)
     single = named and isinstance(value, str)
     allowed = words.one_of(named) if single else words.allowed_item(field) if "[" in key else words.allowed(field)
-    close = nearest(value, named) if single else None
+    close = aliases.of_value(key.split("[")[0], value) or (nearest(value, named) if single else None)
     hint = f"did you mean {close if '[' in key else f'{key}={close}'}?" if close else None
     if isinstance(value, bool) and "[" in key:
         whole = key.split("[")[0]
@@ -129,13 +150,29 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
 def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None, form: str = "") -> Problem:
     """A name that its group does not have. form: how the choice is typed, where that is not `key`."""
     offered = names(group) if offered is None else offered
-    close = nearest(given, offered)
     typed = form or key
+    close = aliases.of_value(group, given) or _inside(given, offered) or nearest(given, offered)
     hint = f"did you mean {typed}={close}?" if close else f"`lmtool list {group}` prints them with a line each"
     homes = [other for other in groups.all_groups() if other != group and given in groups.options(other)]
     if homes and not close:
         hint = f"{given} is an option of {homes[0]}: `lmtool show {homes[0]}={given}` says how it is used"
+    elif group in _PUBLISHED and (published := _PUBLISHED[group](given)) is not None:
+        hint = f"{hint.removesuffix('?')}, or {published}?" if close else f"did you mean {published}?"
     return Problem(key, f"{typed}={given} is not one of {', '.join(offered)}", hint)
+
+
+def _inside(given: str, offered: Sequence[str]) -> str | None:
+    """The option that is the last part of a name of several parts: `glue/sst2`."""
+    last = re.split("[/:]", given)[-1]
+    return last if last != given and last in offered else None
+
+
+# What the hub has in the place of an option, by its group, where a name may be one of the hub.
+_PUBLISHED: dict[str, Callable[[str], str | None]] = {
+    "model": lambda given: f"checkpoint=hf://{given}" if "-" in given or "/" in given else None,
+    "data": lambda given: f"data=hub data.hub={given}" if "/" in given else None,
+    "task": lambda given: f"task=custom task.kind=classification task.hub={given}" if "/" in given else None,
+}
 
 
 def _unknown(command: type[Config], data: dict[str, Any], key: str, value: Any) -> Iterator[Problem]:
@@ -144,17 +181,70 @@ def _unknown(command: type[Config], data: dict[str, Any], key: str, value: Any) 
         for name, item in value.items():
             yield from _unknown(command, data, f"{key}.{name}", item)
         return
-    yield unknown_key(key, value, known_keys(command, data), command)
+    yield unknown_key(key, value, command, data)
 
 
-def unknown_key(key: str, value: Any, known: list[str], command: type[Config]) -> Problem:
-    """The problem of a key nobody reads, with the nearest right ones."""
-    shown = f"={value}" if isinstance(value, bool | int | float | str) else ""
-    shown = shown.lower() if isinstance(value, bool) else shown
-    near = nearest_keys(key, known)
-    meant = " or ".join(f"{key_name}{shown}" for key_name in near)
-    hint = f"did you mean {meant}?" if near else _elsewhere(key, command)
-    return Problem(key, f"unknown key {key}", hint, meant=tuple(near))
+def unknown_key(key: str, value: Any, command: type[Config], data: dict[str, Any]) -> Problem:
+    """The problem of a key nobody reads, with what other tools mean by it, else the nearest right ones. value: plain
+    data; None: unknown."""
+    meant = meant_by(key, value, command, data)
+    return Problem(
+        key, f"unknown key {key}", meant.hint or _elsewhere(key, command), meant=tuple(name for name, _ in meant.pairs)
+    )
+
+
+def meant_by(key: str, value: Any, command: type[Config], data: dict[str, Any]) -> Meaning:
+    """What to type in the place of an unknown key: by its meaning in other tools; else the keys spelled most like it,
+    those that take the value. No words and no hint where nothing is like it."""
+    known = known_fields(command, data)
+    if aliases.has_meaning(key):
+        every = {**known_fields(command, {}), **known}
+        meaning = aliases.meaning(key, value, known.__contains__) or aliases.meaning(key, value, every.__contains__)
+        if meaning is not None:
+            return replace(meaning, hint=_fitting_hint(meaning, value, command, known, every))
+    near = nearest_keys(key, list(known))
+    values = {name: aliases.of_value(name, value) or value for name in near}
+    typed = {name: shlex.quote(f"{name}={aliases.shown(values[name])}") for name in near}
+    fitting = [typed[name] for name in near if any(_may_take(field, values[name]) for field in known[name])]
+    hint = f"did you mean {' or '.join(fitting if value is not None else near)}?"
+    if near and value is not None and not fitting:
+        hint = f"did you mean {near[0]}? `lmtool show {near[0]}` says what it takes"
+    return Meaning(tuple(f"{name}=" for name in near), hint if near else "")
+
+
+def _fitting_hint(meaning: Meaning, value: Any, command: type[Config], known: Container[str], every: Fields) -> str:
+    """The hint of a meaning: without the value where the key does not take it, and with the component to choose where
+    the chosen one does not have the key. known: keys that there are with what is chosen. every: fields by key."""
+    chosen = {name for name, _ in meaning.pairs if name in components()}
+    for name, text in meaning.pairs:
+        if value is not None and not _has_option(name, text) and not _takes_text(every[name], text):
+            explained = f"list {name}" if name in groups.all_groups() else f"show {name}"
+            return f"here it is {name}=; `lmtool {explained}` says what it takes"
+        if name not in known and name.partition(".")[0] not in chosen:
+            return f"{meaning.hint} {_elsewhere(name, command)}"
+    return meaning.hint
+
+
+def _may_take(field: FieldInfo | None, value: Any) -> bool:
+    """Whether a field allows a value; a section by a name, which may be an option of the user's own."""
+    if field is None or choice_of(field) is not None:
+        return isinstance(value, str)
+    return _takes(field, value)
+
+
+def _has_option(group: str, name: str) -> bool:
+    """Whether a group has an option; of files and folders, whether it could be one."""
+    return name == "null" or name in groups.options(group) or (group in ("data", "task") and groups.is_path_like(name))
+
+
+def _takes_text(fields: Sequence[FieldInfo | None], text: str) -> bool:
+    """Whether one of the fields allows the value that is typed so."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    number = _number(value) if isinstance(value, str) else None
+    return any(field is not None and _takes(field, value if number is None else number) for field in fields)
 
 
 def _elsewhere(key: str, command: type[Config]) -> str:
@@ -167,7 +257,7 @@ def _elsewhere(key: str, command: type[Config]) -> str:
         return f"this command reads no {section}"
     if choice is None:
         return "`lmtool list` prints the groups, `lmtool show KEY` explains a key"
-    having = [entry.name for entry in entries(choice.group) if name in entry.config.model_fields]
+    having = [entry.name for entry in entries(choice.group) if name.partition(".")[0] in entry.config.model_fields]
     if having:
         return f"{section}={having[0]} has {name}"
     return f"`lmtool show {section}` prints the keys of {section}"
@@ -176,20 +266,26 @@ def _elsewhere(key: str, command: type[Config]) -> str:
 def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
     """Every dotted key that may be typed, given the components chosen in `data`; of a section without a known choice,
     the keys of all its components."""
-    known = [*getattr(command, "overlays", ())]
-    known += _keys(command, "", data)
-    return list(dict.fromkeys(known))
+    return list(known_fields(command, data))
 
 
-def _keys(config: type[Config], above: str, value: Any) -> Iterator[str]:
+def known_fields(command: type[Config], data: dict[str, Any]) -> dict[str, list[FieldInfo | None]]:
+    """Every key of `known_keys` with its fields, see `Fields`."""
+    known: dict[str, list[FieldInfo | None]] = {key: [None] for key in getattr(command, "overlays", ())}
+    for key, field in _fields(command, "", data):
+        known.setdefault(key, []).append(field)
+    return known
+
+
+def _fields(config: type[Config], above: str, value: Any) -> Iterator[tuple[str, FieldInfo | None]]:
     for name, field in config.model_fields.items():
-        yield f"{above}{name}"
+        yield f"{above}{name}", field
         inside = value.get(name) if isinstance(value, dict) else None
         for entry in entries(several.group) if (several := several_of(field)) is not None else ():
-            yield f"{above}{name}.{entry.name}"
-            yield from _keys(entry.config, f"{above}{name}.{entry.name}.", None)
+            yield f"{above}{name}.{entry.name}", None
+            yield from _fields(entry.config, f"{above}{name}.{entry.name}.", None)
         for config_class in _classes(field, inside):
-            yield from _keys(config_class, f"{above}{name}.", inside)
+            yield from _fields(config_class, f"{above}{name}.", inside)
 
 
 def _classes(field: FieldInfo, value: Any) -> list[type[Config]]:

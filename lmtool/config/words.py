@@ -17,6 +17,7 @@ _KINDS = {
     float: ("a number", "numbers"),
     str: ("text", "texts"),
     bool: ("true or false", "true or false"),
+    types.NoneType: ("null", "nulls"),
 }
 
 
@@ -85,6 +86,8 @@ def _plain(annotation: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
         return one_of(arguments)
     if origin is tuple:
         items = [argument for argument in arguments if argument is not Ellipsis]
+        if not items:
+            return "an empty list"
         many = f"a list of {_many(items[0])}"
         return many if len(arguments) != len(items) else f"a list of {len(items)} values: {_many(items[0])}"
     if origin is dict:

@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.config.checkpoint import find
+from lmtool.config.plugins import command_line
 from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
 from lmtool.runs.checkpoints import read_weights, tensor_names
 from lmtool.schema.run import ExportConfig
 from lmtool.secrets import masked
-from lmtool.session.open_run import words
 from lmtool.tuning.places import layers
 from lmtool.weights.assemble import assemble
 from lmtool.weights.bases import Base, saved_base
@@ -92,7 +92,7 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     if written["peft_type"] in READERS:
         _require_same(loaded, folder, added, maps, checkpoint)
     if "://" not in base.checkpoint and published_folder(base.checkpoint) is None:
-        command = words(["lmtool", "export", f"checkpoint={base.checkpoint}", "output=FOLDER"])
+        command = command_line("export", f"checkpoint={base.checkpoint}", "output=FOLDER")
         Output().line(f"its base is a run of lmtool: transformers reads it after {command}")
     return f"for PEFT on {export.architecture}"
 
@@ -135,7 +135,7 @@ def _require_same(loaded: Loaded, folder: Path, added: Mapping[str, Tensor], map
 
 def _card(checkpoint: str, base: Base, method: str, architecture: str) -> str:
     """README.md of the folder."""
-    made_by = words(["lmtool", "export", f"checkpoint={checkpoint}", "format=peft"])
+    made_by = command_line("export", f"checkpoint={checkpoint}", "format=peft")
     facts = {
         "method": f"tuning={method}",
         "base": base.checkpoint,

@@ -4,12 +4,12 @@ where a run of it stands beside this one."""
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from lmtool.config import yaml_files
+from lmtool.config.plugins import command_line
 from lmtool.errors import UserError
 from lmtool.reporting import html
 from lmtool.reporting.run_files import RunFiles, read_run
@@ -91,10 +91,10 @@ def distillation_html(run: RunFiles) -> str:
     rows = [[model.get("name"), *(_cell(model.get(key)) for key in columns)] for model in models]
     parts = [html.table(["model", *names], rows), *_layer_map(run), *_agreement(run)]
     if not any(model["name"] == ALONE for model in models):
-        command, name = run.result.get("command"), f"{run.name}-alone"
-        config = shlex.quote(str(run.run_dir / "config.yaml"))
+        words = ["--config", str(run.run_dir / "config.yaml"), "distill=none", f"name={run.name}-alone"]
+        alone = command_line(str(run.result.get("command")), *words, modules=run.plugins)
         parts.append(html.paragraph("The same student without a teacher is not in this folder; it is trained by"))
-        parts.append(html.commands([f"lmtool {command} --config {config} distill=none name={shlex.quote(name)}"]))
+        parts.append(html.commands([alone]))
     return "".join(parts)
 
 

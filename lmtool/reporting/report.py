@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.plugins import command_line
 from lmtool.errors import UserError, cannot_write
 from lmtool.reporting import html
 from lmtool.reporting.distillation import distillation_html, interchange_of
@@ -331,7 +332,8 @@ def repeat_commands(run: RunFiles) -> list[str]:
     lines = []
     if isinstance(command, str) and command.replace("_", "").isalnum():
         lines.append("# the same run again, from its saved configuration")
-        lines.append(f"lmtool {command} --config {shlex.quote(str(run.run_dir / 'config.yaml'))}")
+        config = str(run.run_dir / "config.yaml")
+        lines.append(command_line(command, "--config", config, modules=run.plugins))
     argv = run.environment.get("arguments")
     if isinstance(argv, list) and argv:
         lines.append("# the command it came from")

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from lmtool.config import yaml_files
+from lmtool.config.checkpoint import no_run
 from lmtool.errors import UserError
 from lmtool.runs.files import lines_of
 
@@ -43,6 +48,15 @@ class RunFiles:
         baseline = self.facts.get("baseline")
         return baseline if isinstance(baseline, dict) else {}
 
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """The plugins that the run was started with."""
+        config = None
+        with suppress(yaml.YAMLError):
+            config = yaml_files.load(self.config)
+        named = config.get("plugins") if isinstance(config, dict) else None
+        return tuple(map(str, named)) if isinstance(named, list) else ()
+
     def section(self, name: str) -> dict[str, Any]:
         """A section of facts.json, {} where there is none."""
         section = self.facts.get(name)
@@ -53,7 +67,7 @@ def read_run(run_dir: str | Path) -> RunFiles:
     """Read what is there. UserError where the folder holds no run at all."""
     folder = Path(run_dir)
     if not folder.is_dir():
-        raise UserError(f"no run folder at {folder}", "give a folder that a training command made, such as runs/latest")
+        raise no_run(folder)
     run = RunFiles(folder)
     known = [name for name in ("config.yaml", "result.json", "metrics.jsonl") if (folder / name).is_file()]
     if not known:

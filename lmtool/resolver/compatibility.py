@@ -46,7 +46,8 @@ def lacks_segments(objective: ObjectiveConfig, model: ModelConfig) -> str | None
     pairs, layout = getattr(objective, "pairs", "none"), FORMATS.get(model.text_format)
     if pairs == "none" or (getattr(model, "segments", 0) > 1 and (layout is None or layout.segments)):
         return None
-    return f"pairs={pairs} needs a model that tells two segments apart by a table; model={model.name} does not"
+    needs = "a model that tells two segments apart by a table"
+    return f"objective.pairs={pairs} needs {needs}; model={model.name} does not"
 
 
 def lacks_around(model: ModelConfig, roles: Roles, text_format: str | None = None) -> str | None:

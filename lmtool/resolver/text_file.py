@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmtool.config.groups import options
+from lmtool.config.groups import is_path_only, options
 from lmtool.data.compressed import packed, without_packing
 from lmtool.data.configs import SUFFIXES, kind_of
-from lmtool.data.files import check_encoding, find
+from lmtool.data.files import check_encoding, find, no_such_file
 from lmtool.data.parquet import parquet_rows
 from lmtool.data.problems import collected
 from lmtool.data.rows import delimiter_for, fields_of, header_of, objects, records
@@ -56,6 +56,8 @@ def _is_path(value: str, names: Sequence[str]) -> bool:
     if not value or value in names or "," in value:
         return False
     path = Path(value).expanduser()
+    if not path.exists() and kind_of(value) is None and is_path_only(value) and not set(value) & {*"*?["}:
+        raise no_such_file("data", value)
     if kind_of(value) is None and path.is_file():
         raise UserError(
             f"data={value}: its name does not say what kind of text it is",

@@ -29,7 +29,7 @@ from lmtool.config.checkpoint import (
     verify,
 )
 from lmtool.config.decode import MISSING
-from lmtool.config.overrides import Offers
+from lmtool.config.offers import Offers
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.manifest import Damaged
 from lmtool.resolver.decoding import decoded

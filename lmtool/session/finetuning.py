@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.config.plugins import command_line
 from lmtool.data.sources import OnStage
 from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.learners.base import BaseLearner
@@ -15,7 +16,7 @@ from lmtool.schema.run import FinetuneConfig
 from lmtool.session.distilling import distilled
 from lmtool.session.forgetting import require_measurable
 from lmtool.session.labelled import data_to_learn
-from lmtool.session.open_run import OpenRun, words
+from lmtool.session.open_run import OpenRun
 from lmtool.session.phases import PhaseData
 from lmtool.session.provenance import contents_of, require_same_data
 from lmtool.session.session import Session
@@ -123,6 +124,6 @@ def _next_commands(folder: str, tasks: Mapping[str, TaskData]) -> list[str]:
     task = [f"task={name}"] if len(tasks) > 1 else []
     inputs = {1: ["text=..."], 2: ["text=...", "pair=..."]}.get(len(first.config.reads), ["input=FILE"])
     return [
-        words(["lmtool", "predict", f"checkpoint={folder}", *task, *inputs]),
-        words(["lmtool", "evaluate", f"checkpoint={folder}"]),
+        command_line("predict", f"checkpoint={folder}", *task, *inputs),
+        command_line("evaluate", f"checkpoint={folder}"),
     ]

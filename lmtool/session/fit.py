@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from lmtool.config.plugins import command_line
 from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
@@ -23,7 +24,7 @@ from lmtool.session import screens
 from lmtool.session.branches import begin_branch
 from lmtool.session.companions import Companion, companions_of
 from lmtool.session.finetuning import Finetuning
-from lmtool.session.open_run import OpenRun, open_run, words
+from lmtool.session.open_run import OpenRun, open_run
 from lmtool.session.pretraining import Pretraining
 from lmtool.session.session import Session
 from lmtool.training.agreement import require_same
@@ -150,7 +151,7 @@ def load_best_weights(
     try:
         weights = read_weights(training.best)
     except UserError as error:
-        resume = words(["lmtool", "resume", str(opened.folder.path)])
+        resume = command_line("resume", str(opened.folder.path))
         raise UserError(error.message, f"{resume} sets it aside and ends with the best of the others") from error
     load_weights(learner, weights, training.best, excluded)
 

@@ -7,6 +7,7 @@ lineage.json   {"checkpoints": [{"checkpoint": "runs/a", "step": 100, "command":
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from lmtool.errors import UserError
 from lmtool.manifest import sha256
 from lmtool.resolver.trunks import Trunk
 from lmtool.secrets import masked
-from lmtool.session.open_run import OpenRun, words
+from lmtool.session.open_run import OpenRun
 from lmtool.session.start import starts_from
 from lmtool.weights.folders import WEIGHTS, published_folder
 
@@ -76,7 +77,7 @@ def _command(folder: Path) -> str:
     with suppress(OSError, ValueError, TypeError, LookupError):
         argv = json.loads((folder.parents[1] / "environment.json").read_text(encoding="utf-8"))["arguments"]
         if len(argv) > 1:
-            return masked(words(["lmtool", *map(str, argv[1:])]))
+            return masked(shlex.join(["lmtool", *map(str, argv[1:])]))
     with suppress(UserError):
         return f"lmtool {read_config(folder).get('command', '')}".strip()
     return "lmtool"

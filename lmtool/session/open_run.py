@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -135,8 +134,3 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
 
 def _warned(output: Output) -> Callable[[str], None]:
     return lambda text: output.line(f"warning: {text}", "yellow")
-
-
-def words(command: Sequence[str]) -> str:
-    """A command line as a user would type it."""
-    return " ".join(shlex.quote(word) for word in command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lmtool.config.plugins import command_line
 from lmtool.data.configs import DataConfig
 from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.split import SplitData
@@ -12,7 +13,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.reporting.text import plain
 from lmtool.schema.run import PretrainConfig
 from lmtool.session.distilling import distilled
-from lmtool.session.open_run import OpenRun, words
+from lmtool.session.open_run import OpenRun
 from lmtool.session.phases import phases_of
 from lmtool.session.provenance import Contents, contents_of, require_same_data
 from lmtool.session.session import Session
@@ -109,13 +110,13 @@ class Pretraining:
 
 def _next_commands(folder: str, tokenizer: Tokenizer, learner: BaseLearner, held_out: SplitData) -> list[str]:
     """What the user may type next."""
-    finetune = words(["lmtool", "finetune", "task=pydocs", f"checkpoint={folder}"])
+    finetune = command_line("finetune", "task=pydocs", f"checkpoint={folder}")
     if type(learner).respond is BaseLearner.respond:  # it answers no texts
         return [finetune]
     mask = tokenizer.roles.get("mask") if hasattr(learner, "logits_at") else None  # for objectives that fill masks
     prompt = _prompt(held_out, tokenizer)
     prompt = prompt if mask is None else f"{prompt} {tokenizer.pieces([mask])[0]}"
-    return [finetune, words(["lmtool", "predict", f"checkpoint={folder}", f"text={prompt}"])]
+    return [finetune, command_line("predict", f"checkpoint={folder}", f"text={prompt}")]
 
 
 def _prompt(held_out: SplitData, tokenizer: Tokenizer) -> str:

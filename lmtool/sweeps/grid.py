@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lmtool.config import compose
-from lmtool.config.overrides import Offers, Typed, key_of
+from lmtool.config.offers import Offers
+from lmtool.config.overrides import Typed, key_of
 
 
 def with_grid(

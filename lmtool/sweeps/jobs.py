@@ -26,7 +26,8 @@ from omegaconf import DictConfig
 from lmtool import errors
 from lmtool.config import compose, hydra_plugins, overrides
 from lmtool.config.base import Config
-from lmtool.config.overrides import Offers, Typed
+from lmtool.config.offers import Offers
+from lmtool.config.overrides import Typed
 from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.reporting.text import lower_is_better

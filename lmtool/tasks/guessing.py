@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.groups import is_path_only
 from lmtool.data.columns import LINES
+from lmtool.data.files import no_such_file
 from lmtool.data.parquet import read_parquet
 from lmtool.data.rows import no_column
 from lmtool.data.squad import begins_squad
@@ -72,7 +74,7 @@ def is_path(value: str, options: Collection[str]) -> bool:
     if value in options or not value or "," in value:
         return False
     path = Path(value).expanduser()
-    return path.suffix.lower() in (*_SUFFIXES, *_WORKBOOKS) or path.is_dir()
+    return path.suffix.lower() in (*_SUFFIXES, *_WORKBOOKS) or path.is_dir() or is_path_only(value)
 
 
 def guess(value: str, given: Mapping[str, str]) -> Guess:
@@ -311,7 +313,7 @@ def _file(value: str) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise UserError(f"task={value}: no such file", "give a file of your own, or a task: `lmtool list task`")
+        raise no_such_file("task", value)
     for entry in sorted(path.iterdir()):
         if entry.stem.lower() == "train" and entry.suffix.lower() in _SUFFIXES:
             return entry

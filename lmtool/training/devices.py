@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmtool.config.aliases import of_value
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 
@@ -72,7 +73,7 @@ def device_of(name: str) -> Device:
     """A device of the table. UserError for another name, with the nearest."""
     if name in DEVICES:
         return DEVICES[name]
-    close = nearest(name, [*DEVICES, "auto", "cpu", "cuda"])
+    close = of_value("device", name) or nearest(name, [*DEVICES, "auto", "cpu", "cuda"])
     known = f"auto, cpu, cuda, cuda:N, {', '.join(DEVICES)}"
     raise UserError(
         f"device={name}: a plan is made for a device that is here (auto, cpu, cuda, cuda:N) or a published one",

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from lmtool import errors, ranks
+from lmtool.config.plugins import command_line
 from lmtool.errors import UserError
 from lmtool.ranks import LAUNCHER, PID, Ends, Place, place_of, started_together
 from lmtool.terminal import say_error
@@ -172,7 +173,8 @@ def _ended(folder: Path, processes: int, failed: Mapping[int, int], received: Se
 
 def _killed(rank: int, number: int, run: str | None) -> tuple[str, str]:
     """What is said of a process that a signal ended."""
-    resume = f"lmtool resume {run} continues from its last checkpoint" if run else "the same command starts again"
+    again = "the same command starts again"
+    resume = f"{command_line('resume', run)} continues from its last checkpoint" if run else again
     name = signal.Signals(number).name
     if number != signal.SIGKILL:
         return f"rank {rank} was ended by {name}, and the others with it", resume

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lmtool.config.plugins import command_line
 from lmtool.config.tables import build
 from lmtool.errors import NotFinite, UserError
 from lmtool.nn.regions import regions_by
@@ -94,7 +95,8 @@ def train(
     run.announce()
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
     by_rows = row_gradients(learner, optimizer, device.type == "cpu" and group.size == 1)
-    with Signals(f"lmtool resume {run.path}") as signals, deterministic(device), by_rows, compiled(settings.compiles):
+    interrupts = Signals(command_line("resume", str(run.path)))
+    with interrupts as signals, deterministic(device), by_rows, compiled(settings.compiles):
         listener.on_start(progress.step, *budget.outlook(progress))
         logged_tokens, logged_seconds = progress.tokens, progress.seconds
         steps = iter(loader.steps(progress.cursor, group.rank, group.size))

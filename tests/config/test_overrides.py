@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from lmtool.config import compose
-from lmtool.config.overrides import Offers, as_values, read
+from lmtool.config.offers import Offers
+from lmtool.config.overrides import as_values, read
 from lmtool.sweeps.jobs import jobs_of
 
 OFFERS = Offers(
     {"model": ("bert", "gpt"), "task": ("cola", "sst2"), "model/positions": ("learned",), "experiment": ("a",)},
     {"model": "bert", "task": None, "experiment": None},
+    keys=frozenset({"seed", "checkpoint", "max_steps"}),
 )
 
 
@@ -46,8 +48,18 @@ def test_null_takes_a_choice_away() -> None:
         ("hydra/launcher=joblib", "read with -m alone", "add -m"),
         ("~model", "cannot be taken away", "lmtool list model"),
         ("~seed", "cannot be taken away", "seed=VALUE"),
-        ("seed", "no override", "seed=VALUE"),
-        ("runs/first", "no override", "checkpoint=runs/first"),
+        ("seed", "no override", "write seed=VALUE"),
+        ("bert", "no override", "write model=bert"),
+        ("max_stps", "no override", "write max_steps=VALUE"),
+        ("max_epoch", "no override", "a word is KEY=VALUE"),
+        ("runs/first", "no override", "write checkpoint=runs/first"),
+        ("bert-base-cased", "no override", "write checkpoint=hf://bert-base-cased"),
+        ("org/name", "no override", "write checkpoint=hf://org/name"),
+        ("rows.csv", "no override", "write task=rows.csv"),
+        ("model=bert-base-cased", "is not one of", "did you mean checkpoint=hf://bert-base-cased?"),
+        ("task=glue/sst2", "is not one of", "did you mean task=sst2, or task=custom"),
+        ("model=glob(bert*)", "several options for one run", "-m 'model=glob(bert*)'"),
+        ("seed=glob(*)", "seed is no group", "write the values out"),
         ("model/position=learned", "no group model/position", "model/positions=learned"),
         ("seed=[range(1,3),-1]", "a sweep inside a list", "-m seed=... sweeps"),
         ("seed={a: [1, interval(1,3)]}", "a sweep inside a list or section", "write the values out"),
@@ -132,6 +144,15 @@ def test_a_sweep_over_what_hydra_has_no_place_for() -> None:
 def test_every_option_of_a_sweep_is_checked() -> None:
     typed = read(["task=sst2,colla", "seed=1,2"], OFFERS, multirun=True)
     assert [problem.hint for problem in typed.problems] == ["did you mean task=cola?"]
+
+
+def test_a_pattern_stands_for_the_options_that_it_matches() -> None:
+    typed = read(["model=glob([b*,g*],exclude=*z)", "seed=1,2"], OFFERS, multirun=True)
+    assert typed.choices == ["model=bert,gpt"] and typed.sweeps and not typed.problems
+    assert [job.choices for job in jobs_of(typed)] == [["model=bert"], ["model=bert"], ["model=gpt"], ["model=gpt"]]
+    for nothing in ("model=glob(x*)", "model=bert,glob(g*)", "model=[glob(*)]"):
+        (problem,) = read([nothing], OFFERS, multirun=True).problems
+        assert problem.message == f"{nothing}: matches no option of model"
 
 
 def test_verbatim_text_means_nothing_to_hydra() -> None:

@@ -101,5 +101,6 @@ class RelationsConfig(AttentionTermConfig):
         widths = [model.num_heads * model.width_of_head for model in (student, teacher)]
         if not any(width % parts for width in widths):
             return None
-        message = f"relation_heads={parts} does not divide the width of both, {widths[0]} and {widths[1]}"
-        return self.problem(message, f"give a divisor of {math.gcd(*widths)}")
+        message = f"its {parts} relation_heads do not divide the width of both, {widths[0]} and {widths[1]}"
+        divisor = f"give distill.terms.{self.term}.relation_heads=N, a divisor of {math.gcd(*widths)}"
+        return self.problem(message, divisor)

@@ -54,7 +54,7 @@ class Classification(OneClassKind, WrittenKind):
             raise UserError(
                 f"task.loss.class_weights has {len(weights)} weights for the {len(names)} labels "
                 f"{', '.join(names[:8])}",
-                "give one weight a label, in their order, or class_weights=balanced",
+                "give one weight a label, in their order, or task.loss.class_weights=balanced",
             )
         if "f1" in self.config.metrics and len(names) != 2:
             raise UserError(

@@ -112,8 +112,8 @@ class TokenClassification(TaskKind):
                 place, tag = problem.args
                 given = f"the tag {tag!r}" if tag else "no tag"
                 raise UserError(
-                    f"{_place(columns, origin, number, place)}: {given} where the tags are in scheme="
-                    f"{self.config.scheme}",
+                    f"{_place(columns, origin, number, place)}: {given}; the tags are read in "
+                    f"task.scheme={self.config.scheme}",
                     "correct the line, or name the scheme of the files: task.scheme=bio, iob1, iobes or none",
                 ) from problem
         return converted
@@ -127,7 +127,7 @@ class TokenClassification(TaskKind):
         if isinstance(weights, tuple) and len(weights) != len(names):
             raise UserError(
                 f"task.loss.class_weights has {len(weights)} weights for the {len(names)} tags {', '.join(names[:8])}",
-                "give one weight a tag, in their order, or class_weights=balanced",
+                "give one weight a tag, in their order, or task.loss.class_weights=balanced",
             )
         return type(self.config).model_validate(values)
 

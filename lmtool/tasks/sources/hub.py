@@ -21,7 +21,7 @@ def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[s
         "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)"
     )
     name, _, subset = str(config.hub).partition(":")
-    with hub_access(f"task={config.name}: hub={config.hub}", name, offline, without) as datasets:
+    with hub_access(f"task={config.name}: task.hub={config.hub}", name, offline, without) as datasets:
         splits = datasets.load_dataset(name, subset or None, cache_dir=str(Path(cache_dir).expanduser() / "hub"))
     return {canonical(split): _table(config, f"{config.hub} {split}", rows) for split, rows in splits.items()}
 

@@ -1,0 +1,87 @@
+"""What a command offers to be typed: groups with their options, and keys; and what a word is that names none of them.
+Imports no Hydra."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmtool.config import aliases, groups, tables, yaml_files
+from lmtool.config.nearest import nearest
+from lmtool.errors import Problem
+
+# org/name, or a name with a dash, which no option has.
+_OF_THE_HUB = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*|[A-Za-z]\w*(-\w+)+")
+_WORDS = "a word is KEY=VALUE, and a text of several words is quoted; `lmtool COMMAND --help` prints the keys"
+
+
+@dataclass(frozen=True)
+class Offers:
+    """What may be chosen: option names by group, and the groups of the command with the options they begin with."""
+
+    groups: dict[str, tuple[str, ...]]
+    primary: dict[str, str | None]
+    several: frozenset[str] = frozenset()
+    """Groups of which a run may have any number of options: GROUP=[ONE,TWO]."""
+    keys: frozenset[str] = frozenset()
+    """The command's keys beside the groups, those within sections left out."""
+
+    def has(self, key: str) -> bool:
+        """Whether the command has a key; of a section, whether one of its components has it."""
+        section, _, name = key.partition(".")
+        if not name:
+            return section in self.keys or section in self.primary
+        inside = [entry.config for entry in tables.entries(section)] if section in self.primary else []
+        return any(name.partition(".")[0] in config.model_fields for config in inside)
+
+
+def offers_of(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> Offers:
+    """What may be chosen with a primary file: the YAML of all folders, and `extra` options (of plugins) by group."""
+    offered = groups.all_options(config_dirs)
+    for name, options in extra.items():
+        offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
+    written = yaml_files.read(primary)
+    defaults = written.get("defaults", [])
+    has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
+    several = frozenset(group for group in tables.groups() if any(entry.config.many for entry in tables.entries(group)))
+    return Offers(offered, has, several, frozenset(written) - {"defaults"})
+
+
+def without_key(text: str, offers: Offers) -> Problem:
+    """The problem of a word without `=`: an option of a group, a key without its value, a file, a slip of these."""
+    message = f"{text} is no override"
+    if text.startswith("-"):
+        return Problem(text, message, "flags begin with two dashes: `lmtool --help`")
+    # A sweep is of many runs.
+    sections = [group for group in offers.primary if group != "sweep"]
+    words = [f"{group}={text}" for group in sections if text in offers.groups.get(group, ())]
+    if not words and offers.has(text):
+        words = [f"{text}=VALUE"]
+    if not words and (meaning := aliases.meaning(text, None, offers.has)) is not None:
+        return Problem(text, message, meaning.hint, tuple(key for key, _ in meaning.pairs))
+    paths = [word for word in _as_paths(text) if offers.has(word.partition("=")[0])][:1]
+    if not words and os.path.exists(text):
+        words = paths
+    if not words:
+        group_of = {option: group for group in reversed(sections) for option in offers.groups.get(group, ())}
+        close = nearest(text, [*offers.keys, *group_of])
+        words = [f"{group_of[close]}={close}" if close in group_of else f"{close}=VALUE"] if close else []
+    if not words and text.partition(".")[0] not in offers.primary:
+        words = paths
+    hint = f"write {' or '.join(map(shlex.quote, words))}" if words else _WORDS
+    return Problem(text, message, hint, tuple(word.partition("=")[0] for word in words))
+
+
+def _as_paths(text: str) -> Iterator[str]:
+    """What a word may be that is written like a file, a folder or a model of the hub, the likeliest first."""
+    here, run = os.path.exists(text), text.startswith("runs/")
+    if not here and not run and not groups.is_path_only(text) and _OF_THE_HUB.fullmatch(text):
+        yield f"checkpoint=hf://{text}"
+    elif here or groups.is_path_like(text):
+        inside = [os.path.exists(os.path.join(text, name)) for name in ("checkpoints", "config.json")]
+        weights = run or any(inside) or "://" in text
+        yield from (f"{key}={text}" for key in (("checkpoint",) if weights else ("task", "data", "checkpoint")))

@@ -1,0 +1,177 @@
+"""What other tools call a key: every word of the table leads to a key that decodes, or to a sentence about keys that
+there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from lmtool.config import aliases, compose, overrides, tables
+from lmtool.config.auto import merge
+from lmtool.config.offers import Offers
+from lmtool.config.problems import known_keys, unknown_key
+from lmtool.errors import ConfigError, Problem
+from lmtool.manual import VERBS
+from lmtool.resolver.decoding import decoded
+from lmtool.schema.run import COMMANDS
+
+BASES = {
+    "pretrain": ["model=bert_tiny"],
+    "finetune": ["task=pydocs", "model=bert_tiny"],
+    "generate": ["checkpoint=x", "prompt=a"],
+    "export": ["checkpoint=x", "output=y"],
+}
+"""A sound command line of each command."""
+SAMPLES: dict[str, Any] = {
+    "model_type": "bert", "arch": "bert", "task_name": "sst2", "optim": "adamw_torch", "criterion": "masked_lm",
+    "lr_scheduler_type": "cosine", "lr_scheduler": "polynomial_decay", "accelerator": "gpu", "strategy": "ddp",
+    "peft_type": "LORA", "metric_for_best_model": "accuracy", "target_modules": ["query", "value"],
+    "adam_betas": [0.9, 0.98], "torch_compile": True, "use_rslora": True, "max_position_embeddings": 512,
+    "n_positions": 512, "train_file": "rows.csv", "data_dir": "../rows", "dataset": "org/rows",
+    **dict.fromkeys(("output_dir", "run_name", "logging_dir", "model_name_or_path", "tokenizer_name", "dataset_name",
+                     "validation_file", "text_column_name", "label_column_name", "save_dir", "restore_file",
+                     "default_root_dir", "ckpt_path", "model_path"), "some"),
+    **dict.fromkeys(("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "warmup_ratio",
+                     "label_smoothing_factor", "mlm_probability", "hidden_dropout_prob", "lora_dropout", "lr",
+                     "attention_probs_dropout_prob", "layer_norm_eps", "initializer_range", "adam_eps", "dropout",
+                     "attention_dropout"), 0.1),
+}  # fmt: skip
+"""What is typed for a word; for all others a whole number."""
+FILES = ("train_file", "data_dir", "dataset")
+"""Words whose values are files: what they stand for is read from them."""
+
+
+@cache
+def base_of(verb: str) -> tuple[Offers, dict[str, Any], frozenset[str]]:
+    """What a command offers, the data of its command line, and every key that it has."""
+    primary = VERBS[verb].primary
+    assert primary is not None
+    offers = compose.what_is_offered(primary)
+    typed = overrides.read(BASES[verb], offers, verbatim=getattr(COMMANDS[verb], "verbatim", ()))
+    return offers, compose.compose(primary, typed), frozenset(known_keys(COMMANDS[verb], {}))
+
+
+option = cache(compose.option)
+
+
+def wrong_in(verb: str, words: Sequence[str]) -> list[Problem]:
+    """What is wrong with the words beside the base of a command; what is missing is asked for, and not wrong."""
+    offers, data, _ = base_of(verb)
+    typed = overrides.read(words, offers)
+    wrong = list(typed.problems)
+    for choice in typed.choices:
+        group, _, name = choice.partition("=")
+        entry = tables.lookup(group, name)
+        if entry is not None and not entry.config.many:  # others are files, which are read when they are chosen
+            data = {**data, group: {**option(group, name), tables.choices(COMMANDS[verb])[group].key: name}}
+    values, _ = overrides.as_values([word for word in words if word.partition("=")[0] not in offers.groups], offers)
+    try:
+        decoded(verb, merge(data, values), reads_checkpoint=False)
+    except ConfigError as error:
+        wrong += [problem for problem in error.problems if not problem.absent]
+    return wrong
+
+
+def forms_of(word: str) -> Iterator[tuple[str, Any]]:
+    """Each form of a word, with a value that leads to it."""
+    forms = aliases.FORMS[word]
+    for form in forms if isinstance(forms, tuple) else (forms,):
+        if isinstance(form, str):
+            yield form, SAMPLES.get(word, 16)
+        else:
+            yield from ((of_value, value) for value, of_value in form.items())
+
+
+def is_of(meaning: aliases.Meaning, form: str) -> bool:
+    """Whether a meaning is what a form says."""
+    pattern = re.sub(r"\\{\w*\\}", ".*", re.escape(form))
+    return re.fullmatch(pattern, " ".join(meaning.words) or meaning.hint) is not None
+
+
+# Several words are of the same form: one of them stands for all.
+@pytest.mark.parametrize("word", {str(form): word for word, form in aliases.FORMS.items()}.values())
+def test_what_is_hinted_at_decodes(word: str) -> None:
+    for form, value in forms_of(word):
+        # The first command that has the keys of this form, and not those of one before it.
+        verb, meaning = next(
+            (verb, meaning)
+            for verb in BASES
+            if (meaning := aliases.meaning(word, value, base_of(verb)[2].__contains__)) and is_of(meaning, form)
+        )
+        with pytest.raises(ConfigError) as caught:
+            decoded(verb, {**base_of(verb)[1], word: value}, reads_checkpoint=False)
+        hint = caught.value.hint or ""
+        assert hint.startswith(f"did you mean {shlex.join(meaning.words)}?" if meaning.words else meaning.hint)
+        # Where another component has the key, the hint names it; the base may be no model for it.
+        chosen = re.findall(r"\? (\S+=\S+) has \S+$", hint)
+        keys = {key for key, _ in meaning.pairs}
+        wrong = [] if word in FILES else wrong_in(verb, [*chosen, *meaning.words])
+        assert not [problem for problem in wrong if not chosen or problem.key in keys]
+
+
+def test_sentences_speak_of_keys_that_there_are() -> None:
+    known = {key for command in COMMANDS.values() for key in known_keys(command, {})}
+    forms = [form for word in aliases.FORMS for form, _ in forms_of(word)]
+    assert {key.removesuffix(".KEY") for form in forms for key in aliases.keys_in(form)} <= known
+
+
+def test_a_word_of_the_table_is_no_key_here() -> None:
+    top = {key for command in COMMANDS.values() for key in command.model_fields}
+    assert not top & aliases.FORMS.keys() and len(aliases.FORMS) > 60
+
+
+@pytest.mark.parametrize("key", aliases.VALUES)
+def test_a_value_of_another_tool_is_one_here(key: str) -> None:
+    verb = "finetune" if key.startswith("tuning") else "pretrain"
+    offers, _, _ = base_of(verb)
+    for value in aliases.VALUES[key].values():
+        if key in offers.groups:
+            assert value in offers.groups[key]
+        else:
+            lora = ["tuning=lora", "model=t5", "model.feedforward=gated_gelu"] if key.startswith("tuning") else []
+            text = f"[{value}]" if lora else value
+            assert not wrong_in(verb, [*lora, f"{key}={text}"])
+
+
+@pytest.mark.parametrize(
+    ("verb", "typed", "hint"),
+    [
+        ("pretrain", {"per_device_train_batch_size": 32}, "did you mean batch_examples=32 batch_tokens=null?"),
+        ("pretrain", {"trainer": {"max_epochs": 2}}, "did you mean max_epochs=2?"),
+        ("pretrain", {"trainer": {"accelerator": "gpu"}}, "did you mean device=cuda?"),
+        ("pretrain", {"trainer": {"precision": "bf16-mixed"}}, "did you mean precision=bf16?"),
+        ("pretrain", {"optimizer": {"name": "adamw", "learning_rate": 1e-3}}, "did you mean optimizer.lr=0.001?"),
+        ("pretrain", {"optim": "sgd"}, "here it is optimizer=; `lmtool list optimizer` says what it takes"),
+        ("pretrain", {"report_to": ["wandb"]}, "did you mean logger=wandb?"),
+        ("pretrain", {"train_file": "my.txt"}, "did you mean data=my.txt?"),
+        ("finetune", {"train_file": "my.csv"}, "did you mean task=my.csv?"),
+        ("finetune", {"model_name_or_path": "org/name"}, "did you mean checkpoint=hf://org/name?"),
+        ("finetune", {"model_name_or_path": "./here"}, "did you mean checkpoint=./here?"),
+        ("finetune", {"tuning": {"name": "full", "r": 4}}, "did you mean tuning=lora tuning.rank=4?"),
+        (
+            "finetune",
+            {"target_modules": ["query", "value"]},
+            "did you mean tuning=lora 'tuning.projections=[q_proj,v_proj]'?",
+        ),
+        ("generate", {"batch_size": 3}, "batch_tokens= is the size here: tokens in one forward, at most"),
+        ("export", {"output_dir": "x"}, "did you mean output=x?"),
+    ],
+)
+def test_the_value_is_carried_over(verb: str, typed: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        decoded(verb, merge(base_of(verb)[1], typed), reads_checkpoint=False)
+    assert [problem.hint for problem in caught.value.problems] == [hint]
+
+
+def test_a_key_that_does_not_take_the_value_is_not_hinted_at_with_it() -> None:
+    base = base_of("pretrain")[1]
+    assert unknown_key("max_stps", "many", COMMANDS["pretrain"], base).hint == (
+        "did you mean max_steps? `lmtool show max_steps` says what it takes"
+    )
+    # A name that only a --config-dir has is no mistake.
+    assert unknown_key("modle", "mine", COMMANDS["pretrain"], base).hint == "did you mean model=mine?"
