@@ -16,7 +16,7 @@ PACKAGE = Path(lmtool.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A room imports only what is named here (and itself). `types` needs torch, so rooms without torch do not name it.
-GROUND = {"errors", "types", "streams", "manifest", "network", "ranks", "secrets", "terminal"}
+GROUND = {"drafts", "errors", "types", "streams", "manifest", "network", "ranks", "secrets", "terminal"}
 CONFIG = GROUND | {"config"}
 NN = CONFIG | {"nn"}
 MODELS = NN | {"models"}
@@ -27,6 +27,7 @@ LEARN = HEADS | DATA | {"generation", "metrics", "runs", "training"}
 LEARNERS = LEARN | {"learners"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "drafts": set(),
     "environment": set(),
     "network": set(),
     "ranks": {"errors"},
@@ -34,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "terminal": {"secrets"},
     "streams": {"errors"},
     "types": {"errors"},
-    "manifest": {"errors"},
+    "manifest": {"drafts", "errors"},
     "config": {"errors", "manifest", "secrets", "terminal"},
     "nn": CONFIG,
     "models": NN,

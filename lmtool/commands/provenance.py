@@ -18,8 +18,8 @@ from lmtool.commands.opening import OpenRun
 from lmtool.config.checkpoint import DATA, read_json, read_manifest
 from lmtool.data.sources import Source
 from lmtool.distillation.distilled import Distilled
+from lmtool.drafts import write_bytes
 from lmtool.errors import UserError
-from lmtool.manifest import write_bytes
 from lmtool.runs.files import to_json
 from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer

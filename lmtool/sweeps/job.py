@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from lmtool import errors
+from lmtool.drafts import open_to_append
 from lmtool.errors import REQUEUE, LmtoolError, Stopped
 from lmtool.runs import code
 from lmtool.sweeps import records
@@ -228,7 +229,7 @@ def _log_of(folder: Path) -> Iterator[None]:
     """What this process prints goes into the log of its job, behind what stands there."""
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     _flush()
-    with (folder / records.LOG).open("ab") as log:
+    with os.fdopen(open_to_append(folder / records.LOG), "ab") as log:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
     try:

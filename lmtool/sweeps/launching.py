@@ -25,6 +25,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from lmtool import errors
+from lmtool.drafts import real_folder
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.runs import code
@@ -149,7 +150,7 @@ class Launch:
         threads, _ = self._threads()
         changed: dict[str, str] = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         if self.name.startswith("submitit"):
-            (self.sweep.path / ".submitit").mkdir(mode=0o700, exist_ok=True)  # its files are run, and hold all values
+            os.chmod(real_folder(self.sweep.path / ".submitit"), 0o700)  # its files are run, and hold all values
             path = [str(code.copied(self.sweep.path, self.plugins)), *filter(None, [os.environ.get("PYTHONPATH")])]
             # Started with -m, python would look into the working folder first, which may be lmtool's own.
             changed |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
@@ -225,8 +226,7 @@ class Launch:
                 raise KeyboardInterrupt
             self.interrupted = _FORWARDED[signal.Signals(number)]
             if count == 1:
-                (self.sweep.path / STOPPED).mkdir(exist_ok=True)
-                (self.sweep.path / STOPPED / self.identity).touch()
+                (real_folder(self.sweep.path / STOPPED) / self.identity).touch()
                 say(f"{signal.Signals(number).name}: the jobs save checkpoints and stop")
             for waited in queue:
                 waited.interrupt()
