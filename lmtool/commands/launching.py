@@ -97,7 +97,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
         )
         with _environment(processes), _handing_on(Path(folder), processes) as received:
             try:
-                elastic_launch(config, sys.executable)("-m", "lmtool", *words)
+                elastic_launch(config, sys.executable)("-P", "-m", "lmtool", *words)
             except ChildFailedError as error:
                 failed = {rank: failure.exitcode for rank, failure in error.failures.items()}
                 return _ended(Path(folder), processes, failed, received)

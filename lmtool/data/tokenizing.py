@@ -150,7 +150,7 @@ class _Children:
 
     def _start(self) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, json.dumps(sys.path)],
+            [sys.executable, "-P", "-c", _CHILD, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
