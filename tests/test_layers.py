@@ -16,7 +16,7 @@ PACKAGE = Path(lmtool.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A room imports only what is named here (and itself). `types` needs torch, so rooms without torch do not name it.
-GROUND = {"drafts", "errors", "types", "streams", "manifest", "network", "ranks", "secrets", "terminal"}
+GROUND = {"drafts", "errors", "types", "streams", "manifest", "network", "ranks", "secrets", "signals", "terminal"}
 CONFIG = GROUND | {"config"}
 NN = CONFIG | {"nn"}
 MODELS = NN | {"models"}
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "network": set(),
     "ranks": {"errors"},
     "secrets": set(),
+    "signals": {"errors", "ranks"},
     "terminal": {"secrets"},
     "streams": {"errors"},
     "types": {"errors"},
@@ -66,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweeps": CONFIG | {"reporting", "runs"},
     "manual": {"config"},  # its files, for what a command offers
     "completion": CONFIG | {"commands", "manual"},
-    "ending": {"errors", "ranks", "terminal", "training"},
+    "ending": {"errors", "ranks", "signals", "terminal", "training"},
     "guesses": {"config"},  # the nearest name
     "arguments": {"errors", "guesses", "manual"},
     "cli": {
@@ -78,6 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "guesses",
         "manual",
         "ranks",
+        "signals",
         "terminal",
         "config",
         "commands",

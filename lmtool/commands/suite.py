@@ -26,6 +26,7 @@ from lmtool.ranks import place_of
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.runs.files import to_json
+from lmtool.signals import Interrupted, take_late
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.glue import GlueConfig
 from lmtool.tasks.loading import load_task
@@ -50,6 +51,8 @@ def run(config: FinetuneConfig, suite: GlueConfig, overrides: list[str], finetun
     output.line(f"{suite.name}: {', '.join(trained)} in {root}; without data: {', '.join(absent) or 'none'}", "bold")
     results = {}
     for name, task in trained.items():
+        if late := take_late():  # the task before was at its end
+            raise Interrupted(late[0])
         require_no_link(root / name)
         own = {"task": task, "name": None, "run_dir": str(root / name)}
         results[name] = finetune(config.model_copy(update=own), overrides)

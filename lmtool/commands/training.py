@@ -37,6 +37,7 @@ from lmtool.learners.mixed_sources import predictors_of
 from lmtool.metrics import Metric
 from lmtool.runs.checkpoints import load_weights, read_weights
 from lmtool.secrets import masked
+from lmtool.signals import too_late
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import choose_compilation
 from lmtool.training.loop import train
@@ -129,6 +130,8 @@ def fit(
             group,
             in_base,
         )
+    folder = opened.folder
+    too_late(words(["lmtool", "resume", str(folder.path)]), folder.log, folder.writes)
     best_weights(opened, training, trained, in_base)
     baseline = screens.settled(opened, baseline, learner.headline, training.metrics)
     more = {"baseline": baseline["value"], "compiled": compilation.on}

@@ -29,6 +29,7 @@ from lmtool.drafts import real_folder
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.runs import code
+from lmtool.signals import STATUS
 from lmtool.sweeps import queues, records
 from lmtool.sweeps.folders import Place, SweepFolder
 from lmtool.sweeps.job import STOPPED, Job, Run, perform
@@ -37,13 +38,6 @@ from lmtool.terminal import say, say_error
 
 HERE = ("basic", "joblib", "submitit_local")
 """Launchers whose jobs run on this machine, as soon as they are started."""
-_FORWARDED = {
-    signal.SIGINT: errors.INTERRUPTED,
-    signal.SIGTERM: errors.TERMINATED,
-    signal.SIGHUP: errors.TERMINATED,
-    signal.SIGUSR1: errors.REQUEUE,
-    signal.SIGUSR2: errors.REQUEUE,
-}
 
 
 class Prepared:
@@ -224,7 +218,7 @@ class Launch:
             count += 1
             if count > 2:
                 raise KeyboardInterrupt
-            self.interrupted = _FORWARDED[signal.Signals(number)]
+            self.interrupted = STATUS[signal.Signals(number)]
             if count == 1:
                 (real_folder(self.sweep.path / STOPPED) / self.identity).touch()
                 say(f"{signal.Signals(number).name}: the jobs save checkpoints and stop")
@@ -234,7 +228,7 @@ class Launch:
                 queues.interrupt(place.folder, number)
 
         # A queue of a cluster runs on when the terminal is lost.
-        numbers = [number for number in _FORWARDED if self.name in HERE or number != signal.SIGHUP]
+        numbers = [number for number in STATUS if self.name in HERE or number != signal.SIGHUP]
         before = {number: signal.signal(number, handle) for number in numbers}
         try:
             yield

@@ -15,11 +15,10 @@ import torch
 from lmtool.config.checkpoint import find
 from lmtool.errors import Stopped
 from lmtool.runs import checkpoints
+from lmtool.signals import Signals
 from lmtool.training import keeper
 from lmtool.training.loop import train
-from lmtool.training.signals import Signals
-
-from .fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
+from tests.training.fakes import OPTIMIZER, SCHEDULE, FakeLearner, FakeLoader, evaluator, open_run, settings
 
 STATUSES = {
     signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143, signal.SIGUSR1: 75, signal.SIGUSR2: 75,
