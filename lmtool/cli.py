@@ -19,6 +19,7 @@ from lmtool.config.nearest import nearest
 from lmtool.environment import ENVIRONMENT
 from lmtool.errors import Problem, UserError
 from lmtool.manual import LOOKS, OF_A_RUN, SWEEPABLE, SWEPT, VERBS, help_of, overview
+from lmtool.signals import Interrupts
 from lmtool.terminal import say
 
 
@@ -27,9 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ |= ENVIRONMENT | os.environ
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        ranks.join(ending.place())
-        with errors.system_errors():
-            return _main(words)
+        with Interrupts():
+            ranks.join(ending.place())
+            with errors.system_errors():
+                return _main(words)
     except BrokenPipeError:
         # The reader of our output has gone (`lmtool list | head`): nothing is left to say, nor to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,8 +7,9 @@ import os
 import sys
 
 from lmtool import errors
-from lmtool.errors import ConfigError, LmtoolError, Stopped, UserError
+from lmtool.errors import ConfigError, LmtoolError, UserError
 from lmtool.ranks import Ends, Place, place_of
+from lmtool.signals import stopped
 from lmtool.terminal import say, say_error
 
 REPORT_TO = "this is a bug in lmtool: please report it, with the lines above and what you typed"
@@ -44,7 +45,7 @@ def _known(error: BaseException) -> LmtoolError | None:
     if isinstance(error, LmtoolError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return Stopped("interrupted", errors.INTERRUPTED)
+        return stopped(error)
     return errors.out_of_memory(error)
 
 

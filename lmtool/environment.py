@@ -1,8 +1,9 @@
-"""What the command line sets in the environment before torch is loaded. Standard library only."""
+"""What the command line sets in the environment before torch is loaded, for itself and for the processes it starts.
+Standard library only."""
 
 from __future__ import annotations
 
-# Read by torch's libraries when they are loaded; what the user has set stays.
+# What the user has set stays.
 ENVIRONMENT = {
     # OpenMP threads wait by spinning, and on a machine with other work the spinners starve the worker: a tiny BERT
     # (width 128) trained at 3,000 tokens a second beside other processes, and with this at 16,000 and more beside two
@@ -18,4 +19,7 @@ ENVIRONMENT = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     # Torch's profiler writes a line of its own to the terminal when it starts and stops, at every level below this one.
     "KINETO_LOG_LEVEL": "6",
+    # A Python that is started with -m or -c imports from the working folder first: a `json.py` among the files of a
+    # stranger would be run by the processes of a sweep, a launcher or a compiler. lmtool's own are started with -P too.
+    "PYTHONSAFEPATH": "1",
 }

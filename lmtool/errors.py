@@ -67,7 +67,7 @@ _FIXABLE = {
     errno.EIO: "the disk reports a fault: {elsewhere} on another one",
     errno.ENOTDIR: "a part of the path is a file: {elsewhere} in another folder",
     errno.EISDIR: "a folder stands where a file belongs: {elsewhere} in another one",
-    errno.ELOOP: "a link leads to itself: {elsewhere} in another folder",
+    errno.ELOOP: "a link leads to itself, or is not followed here: rm it, or {elsewhere} in another folder",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "raise the limit on open files, or end other programs",
     errno.ENOMEM: "end other programs, or take a smaller model or batch",
@@ -95,6 +95,8 @@ def system_errors() -> Iterator[None]:
 
 
 def _reason(error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "a link stands there"
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmtool.drafts import sync_path, write_bytes
 from lmtool.errors import UserError
 
 FORMAT = 1
@@ -30,23 +31,6 @@ class Damaged(UserError):
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
-
-
-def sync_path(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """A new file, on the disk when this returns."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:

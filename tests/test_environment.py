@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 
 import lmtool
 from lmtool import cli
+from lmtool.data import tokenizing
+from lmtool.data.portions import Portion
 from lmtool.environment import ENVIRONMENT
 from lmtool.training.precision import cpu_has_bf16
+from tests.data.data_fixtures import wordpiece
 
 # The memory that stays after products of many shapes, in bytes.
 SCRIPT = """
@@ -48,6 +52,46 @@ def test_the_command_line_sets_it_and_the_user_goes_first(monkeypatch):
     monkeypatch.setattr(cli.os, "environ", environment)
     assert cli.main(["help"]) == 0
     assert environment == {**ENVIRONMENT, "GOMP_SPINCOUNT": "7"}
+
+
+PLANTED = "RAN"
+
+
+def plant_modules(folder):
+    """Files of a stranger by the names of modules of Python, that leave a file where they are run."""
+    for name in ("json", "token", "threading", "tempfile"):
+        (folder / f"{name}.py").write_text(f"open({PLANTED!r}, 'w')\n")
+
+
+def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
+    plant_modules(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    done = subprocess.run([sys.executable, "-m", "lmtool", "list", "objective"], capture_output=True, check=False)
+    assert done.returncode == 0 and b"mlm" in done.stdout
+    (portion,) = tokenizing.tokenize(wordpiece(), [Portion(["the cat sat"], [True])], 2)
+    assert len(portion.tokens) and not Path(PLANTED).exists()
+
+
+def test_lmtool_in_the_working_folder_is_found():
+    """As in a checkout that is not installed."""
+    command = [sys.executable, "-S", "-m", "lmtool", "--version"]
+    root = Path(lmtool.__file__).resolve().parents[1]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+    assert done.stdout == f"lmtool {lmtool.__version__}\n"
+
+
+def test_every_python_that_is_started_leaves_the_working_folder_out():
+    package = Path(lmtool.__file__).parent
+    starts = [
+        (path.name, line.strip())
+        for path in package.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(r"sys\.executable[,)]", line)
+    ]
+    assert len(starts) > 4
+    assert not [start for start in starts if not re.search(r'sys\.executable(,|\)\() ?"-[PI]"', start[1])]
 
 
 def test_no_folder_of_the_package_is_ignored():

@@ -16,7 +16,7 @@ PACKAGE = Path(lmtool.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A room imports only what is named here (and itself). `types` needs torch, so rooms without torch do not name it.
-GROUND = {"errors", "types", "streams", "manifest", "network", "ranks", "secrets", "terminal"}
+GROUND = {"drafts", "errors", "types", "streams", "manifest", "network", "ranks", "secrets", "signals", "terminal"}
 CONFIG = GROUND | {"config"}
 NN = CONFIG | {"nn"}
 MODELS = NN | {"models"}
@@ -29,14 +29,16 @@ COMPONENTS = LEARNERS | {"objectives", "tasks", "tuning", "distillation", "weigh
 SHELL = COMPONENTS | {"schema", "resolver", "reporting"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "drafts": set(),
     "environment": set(),
     "network": set(),
     "ranks": {"errors"},
     "secrets": set(),
+    "signals": {"errors", "ranks"},
     "terminal": {"secrets"},
     "streams": {"errors"},
     "types": {"errors"},
-    "manifest": {"errors"},
+    "manifest": {"drafts", "errors"},
     "config": {"errors", "manifest", "secrets", "terminal"},
     "nn": CONFIG,
     "models": NN,
@@ -70,8 +72,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweeps": CONFIG | {"reporting", "runs"},
     "manual": {"config"},  # its files, for what a command offers
     "completion": CONFIG | {"commands", "manual", "schema", "data", "runs"},
-    "ending": {"errors", "ranks", "terminal", "training"},
-    "guesses": {"config", "commands"},  # the nearest name, the keys of a command
+    "ending": {"errors", "ranks", "signals", "terminal", "training"},
+    "guesses": {"config", "schema", "resolver"},  # the nearest name, the keys of a command
     "arguments": {"errors", "guesses", "manual"},
     "cli": {
         "__init__",  # the version
@@ -82,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "guesses",
         "manual",
         "ranks",
+        "signals",
         "terminal",
         "config",
         "schema",

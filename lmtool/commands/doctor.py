@@ -217,7 +217,7 @@ def _training(device: str) -> Finding:
     with tempfile.TemporaryDirectory() as place:
         for name in ("first", "second"):
             words = [*_TINY, f"device={device}", f"run_dir={place}/{name}", f"cache_dir={place}/cache"]
-            command = [sys.executable, "-m", "lmtool", *words]
+            command = [sys.executable, "-P", "-m", "lmtool", *words]
             done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
             if done.returncode:
                 lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import types
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from lmtool import __version__
 from lmtool.config import groups
+from lmtool.drafts import replace_bytes
 from lmtool.manual import VERBS
 
 CACHE = "~/.cache/lmtool"
@@ -39,9 +39,7 @@ def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> Tabl
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         old = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-20]
-        draft = file.with_name(f".tmp-{os.getpid()}")
-        draft.write_text(json.dumps(fresh), encoding="utf-8")
-        draft.replace(file)
+        replace_bytes(file, json.dumps(fresh).encode())
         for path in old:
             path.unlink(missing_ok=True)
     return fresh

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from lmtool.data import docstrings, packages
 from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import OnStage, held_out, splits_of
 from lmtool.data.store import locked, rebuilding, writing
+from lmtool.drafts import replace_bytes
 from lmtool.errors import UserError
 from lmtool.manifest import Damaged
 
@@ -157,13 +157,8 @@ def _save(path: Path, key: str, content: list[Any], cache_dir: str | Path | None
     with writing(cache_dir or path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock")):
-            written = path.with_suffix(f".{os.getpid()}")
-            try:
-                text = json.dumps({"key": key, "sha256": _hash(content), "content": content})
-                written.write_text(text, encoding="utf-8")
-                os.replace(written, path)
-            finally:
-                written.unlink(missing_ok=True)
+            text = json.dumps({"key": key, "sha256": _hash(content), "content": content})
+            replace_bytes(path, text.encode())
 
 
 def _hash(content: Iterable[Any]) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.drafts import draft_of
+
 VERSION = 1  # of how files become documents, and of what is kept: raise it when one changes
 LARGE = 32 << 20
 """Bytes of files that are worth it."""
@@ -73,7 +75,7 @@ class KeptScan:
         if self._path is None or scan.stamps != self._stamps:
             return
         facts = json.dumps({"digest": scan.digest, "counts": scan.counts}).encode()
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        draft = draft_of(self._path)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with draft.open("wb") as file:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lmtool.data.store import writing
-from lmtool.manifest import MANIFEST, Manifest, sync_path, write_bytes, write_manifest
+from lmtool.drafts import sync_path, write_bytes
+from lmtool.manifest import MANIFEST, Manifest, write_manifest
 
 SHARD = 64 << 20
 """Bytes of a shard, about."""

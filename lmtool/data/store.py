@@ -127,7 +127,7 @@ def writing(cache_dir: str | Path) -> Iterator[None]:
 def locked(path: Path) -> Iterator[bool]:
     """Hold a file's lock; waits for another process that does. Renaming keeps results whole even without it, so a
     file system that knows no locks only costs double work. Gives whether it is held."""
-    with open(path, "a+b") as file:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+b") as file:
         held = False
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -26,8 +26,8 @@ import numpy as np
 from lmtool.data.portions import portions
 from lmtool.data.sources import OnStage, Source
 from lmtool.data.tokenizing import ChildDied, Tokenized, dtype_of, tokenize, workers_for
+from lmtool.drafts import sync_path
 from lmtool.errors import UserError
-from lmtool.manifest import sync_path
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 FILES = {

@@ -24,6 +24,7 @@ import numpy as np
 from lmtool.data.portions import Portion, TextSize
 from lmtool.data.sentences import split_sentences
 from lmtool.errors import UserError
+from lmtool.signals import STATUS
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tokenizers.words import FlatEncoder
 
@@ -31,7 +32,14 @@ _MOST = 16
 """Processes at most: more wait for the one that reads the text."""
 _WORTH = 8_000_000
 """Characters that are worth starting processes for: a second or two of one core."""
-_CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from lmtool.data.tokenizing import serve; serve()"
+_CHILD = """
+import json, signal, sys
+sys.path[:], ignored = json.loads(sys.argv[1])
+for number in ignored:
+    signal.signal(number, signal.SIG_IGN)
+from lmtool.data.tokenizing import serve
+serve()
+"""
 _ARRAYS = ("tokens", "sentence_lengths", "sentences", "ends")
 
 
@@ -150,11 +158,11 @@ class _Children:
 
     def _start(self) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, json.dumps(sys.path)],
+            [sys.executable, "-P", "-c", _CHILD, json.dumps([sys.path, [*STATUS]])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
-            process_group=0,  # Ctrl-C is for the parent, which ends them
+            process_group=0,  # signals are for the parent, which ends them
         )
         self._all.append(child)
         with suppress(OSError):  # one that died at once is found when it is asked for something

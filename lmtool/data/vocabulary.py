@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from lmtool.config.tables import build
 from lmtool.data.sources import OnStage, Source, documents
 from lmtool.data.store import locked, rebuilding, writing
+from lmtool.drafts import draft_of
 from lmtool.manifest import Damaged, Manifest, write_manifest
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.texts import sample
@@ -58,8 +58,7 @@ def trained_tokenizer(
                     rebuilding(damage, progress)
                     shutil.rmtree(folder)
             if not folder.exists():
-                draft = root / f".{key}.{os.getpid()}"
-                shutil.rmtree(draft, ignore_errors=True)
+                draft = draft_of(folder)
                 parts = source.parts("train")
                 # A sample takes documents apart; all of the text is learned as it stands.
                 texts = (text for text, _ in parts) if sampled else documents(parts)

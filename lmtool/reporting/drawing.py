@@ -18,6 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from lmtool.drafts import real_folder, replace_bytes
+
 INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"
 TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"
 COLOURS = ("#1f5f99", "#b5532a", "#3f8a55", "#8a5aa8", "#b08a1e", "#4aa3a8", "#a84a6b", "#6b6b6b")
@@ -162,6 +164,7 @@ def svgs(figure: Figure) -> tuple[str, str]:
 
 def write_png(figure: Figure, path: Path) -> None:
     """The figure as a PNG on white paper, 160 dots an inch."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(path, dpi=160, facecolor="white", metadata={"Software": None})
+        figure.savefig(buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+    replace_bytes(real_folder(path.parent) / path.name, buffer.getvalue())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lmtool.config.plugins import command_line
+from lmtool.drafts import replace_bytes
 from lmtool.errors import UserError, cannot_write
 from lmtool.reporting import html
 from lmtool.reporting.distillation import distillation_html, interchange_of
@@ -70,14 +70,8 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
 
 def write_page(path: Path, text: str) -> None:
     """Write a page whole and masked: a reader never sees half of one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        # Lone surrogates of a damaged file name become question marks instead of an error.
-        partial.write_bytes(masked(text).encode("utf-8", "replace"))
-        os.replace(partial, path)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    # Lone surrogates of a damaged file name become question marks instead of an error.
+    replace_bytes(path, masked(text).encode("utf-8", "replace"))
 
 
 @contextmanager

@@ -29,8 +29,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lmtool.config.checkpoint import CARRIED, CONFIG, MODEL, OPTIMIZER, STATE, read_manifest, refusal, verify
+from lmtool.drafts import sync_path, write_bytes
 from lmtool.errors import UserError
-from lmtool.manifest import Damaged, sync_path, write_bytes, write_manifest
+from lmtool.manifest import Damaged, write_manifest
 from lmtool.runs.cut import cut_like
 from lmtool.runs.files import to_json
 

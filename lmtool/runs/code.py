@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from lmtool.config.groups import conf_dir
+from lmtool.drafts import draft_of, real_folder, remove
+from lmtool.manifest import sha256
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*")
@@ -42,17 +43,31 @@ def fingerprint(plugins: Sequence[str] = ()) -> str:
 
 
 def copied(folder: Path, plugins: Sequence[str]) -> Path:
-    """A copy of the code below a folder, made once for a state of it; the folder to put first on a job's path."""
-    target = folder / ".code" / fingerprint(plugins)
-    if not target.is_dir():
-        beside = target.with_name(f".tmp-{target.name}-{os.getpid()}")
-        for source, name in _sources(plugins):
-            (beside / name).parent.mkdir(parents=True, exist_ok=True)
-            if source.is_dir():
-                shutil.copytree(source, beside / name, ignore=_LEFT_OUT, dirs_exist_ok=True)
-            else:
-                shutil.copy2(source, beside / name)
+    """A copy of the code below a folder, one for each state of it; the folder to put first on a job's path. It is run:
+    one that is there, in a folder that may come from a stranger, is used where it is this code and nothing more."""
+    target = real_folder(folder / ".code") / fingerprint(plugins)
+    draft = draft_of(target)
+    for source, name in _sources(plugins):
+        (draft / name).parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, draft / name, ignore=_LEFT_OUT, dirs_exist_ok=True)
+        else:
+            shutil.copy2(source, draft / name)
+    for compiled in target.rglob("__pycache__"):
+        remove(compiled)
+    if target.is_symlink() or _contents(target) != _contents(draft):
+        remove(target)
         with suppress(OSError):  # another process was first
-            beside.rename(target)
-        shutil.rmtree(beside, ignore_errors=True)
+            draft.rename(target)
+    remove(draft)
     return target.resolve()
+
+
+def _contents(folder: Path) -> dict[str, str | None]:
+    """A hash of each file below a folder, by its place; None of what is no file."""
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {
+        str(path.relative_to(folder)): None if path.is_symlink() or not path.is_file() else sha256(path)
+        for path in paths
+        if "__pycache__" not in path.parts
+    }

@@ -1,4 +1,4 @@
-"""Writing so that a crash at any moment leaves the old content or the new, never half of it."""
+"""The files of a run and those that a user asks for: rows, tables and JSON, each in one move."""
 
 from __future__ import annotations
 
@@ -14,37 +14,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from lmtool.drafts import draft_of, replace_bytes, sync_path
 from lmtool.errors import UserError
-from lmtool.manifest import sync_path, write_bytes
 from lmtool.secrets import masked_data, masker
 
 
 def replace_text(path: Path, text: str) -> None:
     """Replace a small file in one move."""
-    beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    try:
-        write_bytes(beside, text.encode())
-        os.replace(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
-    sync_path(path.parent)
+    replace_bytes(path, text.encode())
 
 
 def replace_link(path: Path, name: str) -> None:
     """Let a link name what stands beside it, in one move; on a disk without links a small file holds the name."""
-    beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    beside.unlink(missing_ok=True)
+    draft = draft_of(path)
     try:
-        beside.symlink_to(name)
+        draft.symlink_to(name)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
         return replace_text(path, f"{name}\n")
     try:
-        os.replace(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
         raise
     sync_path(path.parent)
 
@@ -67,24 +59,27 @@ def lines_of(path: Path) -> Iterator[bytes]:
             yield line
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """JSON lines, masked, in one move: a file that was there stays until the last row is made. What is no regular
-    file (a pipe, /dev/stdout) is written to directly. OSError where the disk refuses; nothing is left then."""
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], typed: bool = True) -> None:
+    """JSON lines, masked, in one move, see `in_one_move`: a file that was there stays until the last row is made.
+    OSError where the disk refuses; nothing is left then."""
     mask = masker()
 
     def lines(file: TextIO) -> None:
         file.writelines(to_json(masked_data(plain_data(dict(row)), mask), indent=None) + "\n" for row in rows)
 
-    _in_one_move(path, lines)
+    _in_one_move(path, lines, typed)
 
 
 @contextmanager
-def in_one_move(path: Path) -> Iterator[Path]:
-    """Where to write a file that takes its place when the block ends; one that was there stays until then. What is no
-    regular file (a pipe, /dev/stdout) is written to directly."""
-    path = Path(os.path.realpath(path))
-    direct = path.exists() and not path.is_file()
-    draft = path if direct else path.with_name(f".tmp-{path.name}-{os.getpid()}")
+def in_one_move(path: Path, typed: bool = True) -> Iterator[Path]:
+    """Where to write a file that takes its place when the block ends; one that was there stays until then.
+
+    typed: whether a user has typed the path: links that he made are followed, and what is no regular file (a pipe,
+    /dev/stdout) is written to directly. In a run's folder a link is replaced.
+    """
+    path = Path(os.path.realpath(path)) if typed else path
+    direct = typed and path.exists() and not path.is_file()
+    draft = path if direct else draft_of(path)
     try:
         yield draft
         if not direct:
@@ -95,8 +90,8 @@ def in_one_move(path: Path) -> Iterator[Path]:
         raise
 
 
-def _in_one_move(path: Path, write: Callable[[TextIO], None]) -> None:
-    with in_one_move(path) as draft, draft.open("w", encoding="utf-8", newline="\n") as file:
+def _in_one_move(path: Path, write: Callable[[TextIO], None], typed: bool) -> None:
+    with in_one_move(path, typed) as draft, draft.open("w", encoding="utf-8", newline="\n") as file:
         write(file)
 
 
@@ -108,7 +103,7 @@ class _Tabs(csv.unix_dialect):
     delimiter, quoting, quotechar = "\t", csv.QUOTE_NONE, None
 
 
-def write_delimited(path: Path, rows: Iterable[Mapping[str, Any]], delimiter: str) -> None:
+def write_delimited(path: Path, rows: Iterable[Mapping[str, Any]], delimiter: str, typed: bool = True) -> None:
     """A table with a header line, masked, in one move as `write_rows`. By tabs no cell is quoted: UserError where one
     holds a tab or a line end."""
     mask = masker()
@@ -127,7 +122,7 @@ def write_delimited(path: Path, rows: Iterable[Mapping[str, Any]], delimiter: st
             except csv.Error as error:
                 raise UserError(f"output={path}: a cell holds a tab or a line end", "give output=NAME.csv") from error
 
-    _in_one_move(path, lines)
+    _in_one_move(path, lines, typed)
 
 
 def remove_folder(folder: Path) -> None:

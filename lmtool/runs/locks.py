@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lmtool.drafts import boot, process_exists
 from lmtool.errors import UserError, cannot_write
 
 
@@ -30,20 +31,13 @@ class Owner:
 
     @classmethod
     def me(cls) -> Owner:
-        return cls(socket.gethostname(), _boot(), os.getpid(), _started(os.getpid()))
+        return cls(socket.gethostname(), boot(), os.getpid(), _started(os.getpid()))
 
     def alive(self) -> bool:
         """False only where it is certain: this host, and another boot or no such process."""
         if self.host != socket.gethostname():
             return True
-        return self.boot == _boot() and _started(self.pid) == self.started and _exists(self.pid)
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+        return self.boot == boot() and _started(self.pid) == self.started and process_exists(self.pid)
 
 
 def _started(pid: int) -> str:
@@ -52,16 +46,6 @@ def _started(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 class Lock:
@@ -110,6 +94,9 @@ class Lock:
         owner = _read(handle)
         if owner is not None and owner.alive():
             raise self._held(owner)
+        if os.fstat(handle).st_nlink > 1:  # the same file under another name, which is not ours to write
+            self.path.unlink()
+            return False
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps(asdict(Owner.me())).encode(), 0)
         os.fsync(handle)
@@ -151,10 +138,11 @@ def held(path: Path) -> bool:
 
 def _open(path: Path) -> tuple[int, bool]:
     """The open file, and whether it was made just now."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), True
+        return os.open(path, flags | os.O_EXCL, 0o644), True
     except FileExistsError:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), False
+        return os.open(path, flags, 0o644), False
 
 
 def _read(handle: int) -> Owner | None:

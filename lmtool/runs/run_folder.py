@@ -26,6 +26,7 @@ import yaml
 
 from lmtool.config import yaml_files
 from lmtool.config.checkpoint import read_config, saved_steps
+from lmtool.drafts import open_to_append
 from lmtool.errors import UserError, cannot_write
 from lmtool.runs.files import lines_of, plain_data, replace_link, replace_text, to_json, write_rows
 from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, differing, finished, grows, require_name
@@ -38,6 +39,8 @@ _FILES = (
     "config.yaml", "environment.json", "facts.json", "log.txt", "metrics.jsonl", "predictions.jsonl", "report.html",
     "result.json", "samples.json",
 )  # fmt: skip
+_WRITTEN_IN_PLACE = ("LOCK", "log.txt")
+_FOLDERS = ("checkpoints", "diverged", "plots", "tensorboard", "wandb")
 SamePast = Callable[[Path, Path], None]
 Complete = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 _PACKAGES = ("lmtool", "torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
@@ -233,13 +236,13 @@ class RunFolder:
         """A file of JSON lines, replaced in one move and masked; the rows are never held all at once."""
         path = self.path / name
         try:
-            write_rows(path, rows)
+            write_rows(path, rows, typed=False)
         except OSError as error:
             raise cannot_write(path, error) from error
 
     def append_log(self, line: str) -> None:
         """A line in log.txt, masked. OSError where the disk refuses; nothing is held back for later."""
-        with (self.path / "log.txt").open("ab", buffering=0) as file:
+        with os.fdopen(open_to_append(self.path / "log.txt"), "ab", buffering=0) as file:
             file.write(f"{shown(line)}\n".encode())
 
     def log(self, text: str) -> None:
@@ -273,7 +276,7 @@ class RunFolder:
         if not self._pending and not sync:
             return
         content = self._pending.encode()
-        handle = os.open(self.path / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        handle = open_to_append(self.path / "metrics.jsonl")
         try:
             end = os.fstat(handle).st_size
             written = os.write(handle, content)
@@ -338,12 +341,16 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 
 def _require_files(path: Path) -> None:
     """UserError where something else stands under the name of a file that a run writes: a folder, a pipe, a link to
-    nothing. It would be met when the training is done. The log alone may be a device, such as /dev/null: it is only
-    appended to, and one that cannot be written costs a warning."""
+    nothing. It would be met when the training is done. A link to a file is replaced by the run's own; one in the place
+    of a folder, or of a file that is written where it stands, would lead out of the run."""
+    for name in (*_WRITTEN_IN_PLACE, *_FOLDERS):
+        if (path / name).is_symlink():
+            raise UserError(
+                f"{path / name} is a link; a run writes inside its own folder alone",
+                f"rm {path / name}, or give another name=; run_dir= puts a run on another disk",
+            )
     for name in _FILES:
         file = path / name
-        if name == "log.txt" and file.is_char_device():
-            continue
         if os.path.lexists(file) and not file.is_file():
             kind = "a folder" if file.is_dir() else "a link to nothing" if not file.exists() else "no regular file"
             raise UserError(f"{file} is {kind}; a run writes a file there", "move it away, or give another name=")

@@ -27,6 +27,7 @@ from lmtool.session.finetuning import Finetuning
 from lmtool.session.open_run import OpenRun, open_run
 from lmtool.session.pretraining import Pretraining
 from lmtool.session.session import Session
+from lmtool.signals import too_late
 from lmtool.training.agreement import require_same
 from lmtool.training.loop import train
 from lmtool.training.profiling import StopTraining
@@ -86,6 +87,8 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
             extensions=companions,
             group=opened.group,
         )
+    folder = opened.folder
+    too_late(command_line("resume", str(folder.path)), folder.log, folder.writes)
     load_best_weights(opened, training, session.trained, {name for part in companions for name in part.excluded})
     baseline = screens.updated_baseline(opened, baseline, learner.headline, training.metrics)
     rows = result_rows(session, training, baseline)

@@ -21,6 +21,7 @@ from lmtool.runs.run_folder import RunFolder, choose_folder
 from lmtool.schema.run import RunConfig
 from lmtool.secrets import masked
 from lmtool.session.extending import require_same_past
+from lmtool.signals import Interrupts, stopped, take_late
 from lmtool.trackers.base import RunFacts
 from lmtool.trackers.tracking import Trackers
 from lmtool.training.agreement import keys, require_same, versions
@@ -70,7 +71,8 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
     """
     precision = choose_precision(config.precision, choose_device(config.device))
     require_compiler(config.compile, precision.device)
-    with process_group(precision.device) as group:
+    take_late()  # of a run before, in this process
+    with Interrupts(), process_group(precision.device) as group:
         data = saved.save(config, verb)
         if group.size > 1:
             require_same(group, {**versions(tuple(config.plugins)), **keys(saved.body(data))})
@@ -93,7 +95,7 @@ def _opened(
     verb: str, config: RunConfig, stem: str, precision: Precision, group: Group, data: dict[str, Any]
 ) -> Iterator[OpenRun]:
     """The run as the process has it that writes."""
-    others = RUNS.exists()
+    others, folder = RUNS.exists(), None
     try:
         folder = choose_folder(RUNS, config.name, config.run_dir, stem)
         same_past = partial(require_same_past, verb, config)
@@ -108,6 +110,9 @@ def _opened(
                 run.write_environment(sys.argv, {"device": str(precision.device), "devices": group.size})
             with _trackers(verb, config, run, output) as trackers:
                 yield OpenRun(verb, config, run, output, precision, trackers, group)
+    except KeyboardInterrupt as interrupt:
+        resume = None if folder is None else words(["lmtool", "resume", str(folder)])
+        raise stopped(interrupt, " while the run was made ready", resume) from interrupt
     except UserError:
         if not others:  # a mistake leaves no empty folder behind; one with runs in it stays
             with suppress(OSError):

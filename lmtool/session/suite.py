@@ -16,9 +16,9 @@ from typing import Any
 from lmtool.config import compose
 from lmtool.config.tables import Choice
 from lmtool.data.split import Rows
+from lmtool.drafts import replace_bytes, require_no_link
 from lmtool.errors import UserError
 from lmtool.learners.inference import Inference
-from lmtool.manifest import write_bytes
 from lmtool.ranks import place_of
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
@@ -26,6 +26,7 @@ from lmtool.runs.files import to_json
 from lmtool.schema.run import FinetuneConfig
 from lmtool.session.open_run import RUNS
 from lmtool.session.trained import read_trained
+from lmtool.signals import Interrupted, take_late
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.glue import GlueConfig
 from lmtool.tasks.loading import load_task
@@ -50,6 +51,9 @@ def run(config: FinetuneConfig, suite: GlueConfig, overrides: list[str], finetun
     output.line(f"{suite.name}: {', '.join(trained)} in {root}; without data: {', '.join(absent) or 'none'}", "bold")
     results = {}
     for name, task in trained.items():
+        if late := take_late():  # the task before was at its end
+            raise Interrupted(late[0])
+        require_no_link(root / name)
         own = {"task": task, "name": None, "run_dir": str(root / name)}
         results[name] = finetune(config.model_copy(update=own), overrides)
     scores = {name: score_of(name, result["metrics"]) for name, result in results.items()}
@@ -74,7 +78,7 @@ def run(config: FinetuneConfig, suite: GlueConfig, overrides: list[str], finetun
         output.line(f"the leaderboard asks for these too: {', '.join(lacking)}")
     summary = {"average": mean, "members": counted, "scores": scores, "without_data": absent, "files": list(files)}
     if writes:
-        write_bytes(root / f"{suite.name}.json", to_json(summary).encode())
+        replace_bytes(root / f"{suite.name}.json", to_json(summary).encode())
     return {"metric": "average", "value": mean, **summary}
 
 
@@ -131,4 +135,4 @@ def _write_zip(path: Path, files: Mapping[str, str]) -> None:
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
             archive.writestr(zipfile.ZipInfo(name), text)
-    write_bytes(path, content.getvalue())
+    replace_bytes(path, content.getvalue())

@@ -6,6 +6,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from lmtool.drafts import real_folder
+
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _held: list[int] = []
 
@@ -25,10 +27,9 @@ def take_device(sweep: Path, asked: object) -> None:
     devices = visible_devices()
     if _held or len(devices) < 2 or asked not in ("auto", "cuda"):
         return
-    locks = sweep / ".devices"
-    locks.mkdir(exist_ok=True)
+    locks = real_folder(sweep / ".devices")
     for device in devices:
-        handle = os.open(locks / device, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(locks / device, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -15,6 +15,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lmtool.config.overrides import Typed
+from lmtool.drafts import real_folder, require_no_link
 from lmtool.errors import UserError, cannot_write
 from lmtool.runs.identity import FREE_KEYS, differing
 from lmtool.secrets import masked_data
@@ -121,12 +122,13 @@ class SweepFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             records.write(self.path, SUBMISSION, submission)
             for place in places:
+                require_no_link(place.folder / records.LOG)
                 if not (place.folder / records.SUBMITTED).is_file():
-                    place.folder.mkdir(exist_ok=True)
+                    real_folder(place.folder)
                     submitted = {"overrides": place.overrides, "varied": place.varied, "config": place.config}
                     records.write(place.folder, records.SUBMITTED, submitted)
         except OSError as error:
-            raise cannot_write(self.path, error, "name") from error
+            raise cannot_write(Path(error.filename or self.path), error, "name") from error
 
 
 def _placed(

@@ -19,8 +19,10 @@ from types import FrameType
 from typing import Any
 
 from lmtool import errors
+from lmtool.drafts import open_to_append
 from lmtool.errors import REQUEUE, LmtoolError, Stopped
 from lmtool.runs import code
+from lmtool.signals import STATUS, Interrupted, stopped, take_late
 from lmtool.sweeps import records
 from lmtool.sweeps.devices import take_device
 from lmtool.sweeps.table import end_of_job
@@ -84,6 +86,8 @@ def perform(run_command: Run, config: Any) -> float:
     if not stopped and not records.done(folder, job.has_result):
         with _log_of(folder) if job.apart else contextlib.nullcontext(), _alone(job):
             _perform(run_command, job, folder)
+        if not job.apart and (late := take_late()):  # the job was at its end; no further one starts
+            raise SystemExit(STATUS[late[0]])
     if job.is_orphan:  # nobody is left to hear of it, and loky's process would wait for its next job for ever
         os._exit(errors.TERMINATED)
     value = records.read(folder).get("value")
@@ -120,8 +124,9 @@ def _perform(run_command: Run, job: Job, folder: Path) -> None:
             # Not an Exception, which Hydra would keep for the end: no further job starts.
             raise SystemExit(error.exit_status) from error
         say_error(error.message)
-    except KeyboardInterrupt:
-        record |= {"exit_status": errors.INTERRUPTED, "error": "interrupted"}
+    except KeyboardInterrupt as interrupt:
+        end = stopped(interrupt)
+        record |= {"exit_status": end.exit_status, "error": end.message}
         if not job.apart:
             raise
     except SystemExit:  # submitit has asked to be queued again, in the middle of the work
@@ -212,8 +217,7 @@ def _alone(job: Job) -> Iterator[None]:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    status = REQUEUE if number in (signal.SIGUSR1, signal.SIGUSR2) else errors.TERMINATED
-    raise Stopped(f"stopped by {signal.Signals(number).name}", status)
+    raise Interrupted(number)
 
 
 def _end_with(parent: int) -> None:
@@ -228,7 +232,7 @@ def _log_of(folder: Path) -> Iterator[None]:
     """What this process prints goes into the log of its job, behind what stands there."""
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     _flush()
-    with (folder / records.LOG).open("ab") as log:
+    with os.fdopen(open_to_append(folder / records.LOG), "ab") as log:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
     try:

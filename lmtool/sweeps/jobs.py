@@ -32,6 +32,7 @@ from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.reporting.text import lower_is_better
 from lmtool.runs.identity import require_name
+from lmtool.signals import stopped
 from lmtool.sweeps import studies
 from lmtool.sweeps.folders import Place, SweepFolder
 from lmtool.sweeps.grid import with_grid
@@ -152,11 +153,11 @@ def _run_in(
                 launch.start(places, config.hydra.sweeper.max_batch_size)
             else:
                 _search(request, sweep, typed, hydra, launch)
-    except KeyboardInterrupt:
-        early = launch.interrupted or errors.INTERRUPTED if launch else errors.INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        early = (launch.interrupted if launch else 0) or stopped(interrupt).exit_status
         return [early, *(launch.statuses() if launch else [])]
-    except SystemExit as stopped:
-        return [stopped.code if isinstance(stopped.code, int) else errors.FAULT]
+    except SystemExit as end:
+        return [end.code if isinstance(end.code, int) else errors.FAULT]
     return [launch.interrupted, *launch.statuses()]
 
 

@@ -25,9 +25,11 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from lmtool import errors
+from lmtool.drafts import real_folder
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.runs import code
+from lmtool.signals import STATUS
 from lmtool.sweeps import queues, records
 from lmtool.sweeps.folders import Place, SweepFolder
 from lmtool.sweeps.job import STOPPED, Job, Run, perform
@@ -36,13 +38,6 @@ from lmtool.terminal import say, say_error
 
 HERE = ("basic", "joblib", "submitit_local")
 """Launchers whose jobs run on this machine, as soon as they are started."""
-_FORWARDED = {
-    signal.SIGINT: errors.INTERRUPTED,
-    signal.SIGTERM: errors.TERMINATED,
-    signal.SIGHUP: errors.TERMINATED,
-    signal.SIGUSR1: errors.REQUEUE,
-    signal.SIGUSR2: errors.REQUEUE,
-}
 
 
 class Prepared:
@@ -154,7 +149,7 @@ class Launch:
         threads, _ = self._threads()
         changed: dict[str, str] = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         if self.name.startswith("submitit"):
-            (self.sweep.path / ".submitit").mkdir(mode=0o700, exist_ok=True)  # its files are run, and hold all values
+            os.chmod(real_folder(self.sweep.path / ".submitit"), 0o700)  # its files are run, and hold all values
             path = [str(code.copied(self.sweep.path, self.plugins)), *filter(None, [os.environ.get("PYTHONPATH")])]
             # Started with -m, python would look into the working folder first, which may be lmtool's own.
             changed |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
@@ -228,10 +223,9 @@ class Launch:
             count += 1
             if count > 2:
                 raise KeyboardInterrupt
-            self.interrupted = _FORWARDED[signal.Signals(number)]
+            self.interrupted = STATUS[signal.Signals(number)]
             if count == 1:
-                (self.sweep.path / STOPPED).mkdir(exist_ok=True)
-                (self.sweep.path / STOPPED / self.identity).touch()
+                (real_folder(self.sweep.path / STOPPED) / self.identity).touch()
                 say(f"{signal.Signals(number).name}: the jobs save checkpoints and stop")
             for waited in queue:
                 waited.interrupt()
@@ -239,7 +233,7 @@ class Launch:
                 queues.interrupt(place.folder, number)
 
         # A queue of a cluster runs on when the terminal is lost.
-        numbers = [number for number in _FORWARDED if self.name in HERE or number != signal.SIGHUP]
+        numbers = [number for number in STATUS if self.name in HERE or number != signal.SIGHUP]
         before = {number: signal.signal(number, handle) for number in numbers}
         try:
             yield

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from lmtool.config import plugins
 from lmtool.config.tables import build, lookup
+from lmtool.signals import STATUS
 from lmtool.trackers import configs as configs
 from lmtool.trackers.base import RunFacts, Tracker
 
@@ -22,7 +23,7 @@ def main() -> None:
     # What a library prints is for nobody's eyes: only answers go where the run reads.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STATUS:
         signal.signal(number, signal.SIG_IGN)  # the run decides when it ends; where that is gone, its pipe ends
     messages = iter(sys.stdin.readline, "")
     try:

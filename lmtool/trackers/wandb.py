@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lmtool.drafts import draft_of, real_folder
 from lmtool.secrets import masked_data
 from lmtool.trackers.base import RunFacts, Tracker, numbers
 from lmtool.trackers.configs import WandbConfig
@@ -103,7 +104,6 @@ class Memory:
         self.save()
 
     def save(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_name(f".tmp-{self.path.name}")
+        draft = draft_of(real_folder(self.path.parent) / self.path.name)
         draft.write_text(json.dumps({"id": self.id, "steps": self._steps}) + "\n", encoding="utf-8")
         draft.replace(self.path)  # without waiting for the disk: a row twice after a power cut costs nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmtool.drafts import draft_of, real_folder, replace_bytes
 from lmtool.errors import Diverged, NotFinite
-from lmtool.manifest import write_bytes
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.runs.files import to_json
 from lmtool.training.group import ALONE, Group
@@ -135,8 +136,7 @@ def _diverged(folder: Path | None, step: int, data: Step, message: str, facts: M
 
 def save_batch(folder: Path, step: int, data: Step, facts: Mapping[str, Any]) -> Path:
     """`diverged/step_N.safetensors` with the tensors of every micro-batch, and `.json` with lengths and facts."""
-    place = folder / "diverged"
-    place.mkdir(parents=True, exist_ok=True)
+    place = real_folder(folder / "diverged")
     tensors: dict[str, Tensor] = {}
     lengths: list[dict[str, Any]] = []
     for number, batch in enumerate(data.batches):
@@ -144,8 +144,11 @@ def save_batch(folder: Path, step: int, data: Step, facts: Mapping[str, Any]) ->
         outputs = None if batch.outputs is None else list(batch.outputs.lengths)
         lengths.append({"inputs": list(batch.inputs.lengths), "outputs": outputs})
     path = place / f"step_{step:08d}.safetensors"
-    save_tensors(tensors, path)
-    write_bytes(path.with_suffix(".json"), to_json({**facts, "lengths": lengths, "next_cursor": data.cursor}).encode())
+    draft = draft_of(path)
+    save_tensors(tensors, draft)
+    os.replace(draft, path)
+    facts = {**facts, "lengths": lengths, "next_cursor": data.cursor}
+    replace_bytes(path.with_suffix(".json"), to_json(facts).encode())
     return path
 
 

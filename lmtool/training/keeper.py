@@ -26,6 +26,7 @@ from lmtool.config.checkpoint import (
     saved_steps,
     verify,
 )
+from lmtool.drafts import remove
 from lmtool.errors import UserError, cannot_write
 from lmtool.nn.carried import carried_tensors, load_carried
 from lmtool.runs import checkpoints as disk
@@ -103,7 +104,7 @@ class Keeper:
         """Take away what a kill left; the lock is ours, so nobody writes there."""
         for pattern in (f"{TEMPORARY}*", f"{DELETED}*"):
             for left in self.folder.glob(pattern):
-                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+                remove(left)
 
     def require_space(self, steps: float) -> None:
         """UserError where the disk cannot hold the checkpoints of this run: its own weights, and two moments of what

@@ -22,6 +22,7 @@ from lmtool import errors, ranks
 from lmtool.config.plugins import command_line
 from lmtool.errors import UserError
 from lmtool.ranks import LAUNCHER, PID, Ends, Place, place_of, started_together
+from lmtool.signals import Interrupted
 from lmtool.terminal import say_error
 
 THREADS = "OMP_NUM_THREADS"
@@ -98,14 +99,12 @@ def launch(processes: int, words: Sequence[str]) -> int:
         )
         with _environment(processes), _handing_on(Path(folder), processes) as received:
             try:
-                elastic_launch(config, sys.executable)("-m", "lmtool", *words)
+                elastic_launch(config, sys.executable)("-P", "-m", "lmtool", *words)
             except ChildFailedError as error:
                 failed = {rank: failure.exitcode for rank, failure in error.failures.items()}
                 return _ended(Path(folder), processes, failed, received)
             except SignalException as error:  # before all processes were there
-                if error.sigval == signal.SIGINT:
-                    raise KeyboardInterrupt from error
-                return 128 + int(error.sigval)
+                raise Interrupted(error.sigval) from error
     return errors.DONE
 
 
@@ -162,8 +161,8 @@ def _ended(folder: Path, processes: int, failed: Mapping[int, int], received: Se
     if said:
         return said[0].exit_status
     killed = {rank: -code for rank, code in failed.items() if code < 0}
-    if killed and received:  # before they trained, where one process ends by it too, without a word
-        return 128 + received[0]
+    if killed and received:  # before they could say a word
+        raise Interrupted(received[0])
     if killed:  # the launcher itself ends the others by SIGTERM, or SIGKILL where that does not help
         rank = min(killed, key=lambda rank: (rank in ends, killed[rank] == signal.SIGTERM, rank))
         say_error(*_killed(rank, killed[rank], _run_of(attempt)))

@@ -11,6 +11,7 @@ decide by a clock or a signal is decided once a step for all.
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from lmtool.errors import NotFinite, UserError
 from lmtool.nn.regions import regions_by
 from lmtool.nn.stack import recompute_layers
 from lmtool.runs.run_folder import RunFolder
+from lmtool.signals import Signals
 from lmtool.training.alike import require_alike
 from lmtool.training.budgets import Budget, has_row
 from lmtool.training.compiling import compiled
@@ -46,11 +48,11 @@ from lmtool.training.progress import (
 from lmtool.training.results import training_result
 from lmtool.training.row_gradients import row_gradients
 from lmtool.training.sharded import outside_layers, shard
-from lmtool.training.signals import Signals, agreed
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Learner, Loader, Step
 
 Evaluate = Callable[[int], Mapping[str, Any]]
+_SECONDS = "seconds"
 
 
 def train(
@@ -140,6 +142,17 @@ def train(
                     raise signals.stopped(step, saved)
     listener.on_end()
     return training_result(run, learner, named, progress, precision)
+
+
+def agreed(group: Group, seconds: float, signals: Signals) -> tuple[float, bool]:
+    """What a clock and the signals say, the same for all processes of a group: the seconds of rank 0, and whether any
+    was asked to stop, as all are then."""
+    received = {} if signals.received is None else {signals.received.name: 1.0}
+    said = group.sum({_SECONDS: 0.0 if group.rank else seconds, **received})
+    names = [name for name in said if name != _SECONDS]
+    if names and signals.received is None:
+        signals.received = signal.Signals[names[0]]
+    return said[_SECONDS], bool(names)
 
 
 def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings, group: Group = ALONE) -> Progress:

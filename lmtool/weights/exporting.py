@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from lmtool.config.checkpoint import CARRIED, DATA, MODEL, OPTIMIZER, read_manifest
 from lmtool.config.tables import builder_module, entry_of
+from lmtool.drafts import draft_of
 from lmtool.errors import UserError
 from lmtool.manifest import write_manifest
 from lmtool.models.configs import ModelConfig
@@ -236,7 +236,7 @@ def require_new(output: Path) -> None:
 def whole_folder(output: Path, fill: Callable[[Path], None]) -> None:
     """A new folder that appears when `fill` has filled it. UserError where one with contents is there."""
     require_new(output)
-    draft = output.parent / f".{output.name}.{os.getpid()}"
+    draft = draft_of(output)
     try:
         draft.mkdir(parents=True)
         fill(draft)

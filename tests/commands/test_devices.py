@@ -14,6 +14,7 @@ import pytest
 
 from tests.commands.conftest import write_rows, write_text
 from tests.commands.test_suite import write
+from tests.test_environment import PLANTED, plant_modules
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -32,6 +33,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("devices")
     write_text(folder / "text.txt")
     write_rows(folder / "rows")
+    plant_modules(folder)
     return folder
 
 
@@ -48,6 +50,7 @@ def start(place, *words, fault=None, by=(sys.executable, "-m", "lmtool")):
 def ended(place, process):
     """Exit status, standard output, and the lines of standard error."""
     status = process.wait(SECONDS)
+    assert not (place / PLANTED).exists()
     return status, (place / "stdout.txt").read_text(), (place / "stderr.txt").read_text().splitlines()
 
 
@@ -56,7 +59,7 @@ def run(place, *words, **how):
 
 
 def torchrun(processes=2):
-    return (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "-m", "lmtool")
+    return (sys.executable, "-P", "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "-m", "lmtool")
 
 
 def rows(place, name):

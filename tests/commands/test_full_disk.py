@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from lmtool import cli
-from lmtool.reporting import report
-from lmtool.runs import locks
+from lmtool import cli, drafts
+from lmtool.runs import locks, run_folder
 from tests.commands.conftest import TINY, finetune, pretrain
 
 
@@ -64,11 +63,17 @@ def test_the_report_of_a_finished_run_is_written_later(place: Path, capsys: pyte
     assert (folder / "report.html").read_text().endswith("</html>\n")
 
 
-def test_a_log_on_a_full_disk_costs_the_log_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_on_a_full_disk_costs_the_log_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = run_folder.open_to_append
+    monkeypatch.setattr(
+        run_folder,
+        "open_to_append",
+        lambda path: os.open("/dev/full", os.O_WRONLY) if path.name == "log.txt" else opened(path),
+    )
     for name, more, status in (("trained", (), 0), ("refused", ("data.path=nowhere.txt",), 2)):
         folder = Path("runs") / name
-        folder.mkdir(parents=True)
-        (folder / "log.txt").symlink_to("/dev/full")
         capsys.readouterr()
         assert pretrain(name, "max_steps=2", *more, status=status) == folder
         captured = capsys.readouterr()
@@ -89,8 +94,8 @@ def test_a_report_on_a_read_only_disk(
     def refuse(path: Path, *arguments: Any, **keywords: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    for name in ("write_bytes", "mkdir"):
-        monkeypatch.setattr(report.Path, name, refuse)
+    monkeypatch.setattr(drafts, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     capsys.readouterr()
     assert cli.main(["report", *runs]) == 2
     error = capsys.readouterr().err

@@ -26,6 +26,7 @@ from lmtool.data.store import open_store, release
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
+from lmtool.signals import STATUS
 from lmtool.tokenizers.configs import WordPieceConfig
 from lmtool.tokenizers.tokenizer import FILES as TOKENIZER
 
@@ -364,6 +365,17 @@ def test_a_process_that_dies_is_reported(tokenizers, monkeypatch):
     with pytest.raises(UserError, match=r"ended early \(exit status 3\)") as caught:
         list(tokenizing.tokenize(tokenizers["wordpiece"], portions(iter([("The cat sat.", True)])), 2))
     assert "the same command continues" in caught.value.hint
+
+
+def test_signals_are_for_the_process_that_reads(tokenizers):
+    """A batch system may send them to every process of a job."""
+    with tokenizing._Children(tokenizers["wordpiece"], 1) as children:
+        for _ in range(2):
+            portion = next(portions(iter([("The cat sat.", True)])))
+            assert len(children.submit(portion).result().tokens)
+            for number in STATUS:
+                children._all[0].send_signal(number)
+        assert children._all[0].poll() is None
 
 
 def test_processes_follow_text_and_environment(monkeypatch):

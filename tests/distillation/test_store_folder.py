@@ -46,6 +46,28 @@ def test_a_folder_that_was_typed_is_never_made_again(tmp_path):
         open_or_make(shelf, OF, fill)
 
 
+@pytest.mark.parametrize("target", ["mine", "nowhere"])
+def test_a_link_in_a_folder_that_was_typed_is_not_followed(tmp_path, target):
+    """The folder that a user names may be a link of his; one inside, of a stranger's store, leads nowhere."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "store").symlink_to("disk")
+    (tmp_path / "disk" / "outputs").symlink_to(tmp_path / target)
+    shelf = Shelf(str(tmp_path / "store" / "outputs"), str(tmp_path))
+    if target == "mine":
+        with pytest.raises(UserError, match="is there and holds no teacher's outputs"):
+            open_or_make(shelf, OF, fill)
+        (tmp_path / "disk" / "outputs").unlink()
+        (tmp_path / "disk" / ".outputs.lock").unlink(missing_ok=True)
+        (tmp_path / "disk" / ".outputs.lock").symlink_to(tmp_path / "mine" / "lock")
+        with pytest.raises(UserError):
+            open_or_make(shelf, OF, fill)
+    else:
+        assert open_or_make(shelf, OF, fill).folder == tmp_path / "disk" / "outputs"
+        assert not (tmp_path / "disk" / "outputs").is_symlink()
+    assert not [*(tmp_path / "mine").iterdir()] and not (tmp_path / "nowhere").exists()
+
+
 def test_a_pass_that_fails_leaves_nothing(tmp_path):
     def failing(folder):
         fill(folder)

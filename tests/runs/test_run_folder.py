@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 import yaml
 
+from lmtool import drafts
 from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
+from lmtool.reporting.report import write_report
 from lmtool.runs import locks
 from lmtool.runs.locks import Lock, Owner
 from lmtool.runs.run_folder import RunFolder, choose_folder, finished
+from lmtool.training.health import save_batch
 from lmtool.training.loop import train
 from tests.training.fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 
@@ -260,8 +263,7 @@ def test_a_line_of_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
     [
         (Path.mkdir, "a folder", ("result.json", "predictions.jsonl", "log.txt")),
         (os.mkfifo, "no regular file", ("result.json", "predictions.jsonl", "log.txt")),
-        (lambda path: path.symlink_to("nowhere"), "a link to nothing", ("result.json", "predictions.jsonl", "log.txt")),
-        # A log may be a device.
+        (lambda path: path.symlink_to("nowhere"), "a link to nothing", ("result.json", "predictions.jsonl")),
         (lambda path: path.symlink_to("/dev/zero"), "no regular file", ("result.json", "predictions.jsonl")),
     ],
 )
@@ -277,12 +279,97 @@ def test_what_stands_in_the_place_of_a_file_is_refused_before_training(
         assert caught.value.hint and os.path.lexists(path) and len(list(path.parent.iterdir())) == 1
 
 
-def test_a_log_may_be_a_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["LOCK", "log.txt", "checkpoints", "plots", "wandb"])
+@pytest.mark.parametrize("target", ["file", "folder", "nowhere", "/dev/null"])
+def test_a_link_that_would_be_written_through_is_refused(tmp_path: Path, name: str, target: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/log.txt").symlink_to("/dev/null")
+    (tmp_path / "run" / name).symlink_to(tmp_path / target)
+    with pytest.raises(UserError, match=f"run/{name} is a link; a run writes inside its own folder alone") as caught:
+        open_run(tmp_path / "run")
+    assert caught.value.hint is not None and f"rm {tmp_path / 'run' / name}" in caught.value.hint
+    assert (tmp_path / "file").read_text() == "mine" and not [*(tmp_path / "folder").iterdir()]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name] and not (tmp_path / "nowhere").exists()
+
+
+def _symbolic(path: Path, target: Path) -> None:
+    path.symlink_to(target)
+
+
+def _hard(path: Path, target: Path) -> None:
+    path.hardlink_to(target)
+
+
+class Interrupted(FakeLearner):
+    def on_step(self, step: int) -> None:
+        if step == 3:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("link", [_symbolic, _hard])
+def test_what_is_linked_from_a_run_folder_stays_as_it_is(tmp_path: Path, link: Any) -> None:
+    """A run of a stranger, unpacked: files of the user by the names that a run writes, drafts of guessed processes too.
+    A resumed run, its report and its end leave them alone."""
+    budget = settings(max_steps=4, evaluate_every=2)
+    with open_run(tmp_path / "run") as run, pytest.raises(KeyboardInterrupt):
+        train(Interrupted(), FakeLoader(), lambda step: {"loss": 1.0}, run, budget, OPTIMIZER, SCHEDULE)
+    folder, machine = tmp_path / "run", drafts.draft_of(tmp_path / "x").name.rpartition("-")[0][-8:]
+    names = [
+        "environment.json", "facts.json", "metrics.jsonl", "predictions.jsonl", "report.html", "result.json",
+        "checkpoints/last", "checkpoints/best", "plots/loss.png", "diverged/step_00000003.json",
+        *(f".tmp-{name}-{machine}-{os.getpid()}" for name in ("environment.json", "metrics.jsonl", "report.html")),
+    ]  # fmt: skip
+    names += ["LOCK", "log.txt"] if link is _hard else []
+    own: dict[str, tuple[Path, bytes]] = {}
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(exist_ok=True)
+        content = (folder / name).read_bytes() if (folder / name).exists() else b"{}"
+        (folder / name).unlink(missing_ok=True)
+        own[name] = tmp_path / f"own-{number}", content
+        own[name][0].write_bytes(content)
+        link(folder / name, own[name][0])
+    with open_run(folder) as run:
+        run.write_environment(["lmtool"])
+        run.write_json("facts.json", {})
+        run.log("resumes")
+        train(FakeLearner(), FakeLoader(), lambda step: {"loss": 0.5}, run, budget, OPTIMIZER, SCHEDULE)
+        run.write_rows("predictions.jsonl", [{"prediction": 1}])
+        run.write_result({"status": "done"})
+        save_batch(folder, 3, next(iter(FakeLoader().steps(None))), {})
+        write_report(folder)
+    for name, (path, content) in own.items():
+        assert path.read_bytes() == content, name
+        assert not (folder / name).is_symlink() and path.stat().st_nlink == 1, name
+    assert (folder / "log.txt").read_text().count("resumes") and len((folder / "metrics.jsonl").read_text()) > 100
+    assert not [*folder.rglob(".tmp-*")] and not (folder / "LOCK").exists()
+
+
+def test_a_link_planted_on_the_way_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("mine")
     with open_run(tmp_path / "run") as run:
-        run.append_log("nobody reads this")
-    assert (tmp_path / "run/log.txt").is_symlink()
+        run.append({"step": 1})
+        for name in ("metrics.jsonl", "log.txt"):
+            (run.path / name).unlink(missing_ok=True)
+            (run.path / name).symlink_to(tmp_path / "own")
+        run.append({"step": 2})
+        with pytest.raises(OSError):
+            run.sync()
+        (run.path / "metrics.jsonl").unlink()
+        run.sync()
+        assert [row["step"] for row in run.rows()] == [2]
+    assert (tmp_path / "own").read_text() == "mine"
+
+
+def test_a_run_folder_that_is_a_link_is_a_run_folder(tmp_path: Path) -> None:
+    """The user's own: runs/ on another disk, or one run of it."""
+    (tmp_path / "disk" / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs").symlink_to("disk/runs")
+    (tmp_path / "disk" / "runs" / "two").symlink_to("one")
+    with open_run(tmp_path / "runs" / "two") as run:
+        run.log("here")
+        run.announce()
+    assert (tmp_path / "disk/runs/one/log.txt").is_file() and (tmp_path / "runs/latest").readlink() == Path("two")
 
 
 def test_rows_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

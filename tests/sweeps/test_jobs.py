@@ -243,6 +243,22 @@ def test_a_folder_that_cannot_be_written(seen: list[Any], capsys: pytest.Capture
     assert "error: runs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["2_seed-5", "0_seed-0/job.log"])
+def test_links_in_the_folder_of_a_sweep_are_not_followed(
+    seen: list[Any], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder itself may be a link of the user's; what lies in it, unpacked, is not."""
+    Path("disk/mine").mkdir(parents=True)
+    Path("own").mkdir()
+    Path("runs").symlink_to("disk")
+    typed = ["finetune", "model=bert_tiny", "task=sst2", "-m", "name=mine"]
+    assert cli.main([*typed, "seed=0,1"]) == 0
+    Path("runs/mine", name).symlink_to(Path("own").resolve())
+    assert cli.main([*typed, "seed=0,1,5"]) == 2
+    assert f"error: cannot write runs/mine/{name}: a link stands there" in capsys.readouterr().err
+    assert not [*Path("own").iterdir()]
+
+
 def test_user_errors_of_a_job_carry_their_status(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any) -> None:
         raise UserError("no such file", "give data.path=")

@@ -133,7 +133,15 @@ def test_the_code_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (copy / "lmtool/runs/code.py").is_file() and (copy / "lmtool/conf/pretrain.yaml").is_file()
     assert not list(copy.rglob("__pycache__"))
     before = code.fingerprint(["my_own_plugin"])
+    made = copy.stat().st_ino
     assert copy.name == before and code.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy
+    assert copy.stat().st_ino == made and [path.name for path in copy.parent.iterdir()] == [before]
+    for planted in ("json.py", "lmtool/errors.py", "lmtool/__pycache__/errors.pyc"):
+        (copy / planted).parent.mkdir(exist_ok=True)
+        (copy / planted).write_text("planted here")
+        assert code.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy
+        assert not [path for path in copy.rglob("*.py*") if "planted here" in path.read_text()]
+    assert (copy / "lmtool/errors.py").read_bytes() == Path(errors.__file__).read_bytes()
     plugin.write_text("x = 2\n")
     assert code.fingerprint(["my_own_plugin"]) != before
 

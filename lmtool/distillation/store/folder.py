@@ -18,6 +18,7 @@ from typing import Any
 
 from lmtool.data.sources import OnStage
 from lmtool.data.store import locked, rebuilding, writing
+from lmtool.drafts import draft_of, remove
 from lmtool.errors import UserError
 from lmtool.manifest import MANIFEST, Damaged, Manifest, write_manifest
 
@@ -57,7 +58,8 @@ def open_or_make(shelf: Shelf, of: Mapping[str, Any], fill: Fill, progress: OnSt
     of = json.loads(json.dumps({"version": VERSION, **of}))
     key = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
     cache = Path(shelf.cache_dir).expanduser() / "teachers"
-    folder = cache / key[:32] if shelf.typed is None else Path(shelf.typed).expanduser().resolve()
+    typed = None if shelf.typed is None else Path(shelf.typed).expanduser()
+    folder = cache / key[:32] if typed is None else typed.parent.resolve() / typed.name
     if folder.exists() and (opened := _opened(folder, of, shelf, progress)) is not None:
         return opened
     with writing(shelf.cache_dir if shelf.typed is None else folder.parent):
@@ -76,7 +78,7 @@ def open_or_make(shelf: Shelf, of: Mapping[str, Any], fill: Fill, progress: OnSt
 def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage | None) -> Opened | None:
     """A folder that is there; None where it is damaged, and is made again."""
     if shelf.typed is not None and not (folder / MANIFEST).is_file():
-        if folder.is_dir() and not any(folder.iterdir()):
+        if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             return None
         raise UserError(
             f"distill.store={shelf.typed} is there and holds no teacher's outputs",
@@ -117,9 +119,8 @@ def _difference(name: str, there: Any, here: Any) -> str:
 def _make(folder: Path, of: Mapping[str, Any], fill: Fill) -> float:
     """Make it. Returns the seconds that it took."""
     began = time.perf_counter()
-    for left in [*folder.parent.glob(f".{folder.name}.draft*"), folder]:  # of a process that died, or damaged
-        shutil.rmtree(left, ignore_errors=True)
-    draft = folder.with_name(f".{folder.name}.draft{os.getpid()}")
+    remove(folder)  # it is damaged
+    draft = draft_of(folder)
     draft.mkdir()
     try:
         facts = dict(fill(draft))

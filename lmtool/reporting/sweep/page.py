@@ -23,7 +23,7 @@ def write_sweep(sweep: SweepFiles, blocks: Sequence[Block]) -> tuple[Path, Path]
     """Write both files; their paths. UserError where the disk refuses."""
     page, table = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
     with writing(sweep.folder):
-        write_delimited(table, csv_rows(sweep), ",")
+        write_delimited(table, csv_rows(sweep), ",", typed=False)
         write_page(page, html.page(f"{sweep.name} · lmtool", [part for part in _body(sweep, blocks) if part]))
     return page, table
 

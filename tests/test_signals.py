@@ -15,9 +15,10 @@ import torch
 from lmtool.config.checkpoint import find
 from lmtool.errors import Stopped
 from lmtool.runs import checkpoints
+from lmtool.signals import Signals
 from lmtool.training import keeper
 from lmtool.training.loop import train
-from lmtool.training.signals import Signals
+from tests.training.fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 
 from .fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 

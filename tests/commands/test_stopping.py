@@ -1,0 +1,157 @@
+"""Signals while a command does anything but train: the exit status says what came, the folder is given up, and what was
+typed goes on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtool import cli
+from lmtool.data import store_draft, vocabulary
+from lmtool.distillation.store.outputs import TermWriter
+from lmtool.session import fit as training
+from lmtool.signals import take_late
+from tests.commands.conftest import TINY, finetune, pretrain
+
+NUMBERS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143, signal.SIGUSR1: 75, signal.SIGUSR2: 75}
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """What is ignored stays ignored, as in the background of a script."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in NUMBERS}
+    yield
+    assert all(signal.getsignal(number) is signal.SIG_DFL for number in NUMBERS)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    take_late()
+
+
+def signalling(patch: pytest.MonkeyPatch, owner: Any, name: str, *numbers: signal.Signals, call: int = 1) -> list[int]:
+    """Let a function send signals to this process when it is called for so many times. Returns its calls."""
+    real: Callable[..., Any] = getattr(owner, name)
+    calls: list[int] = []
+
+    def sending(*arguments: Any, **named: Any) -> Any:
+        calls.append(len(calls) + 1)
+        for number in numbers if len(calls) == call else ():
+            os.kill(os.getpid(), number)
+        return real(*arguments, **named)
+
+    patch.setattr(owner, name, sending)
+    return calls
+
+
+def stopped(error: str, number: signal.Signals, run: Path) -> bool:
+    """Whether that is all that was said of it."""
+    return error.splitlines() == [
+        f"error: stopped by {number.name} while the run was made ready", f"hint: lmtool resume {run}"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_while_text_is_tokenized(
+    place: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        signalling(patch, store_draft.StoreDraft, "_enter", number)
+        run = pretrain("a", "max_steps=2", status=NUMBERS[number])
+    assert stopped(capsys.readouterr().err, number, run)
+    assert not (run / "LOCK").exists() and (run / "config.yaml").exists() and not (run / "checkpoints").exists()
+    assert not [path for path in Path("cache/stores").iterdir() if path.name.startswith(".tmp-")]
+    assert cli.main(["resume", str(run)]) == 0 and (run / "result.json").exists()
+
+
+def test_while_a_vocabulary_is_learned(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The library calls back for text, and passes on what is raised there."""
+    parts = vocabulary.documents
+
+    def sending(*arguments: Any) -> Iterator[str]:
+        for part in parts(*arguments):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield part
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vocabulary, "documents", sending)
+        run = pretrain("a", "max_steps=2", status=143)
+    assert stopped(capsys.readouterr().err, signal.SIGTERM, run) and not (run / "LOCK").exists()
+    pretrain("a", "max_steps=2")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_while_a_teacher_is_stored(
+    place: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["checkpoint=none", "model=bert_tiny", *TINY, "max_steps=2", "max_epochs=null"]
+    teacher = finetune("teacher", *words)
+    words += ["distill=soft", f"distill.teacher={teacher}", "distill.store=true"]
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        signalling(patch, TermWriter, "add", number)
+        run = finetune("a", *words, status=NUMBERS[number])
+    assert stopped(capsys.readouterr().err, number, run) and not (run / "LOCK").exists()
+    assert not [path for path in Path("cache/teachers").iterdir() if path.is_dir()]
+    finetune("a", *words)
+
+
+@pytest.mark.parametrize(("numbers", "status"), [((signal.SIGTERM,), 0), ((signal.SIGUSR1, signal.SIGINT), 130)])
+def test_after_the_last_step(
+    place: Path, numbers: tuple[signal.Signals, ...], status: int, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """It is said to come too late; a second one ends the run, which then writes its results when it is resumed."""
+    with monkeypatch.context() as patch:
+        signalling(patch, training, "write_predictions", *numbers)
+        run = pretrain("a", "max_steps=2", status=status)
+    lines = capfd.readouterr().err.splitlines()
+    came = f"{numbers[0].name} came after the last step, too late to stop: the run has finished, and writes its results"
+    assert lines[0] == f"warning: {came}" and f" {came}\n" in (run / "log.txt").read_text()
+    assert (run / "result.json").exists() == (status == 0) and not (run / "LOCK").exists()
+    assert lines[1:] == [] if status == 0 else lines[1].startswith("error: stopped at once by a second SIGINT")
+    assert cli.main(["resume", str(run)]) == 0 and json.loads((run / "result.json").read_text())["status"] == "done"
+
+
+def test_in_the_last_step(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    from lmtool.training import loop
+
+    signalling(monkeypatch, loop, "apply_gradients", signal.SIGUSR1, call=2)
+    run = pretrain("a", "max_steps=2")
+    assert "warning: SIGUSR1 came after the last step, too late to stop" in capfd.readouterr().err
+    assert (run / "result.json").exists()
+
+
+def test_a_command_without_a_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = pretrain("a", "max_steps=2")
+    capsys.readouterr()
+    signalling(monkeypatch, cli, "run", signal.SIGTERM)
+    assert cli.main(["evaluate", f"checkpoint={run}", "cache_dir=cache"]) == 143
+    assert capsys.readouterr().err == "error: stopped by SIGTERM\n"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "status"),
+    [(store_draft.StoreDraft, "_enter", 143), (training, "write_predictions", 143)],
+)
+def test_a_sweep_ends_with_its_job(
+    place: Path, owner: Any, name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a job that was at its end, too: no further one starts. The same sweep goes on."""
+    words = ["pretrain", "model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", "max_steps=2"]
+    words += ["-m", "seed=1,2", "name=s"]
+    with monkeypatch.context() as patch:
+        signalling(patch, owner, name, signal.SIGTERM)
+        assert cli.main(words) == status
+    finished = name == "write_predictions"
+    jobs = {path.parent.name: json.loads(path.read_text()) for path in Path("runs/s").glob("*/job.json")}
+    assert {name: job["exit_status"] for name, job in jobs.items()} == {"0_seed-1": 0 if finished else 143}
+    assert not [*Path("runs/s").rglob("LOCK")]
+    assert cli.main(words) == 0 and len([*Path("runs/s").glob("*/result.json")]) == 2
