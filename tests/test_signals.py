@@ -20,8 +20,6 @@ from lmtool.training import keeper
 from lmtool.training.loop import train
 from tests.training.fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 
-from .fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
-
 STATUSES = {
     signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143, signal.SIGUSR1: 75, signal.SIGUSR2: 75,
 }  # fmt: skip

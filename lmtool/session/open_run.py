@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.config import saved
+from lmtool.config.plugins import command_line
 from lmtool.errors import UserError
 from lmtool.manifest import MANIFEST
 from lmtool.reporting.console import Output
@@ -111,7 +112,7 @@ def _opened(
             with _trackers(verb, config, run, output) as trackers:
                 yield OpenRun(verb, config, run, output, precision, trackers, group)
     except KeyboardInterrupt as interrupt:
-        resume = None if folder is None else words(["lmtool", "resume", str(folder)])
+        resume = None if folder is None else command_line("resume", str(folder))
         raise stopped(interrupt, " while the run was made ready", resume) from interrupt
     except UserError:
         if not others:  # a mistake leaves no empty folder behind; one with runs in it stays

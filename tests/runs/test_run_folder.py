@@ -313,7 +313,7 @@ def test_what_is_linked_from_a_run_folder_stays_as_it_is(tmp_path: Path, link: A
     A resumed run, its report and its end leave them alone."""
     budget = settings(max_steps=4, evaluate_every=2)
     with open_run(tmp_path / "run") as run, pytest.raises(KeyboardInterrupt):
-        train(Interrupted(), FakeLoader(), lambda step: {"loss": 1.0}, run, budget, OPTIMIZER, SCHEDULE)
+        train(Interrupted(), FakeLoader(), lambda step: {"loss": 1.0}, run, budget)
     folder, machine = tmp_path / "run", drafts.draft_of(tmp_path / "x").name.rpartition("-")[0][-8:]
     names = [
         "environment.json", "facts.json", "metrics.jsonl", "predictions.jsonl", "report.html", "result.json",
@@ -333,7 +333,7 @@ def test_what_is_linked_from_a_run_folder_stays_as_it_is(tmp_path: Path, link: A
         run.write_environment(["lmtool"])
         run.write_json("facts.json", {})
         run.log("resumes")
-        train(FakeLearner(), FakeLoader(), lambda step: {"loss": 0.5}, run, budget, OPTIMIZER, SCHEDULE)
+        train(FakeLearner(), FakeLoader(), lambda step: {"loss": 0.5}, run, budget)
         run.write_rows("predictions.jsonl", [{"prediction": 1}])
         run.write_result({"status": "done"})
         save_batch(folder, 3, next(iter(FakeLoader().steps(None))), {})
