@@ -179,7 +179,7 @@ def train_few_steps(session: Session, loader: Loader, steps: int, **changes: Any
     if session.distilled is not None:
         session.distilled.begin(session.reading)
     settings = replace(
-        session.settings(), max_steps=max(session.plan.steps, steps) + 1, max_epochs=None, max_tokens=None,
+        session.settings(), max_steps=max(session.plan.steps, steps + 1), max_epochs=None, max_tokens=None,
         max_minutes=None, max_flops=None, evaluate_every=_NEVER, checkpoint_every=_NEVER, keep_every=None, **changes,
     )  # fmt: skip
     with suppress(StopTraining):
