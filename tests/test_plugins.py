@@ -182,8 +182,8 @@ def test_two_models_that_both_learn_and_a_task_of_tags_in_windows(tmp_path: Path
         tmp_path,
         f"{pretrain} max_steps=4 evaluate_every=2 name=pair",
         f"{finetune} max_steps=80 optimizer.lr=2e-3 name=tags",
-        "evaluate --plugin outsider checkpoint=runs/tags device=cpu output=again.jsonl",
-        "predict --plugin outsider checkpoint=runs/tags device=cpu 'text=the dogs sat on a mat'",
+        "evaluate --plugin outsider checkpoint=runs/tags device=cpu precision=fp32 output=again.jsonl",
+        "predict --plugin outsider checkpoint=runs/tags device=cpu precision=fp32 'text=the dogs sat on a mat'",
     )
     assert [answer[0] for answer in answers] == [0, 0, 0, 0], "\n".join(answer[2] for answer in answers)
     metrics = json.loads((tmp_path / "runs" / "pair" / "result.json").read_text())["metrics"]
@@ -242,7 +242,7 @@ def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) ->
         cut_off("tuned", "step_00000020"),
         f"{tune} name=cut",
         "evaluate --plugin outsider checkpoint=runs/tuned device=cpu precision=fp32 output=again.jsonl",
-        "predict --plugin outsider checkpoint=runs/tuned device=cpu 'text=the cat ran' output=first.jsonl",
+        "predict --plugin outsider checkpoint=runs/tuned device=cpu precision=fp32 'text=the cat ran' output=first.jsonl",
         f"plan {tune}",
         "python " + LOADED,
         "export --plugin outsider checkpoint=runs/tuned output=exported",
