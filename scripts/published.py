@@ -1,20 +1,27 @@
 """Published weights finetuned by lmtool and by the transformers Trainer: is the score the same?
 
     python scripts/published.py sst2=FOLDER cola=FOLDER squad=FOLDER ... [--checkpoint FOLDER] [--examples N]
-        [--epochs 1] [--max-length N] [--precision fp32] [--seeds 1,2,3] [--output runs/published]
+        [--epochs 1] [--most-epochs 16] [--max-length N] [--precision fp32] [--seeds 1,2,3] [--output runs/published]
     python scripts/published.py sst2=FOLDER ... --exact
 
 Tasks of lmtool (classes, values, tags of words, answers in a text) with the data that task.path= takes. Both sides read
 the same rows, written once to OUTPUT/TASK/rows, as the same tokens in the same segments with the same targets (which is
 checked), and train with the values of one configuration of lmtool: AdamW and what decays, linear schedule and warm-up,
 batch in examples, epochs, clipping, dropout, length, precision. The Trainer pads each batch to its longest row; the
-recipes are in peers_of_tasks.py. The output layer is new, from the same distribution. (A step's place in the warm-up
-is each side's own: the Trainer's first step has a rate of zero.) lmtool scores the last weights of both, on all
-development rows.
+recipes are in peers_of_tasks.py. Two things are each side's own. The output layer is new: lmtool draws it, for BERT, as
+BERT's code does, from a normal cut at two deviations, which leaves 0.0176 of a deviation of 0.02; transformers from a
+normal, 0.0200. And a step's place in the warm-up: the Trainer's first step has a rate of zero. lmtool scores the last
+weights of both, on all development rows.
+
+Scores of runs that still predict the mean, or the commonest class, are chance, and so is their difference: on 256 rows
+of STS-B an epoch of MiniLM is eight steps, and seeds of one side give Pearson correlations from .05 to .54. Where a
+run's predictions are not better than the best constant by two standard errors over the rows (of squared errors, or of
+hits), the task is begun again with twice the epochs, for all seeds and both sides; the table has the last budget alone.
 
 Seed by seed the sides take turns, each run in a process of its own. Appends one row a finished run to
 OUTPUT/rows.jsonl and resumes where it stopped. Prints both means with their standard errors over seeds, and the
-difference with its 95% interval (Welch's t); the exit status is 3 where an interval does not hold zero.
+difference with its 95% interval (Welch's t); the exit status is 3 where an interval does not hold zero, or where a run
+predicts no better than a constant at --most-epochs.
 
 --exact compares the losses of twenty steps on the same batches of eight, without dropout and in fp32, and the logits
 after them (same_batches.py; rows in OUTPUT/exact); the exit status is 3 where they differ by more than 1e-4.
@@ -26,12 +33,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -49,6 +58,7 @@ from lmtool.commands.starting import start_weights, starting_tokenizer
 from lmtool.config.tables import build
 from lmtool.data.split import Rows as SplitRows
 from lmtool.reporting.console import Output
+from lmtool.reporting.scores import CLEAR_ERRORS
 from lmtool.reporting.table import print_table
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.learner import TaskLearner
@@ -69,7 +79,8 @@ def main() -> None:
     parser.add_argument("tasks", nargs="+", type=task_and_path, metavar="TASK=FOLDER", help="sst2=FOLDER, squad=FOLDER")
     parser.add_argument("--checkpoint", help="a published folder")
     parser.add_argument("--examples", type=int, help="training rows at most, a fixed draw (2000, of questions 1000)")
-    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=1, help="of the first budget that is tried")
+    parser.add_argument("--most-epochs", type=int, default=16, help="of the last one")
     parser.add_argument("--max-length", type=int, help="tokens at most (of texts 128, else 256)")
     parser.add_argument("--seeds", type=listed(int), default=[1, 2, 3])
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of the runs with dropout")
@@ -87,21 +98,35 @@ def main() -> None:
         )  # fmt: skip
     names = ("checkpoint", "examples", "epochs", "max_length", "precision")
     settings = {name: getattr(options, name) for name in names}
-    rows = Rows(options.output, ("task",) if options.exact else ("task", "side", "seed"), settings)
+    rows = Rows(options.output, ("task",) if options.exact else ("task", "epochs", "side", "seed"), settings)
     if options.exact:
         for task, path in options.tasks:
             if not rows.has(task):
                 rows.add({"task": task, **compared(words_of(task, path, options))})
         sys.exit(0 if show_exact(rows) else 3)
     for task, path in options.tasks:
-        wanted = [(seed, side) for seed in options.seeds for side in SIDES if not rows.has(task, side, seed)]
-        words = words_of(task, path, options) if wanted else []
-        if wanted and not any(row["task"] == task for row in rows.all):
-            require_same_features(*peer_of([*words, "seed=1"]))
-        for seed, side in wanted:
-            run = run_lmtool if side == "lmtool" else run_trainer
-            rows.add({"task": task, "side": side, "seed": seed, **run(words, seed, options.output / task)})
+        epochs = options.epochs
+        while not learned(task, path, epochs, options, rows) and 2 * epochs <= options.most_epochs:
+            epochs *= 2
     sys.exit(0 if show(rows) else 3)
+
+
+def learned(task: str, path: str, epochs: int, options: argparse.Namespace, rows: Rows) -> bool:
+    """Run what is not finished of a task at this budget, until a run predicts no better than a constant. Whether all of
+    them predict better."""
+    words: list[str] = []
+    for seed, side in itertools.product(options.seeds, SIDES):
+        if not rows.has(task, epochs, side, seed):
+            words = words or [*words_of(task, path, options), f"max_epochs={epochs}"]
+            if not any(row["task"] == task for row in rows.all):
+                require_same_features(*peer_of([*words, "seed=1"]))
+            run = run_lmtool if side == "lmtool" else run_trainer
+            scores = run(words, seed, options.output / task / f"epochs-{epochs}")
+            rows.add({"task": task, "epochs": epochs, "side": side, "seed": seed, **scores})
+        if not rows.values("informed", task=task, epochs=epochs, side=side, seed=seed)[0]:
+            print(f"{task}: after {epochs} epochs {side} predicts no better than a constant (seed {seed})", flush=True)
+            return False
+    return True
 
 
 def task_and_path(text: str) -> tuple[str, str]:
@@ -118,7 +143,7 @@ def words_of(task: str, path: str, options: argparse.Namespace) -> list[str]:
     if peer is None:
         stop(f"{task} is none of {', '.join(PEERS)}", "take sst2, stsb, wnut17, squad, ...")
     words += [
-        f"max_epochs={options.epochs}", f"precision={options.precision}",
+        f"precision={options.precision}",
         f"max_length={options.max_length or peer.max_length}",
         f"evaluate_every={NEVER}", f"checkpoint_every={NEVER}", *peer.words,
     ]  # fmt: skip
@@ -170,7 +195,7 @@ def peer_of(words: list[str]) -> tuple[SequencePeer, TaskData, TaskLearner]:
 
 def compared(words: list[str]) -> dict[str, Any]:
     """A row of --exact."""
-    peer, data, learner = peer_of([*words, "seed=1", f"batch_examples={BATCH}"])
+    peer, data, learner = peer_of([*words, "seed=1", "max_epochs=1", f"batch_examples={BATCH}"])
     return compare_steps(peer, data, learner)
 
 
@@ -188,13 +213,37 @@ def run_lmtool(words: list[str], seed: int, output: Path) -> dict[str, Any]:
     folder = output / f"lmtool-{seed}"
     result = finetuned(words, seed, folder)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # nothing reads the weights again
+    predictions = (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     return {
         "metric": result["metric"],
         "value": result["value"],
         "scored": result["validation_examples"],
         "steps": result["steps"],
         "seconds": result["seconds"],
+        "informed": informed(list(map(json.loads, predictions))),
     }
+
+
+def informed(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the predictions of labelled rows, as predictions.jsonl has them, are better than the best constant by two
+    standard errors: values by their squared errors, all others by how many are right."""
+    gold, predicted = ([record[name] for record in records] for name in ("gold", "prediction"))
+    if isinstance(gold[0], int | float):
+        center = statistics.fmean(gold)
+        gains = [(value - center) ** 2 - (value - other) ** 2 for value, other in zip(gold, predicted, strict=True)]
+    else:
+        constant = statistics.mode(map(json.dumps, gold))
+        gains = [
+            float(_is_right(other, value)) - float(json.dumps(value) == constant)
+            for value, other in zip(gold, predicted, strict=True)
+        ]
+    mean, error = mean_and_error(gains)
+    return mean > CLEAR_ERRORS * error
+
+
+def _is_right(predicted: Any, gold: Any) -> bool:
+    """Of a question, whether the text is one of its answers, or empty where there are none."""
+    return predicted == gold or (isinstance(gold, list) and isinstance(predicted, str) and predicted in (gold or [""]))
 
 
 def run_trainer(words: list[str], seed: int, output: Path, edit: Edit | None = None) -> dict[str, Any]:
@@ -229,13 +278,15 @@ def train_with_trainer(words: list[str], seed: int, edit: Edit | None = None) ->
     held_out = HeldOutSplits(learner, data.splits(), config.max_length, evaluation_tokens(config), seed)
     model.eval()
     learner.outputs = read_by(peer, model, peer.features(next(iter(data.validation.values()))), learner)
-    scores = held_out.score(precision).metrics()
+    evaluations = held_out.score(precision)
+    scores = evaluations.metrics()
     return {
         "metric": learner.metric.name,
         "value": scores[learner.metric.name],
         "scored": len(next(iter(data.validation.values()))),
         "steps": trained.global_step,
         "seconds": trained.metrics["train_runtime"],
+        "informed": informed(list(evaluations.first.records())),
     }
 
 
@@ -256,23 +307,27 @@ def show_exact(rows: Rows) -> bool:
 
 
 def show(rows: Rows) -> bool:
-    """The table over seeds, of the tasks that ran on both sides. Whether all intervals hold zero."""
+    """The table over seeds, of the tasks that ran on both sides, at the last budget of each. Whether all intervals hold
+    zero and all runs predict better than a constant."""
     from scipy import stats
 
     table, agree = [], True
     for task in dict.fromkeys(row["task"] for row in rows.all):
-        values = [rows.values("value", task=task, side=side) for side in SIDES]
+        epochs = max(row["epochs"] for row in rows.all if row["task"] == task)
+        values = [rows.values("value", task=task, epochs=epochs, side=side) for side in SIDES]
+        agree &= all(rows.values("informed", task=task, epochs=epochs))
         if not all(values):
             continue
-        row = next(row for row in rows.all if row["task"] == task)
+        row = next(row for row in rows.all if (row["task"], row["epochs"]) == (task, epochs))
         means = [mean_and_error(side) for side in values]
-        seconds = [mean_and_error(rows.values("seconds", task=task, side=side))[0] for side in SIDES]
+        seconds = [mean_and_error(rows.values("seconds", task=task, epochs=epochs, side=side))[0] for side in SIDES]
         interval = "(one seed)"
         if min(map(len, values)) > 1:
-            low = high = means[0][0] - means[1][0]
+            interval, low, high = "not known", *[means[0][0] - means[1][0]] * 2
             if any(error for _, error in means):  # seeds that all score the same have no t
                 low, high = stats.ttest_ind(*values, equal_var=False).confidence_interval(0.95)
-            interval, agree = f"{low:+.4f} to {high:+.4f}", agree and bool(low <= 0 <= high)
+                interval = f"{low:+.4f} to {high:+.4f}"
+            agree &= bool(low <= 0 <= high)
         table.append(
             [
                 task, row["metric"], row["steps"], row["scored"],
