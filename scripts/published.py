@@ -1,7 +1,7 @@
 """Published weights finetuned by lmtool and by the transformers Trainer: is the score the same?
 
     python scripts/published.py sst2=FOLDER cola=FOLDER squad=FOLDER ... [--checkpoint FOLDER] [--examples N]
-        [--epochs 1] [--most-epochs 16] [--max-length N] [--precision fp32] [--seeds 1,2,3] [--output runs/published]
+        [--epochs 1] [--most-times 16] [--max-length N] [--precision fp32] [--seeds 1,2,3] [--output runs/published]
     python scripts/published.py sst2=FOLDER ... --exact
 
 Tasks of lmtool (classes, values, tags of words, answers in a text) with the data that task.path= takes. Both sides read
@@ -16,12 +16,13 @@ weights of both, on all development rows.
 Scores of runs that still predict the mean, or the commonest class, are chance, and so is their difference: on 256 rows
 of STS-B an epoch of MiniLM is eight steps, and seeds of one side give Pearson correlations from .05 to .54. Where a
 run's predictions are not better than the best constant by two standard errors over the rows (of squared errors, or of
-hits), the task is begun again with twice the epochs, for all seeds and both sides; the table has the last budget alone.
+hits), the task is begun again with twice the training rows, where there are no more with twice the epochs, for all
+seeds and both sides. The table has the last budget alone.
 
 Seed by seed the sides take turns, each run in a process of its own. Appends one row a finished run to
 OUTPUT/rows.jsonl and resumes where it stopped. Prints both means with their standard errors over seeds, and the
 difference with its 95% interval (Welch's t); the exit status is 3 where an interval does not hold zero, or where a run
-predicts no better than a constant at --most-epochs.
+predicts no better than a constant with --most-times the first budget.
 
 --exact compares the losses of twenty steps on the same batches of eight, without dropout and in fp32, and the logits
 after them (same_batches.py; rows in OUTPUT/exact); the exit status is 3 where they differ by more than 1e-4.
@@ -78,9 +79,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="+", type=task_and_path, metavar="TASK=FOLDER", help="sst2=FOLDER, squad=FOLDER")
     parser.add_argument("--checkpoint", help="a published folder")
-    parser.add_argument("--examples", type=int, help="training rows at most, a fixed draw (2000, of questions 1000)")
-    parser.add_argument("--epochs", type=int, default=1, help="of the first budget that is tried")
-    parser.add_argument("--most-epochs", type=int, default=16, help="of the last one")
+    parser.add_argument("--examples", type=int, help="training rows at first, a fixed draw (2000, of questions 1000)")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--most-times", type=int, default=16, help="the last budget, in times the first")
     parser.add_argument("--max-length", type=int, help="tokens at most (of texts 128, else 256)")
     parser.add_argument("--seeds", type=listed(int), default=[1, 2, 3])
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of the runs with dropout")
@@ -98,33 +99,36 @@ def main() -> None:
         )  # fmt: skip
     names = ("checkpoint", "examples", "epochs", "max_length", "precision")
     settings = {name: getattr(options, name) for name in names}
-    rows = Rows(options.output, ("task",) if options.exact else ("task", "epochs", "side", "seed"), settings)
+    rows = Rows(options.output, ("task",) if options.exact else ("task", "times", "side", "seed"), settings)
     if options.exact:
         for task, path in options.tasks:
             if not rows.has(task):
                 rows.add({"task": task, **compared(words_of(task, path, options))})
         sys.exit(0 if show_exact(rows) else 3)
     for task, path in options.tasks:
-        epochs = options.epochs
-        while not learned(task, path, epochs, options, rows) and 2 * epochs <= options.most_epochs:
-            epochs *= 2
+        times = 1
+        while not learned(task, path, times, options, rows) and 2 * times <= options.most_times:
+            times *= 2
     sys.exit(0 if show(rows) else 3)
 
 
-def learned(task: str, path: str, epochs: int, options: argparse.Namespace, rows: Rows) -> bool:
-    """Run what is not finished of a task at this budget, until a run predicts no better than a constant. Whether all of
-    them predict better."""
+def learned(task: str, path: str, times: int, options: argparse.Namespace, rows: Rows) -> bool:
+    """Run what is not finished of a task with so many times the first budget, until a run predicts no better than a
+    constant. Whether all of them predict better."""
     words: list[str] = []
     for seed, side in itertools.product(options.seeds, SIDES):
-        if not rows.has(task, epochs, side, seed):
-            words = words or [*words_of(task, path, options), f"max_epochs={epochs}"]
+        key = {"task": task, "times": times, "side": side, "seed": seed}
+        if not rows.has(*key.values()):
+            words = words or words_of(task, path, options, times)
             if not any(row["task"] == task for row in rows.all):
                 require_same_features(*peer_of([*words, "seed=1"]))
             run = run_lmtool if side == "lmtool" else run_trainer
-            scores = run(words, seed, options.output / task / f"epochs-{epochs}")
-            rows.add({"task": task, "epochs": epochs, "side": side, "seed": seed, **scores})
-        if not rows.values("informed", task=task, epochs=epochs, side=side, seed=seed)[0]:
-            print(f"{task}: after {epochs} epochs {side} predicts no better than a constant (seed {seed})", flush=True)
+            scores = run(words, seed, folder_of(task, options, times))
+            rows.add({**key, **scores})
+        row = next(row for row in rows.all if key.items() <= row.items())
+        if not row["informed"]:
+            steps = f"after {row['steps']} steps {side} (seed {seed})"
+            print(f"{task}: {steps} predicts no better than a constant", flush=True)
             return False
     return True
 
@@ -136,8 +140,14 @@ def task_and_path(text: str) -> tuple[str, str]:
     return task, path
 
 
-def words_of(task: str, path: str, options: argparse.Namespace) -> list[str]:
-    """What `lmtool finetune` is given but for the seed. The rows are written where they are not there yet."""
+def folder_of(task: str, options: argparse.Namespace, times: int) -> Path:
+    """Where the rows and runs of a budget are."""
+    return options.output / task / f"times-{times}"
+
+
+def words_of(task: str, path: str, options: argparse.Namespace, times: int = 1) -> list[str]:
+    """What `lmtool finetune` is given but for the seed. The rows are written where they are not there yet. times: the
+    budget in times the first, in rows as far as there are some."""
     words = [f"task={task}", f"checkpoint={options.checkpoint}", "offline=true"]
     peer = PEERS.get(decoded(words).task.kind)
     if peer is None:
@@ -147,11 +157,13 @@ def words_of(task: str, path: str, options: argparse.Namespace) -> list[str]:
         f"max_length={options.max_length or peer.max_length}",
         f"evaluate_every={NEVER}", f"checkpoint_every={NEVER}", *peer.words,
     ]  # fmt: skip
-    folder = options.output / task / "rows"
+    folder, examples = folder_of(task, options, times) / "rows", times * (options.examples or peer.examples)
     if not (folder / "dev.jsonl").exists():
-        examples = options.examples or peer.examples
         write_rows([*words, f"task.path={path}", f"task.train_examples={examples}"], folder)
-    return [*words, f"task.path={folder}"]
+    there = len((folder / "train.jsonl").read_text(encoding="utf-8").splitlines())
+    # Where even the first budget asks for more rows than there are, it is of all of them.
+    epochs = options.epochs * min(times, -(-examples // there))
+    return [*words, f"task.path={folder}", f"max_epochs={epochs}"]
 
 
 def decoded(words: list[str]) -> FinetuneConfig:
@@ -195,7 +207,7 @@ def peer_of(words: list[str]) -> tuple[SequencePeer, TaskData, TaskLearner]:
 
 def compared(words: list[str]) -> dict[str, Any]:
     """A row of --exact."""
-    peer, data, learner = peer_of([*words, "seed=1", "max_epochs=1", f"batch_examples={BATCH}"])
+    peer, data, learner = peer_of([*words, "seed=1", f"batch_examples={BATCH}"])
     return compare_steps(peer, data, learner)
 
 
@@ -313,14 +325,14 @@ def show(rows: Rows) -> bool:
 
     table, agree = [], True
     for task in dict.fromkeys(row["task"] for row in rows.all):
-        epochs = max(row["epochs"] for row in rows.all if row["task"] == task)
-        values = [rows.values("value", task=task, epochs=epochs, side=side) for side in SIDES]
-        agree &= all(rows.values("informed", task=task, epochs=epochs))
+        times = max(row["times"] for row in rows.all if row["task"] == task)
+        values = [rows.values("value", task=task, times=times, side=side) for side in SIDES]
+        agree &= all(rows.values("informed", task=task, times=times))
         if not all(values):
             continue
-        row = next(row for row in rows.all if (row["task"], row["epochs"]) == (task, epochs))
+        row = next(row for row in rows.all if (row["task"], row["times"]) == (task, times))
         means = [mean_and_error(side) for side in values]
-        seconds = [mean_and_error(rows.values("seconds", task=task, epochs=epochs, side=side))[0] for side in SIDES]
+        seconds = [mean_and_error(rows.values("seconds", task=task, times=times, side=side))[0] for side in SIDES]
         interval = "(one seed)"
         if min(map(len, values)) > 1:
             interval, low, high = "not known", *[means[0][0] - means[1][0]] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_both_sides_run_once_on_the_same_rows(script, monkeypatch, capfd, words,
     assert [(row["task"], row["side"]) for row in rows] == [("sst2", "lmtool"), ("sst2", "Trainer")]
     assert [(row["steps"], row["scored"], row["metric"]) for row in rows] == [(2, 40, "accuracy")] * 2
     assert [row["informed"] for row in rows] == [True] * 2
-    assert not (tmp_path / "out/sst2/epochs-1/lmtool-1/checkpoints").exists()
+    assert not (tmp_path / "out/sst2/times-1/lmtool-1/checkpoints").exists()
     # A finished run is not run again, and a table never mixes settings.
     assert run(script, monkeypatch, words) == 0
     assert len(lines(tmp_path / "out/rows.jsonl")) == 2
@@ -208,21 +209,27 @@ def test_the_verdict(script, monkeypatch, capsys, words, tmp_path, gap, status):
     assert len(lines(tmp_path / "out/rows.jsonl")) == 8
 
 
-@pytest.mark.parametrize(("most", "status", "budgets"), [(8, 0, [1, 2, 2, 4, 4, 4, 4]), (3, 3, [1, 2, 2])])
+@pytest.mark.parametrize(
+    ("most", "status", "budgets"),
+    [(8, 0, [(40, 1), *2 * [(80, 1)], *4 * [(96, 2)]]), (3, 3, [(40, 1), *2 * [(80, 1)]])],
+)
 def test_a_budget_at_which_a_side_has_learned_nothing_is_doubled(
     script, monkeypatch, capsys, words, tmp_path, most, status, budgets
 ):
-    """The first side predicts better than a constant from two epochs on, the second one from four; the table is of the
-    last budget alone, and a command that is typed again runs nothing twice."""
+    """In rows, and where there are no more in epochs. The first side predicts better than a constant from twice the
+    budget on, the second one from four times; the table is of the last budget alone, and a command that is typed again
+    runs nothing twice."""
     published, ran = script("published"), []
 
     def side(needed):
         def run(words, seed, output):
-            epochs = next(int(word.removeprefix("max_epochs=")) for word in words if word.startswith("max_epochs="))
-            ran.append(epochs)
+            keys = dict(word.split("=", 1) for word in words)
+            rows, epochs = len(lines(Path(keys["task.path"], "train.jsonl"))), float(keys["max_epochs"])
+            ran.append((rows, epochs))
+            times = rows * epochs / 40
             return {
-                "metric": "pearson", "value": epochs + 0.1 * seed, "scored": 9, "steps": 4, "seconds": 2.0,
-                "informed": epochs >= needed,
+                "metric": "pearson", "value": times + 0.1 * seed, "scored": 9, "steps": 4, "seconds": 2.0,
+                "informed": times >= needed,
             }  # fmt: skip
 
         return run
@@ -230,11 +237,11 @@ def test_a_budget_at_which_a_side_has_learned_nothing_is_doubled(
     monkeypatch.setattr(published, "run_lmtool", side(2))
     monkeypatch.setattr(published, "run_trainer", side(4))
     monkeypatch.setattr(published, "require_same_features", lambda *given: None)
-    words = [f"sst2={tmp_path / 'glue'}", *words, "--seeds", "1,2", "--most-epochs", str(most)]
+    words = [f"sst2={tmp_path / 'glue'}", *words, "--examples", "40", "--seeds", "1,2", "--most-times", str(most)]
     assert run(script, monkeypatch, words) == status and ran == budgets
     printed = capsys.readouterr().out
-    assert "sst2: after 1 epochs lmtool predicts no better than a constant (seed 1)" in printed
-    assert ("4.1500 (0.0500)" in printed) == (status == 0) and "1.1000" not in printed
+    assert "sst2: after 4 steps lmtool (seed 1) predicts no better than a constant" in printed
+    assert ("4.9500 (0.0500)" in printed) == (status == 0) and "1.1000" not in printed
     assert run(script, monkeypatch, words) == status and ran == budgets
 
 
@@ -263,7 +270,7 @@ def test_seeds_that_all_score_the_same(script, capsys, tmp_path, theirs, agree):
     rows = script("rows").Rows(tmp_path, ("task", "side", "seed"), {})
     for seed in (1, 2):
         for side, value in (("lmtool", 0.0), ("Trainer", theirs)):
-            row = {"task": "cola", "epochs": 1, "side": side, "seed": seed, "metric": "matthews", "value": value}
+            row = {"task": "cola", "times": 1, "side": side, "seed": seed, "metric": "matthews", "value": value}
             rows.add({**row, "scored": 8, "steps": 4, "seconds": 2.0, "informed": True})
     assert script("published").show(rows) is agree
     assert "not known" in capsys.readouterr().out
