@@ -114,8 +114,9 @@ def main() -> None:
 
 def learned(task: str, path: str, times: int, options: argparse.Namespace, rows: Rows) -> bool:
     """Run what is not finished of a task with so many times the first budget, until a run predicts no better than a
-    constant. Whether all of them predict better."""
+    constant; with the last budget all. Whether all of them predict better."""
     words: list[str] = []
+    better = True
     for seed, side in itertools.product(options.seeds, SIDES):
         key = {"task": task, "times": times, "side": side, "seed": seed}
         if not rows.has(*key.values()):
@@ -129,8 +130,10 @@ def learned(task: str, path: str, times: int, options: argparse.Namespace, rows:
         if not row["informed"]:
             steps = f"after {row['steps']} steps {side} (seed {seed})"
             print(f"{task}: {steps} predicts no better than a constant", flush=True)
-            return False
-    return True
+            better = False
+            if 2 * times <= options.most_times:
+                break
+    return better
 
 
 def task_and_path(text: str) -> tuple[str, str]:
