@@ -14,15 +14,13 @@ from lmtool.reporting.drawing import (
     BASELINE,
     INK,
     STYLE,
-    TRAIN,
     VALIDATION,
     WIDE,
     blank,
     focus,
     mark,
     panels_a_row,
-    smooth,
-    thin,
+    smoothed_steps,
     tidy,
 )
 from lmtool.reporting.run_files import RunFiles, loss_terms, phase_starts, series
@@ -48,9 +46,7 @@ def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
             axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(4))
             axes.set_title(plain(name, 30), fontsize=8.5)
-            axes.plot(*thin(steps, values), color=TRAIN, linewidth=0.7, alpha=0.55)
-            line = smooth(values)
-            axes.plot(*thin(steps, line), color=TRAIN, linewidth=1.6)
+            smoothed_steps(axes, steps, values, width=1.6)
             held_out = series(run.validation, f"{name}_loss")
             if held_out[0]:
                 axes.plot(*held_out, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
@@ -107,8 +103,9 @@ def _heat(axes: Axes, cells: Sequence[Mapping[str, Any]], layers: Sequence[tuple
     axes.set_xticks(
         range(regions), [f"{100 * part // regions}-{100 * (part + 1) // regions}%" for part in range(regions)]
     )
-    axes.set_yticks(range(len(layers)), [f"{own} and {its}" if own else "embeddings" for own, its in layers])
+    # Named in full: a title of this axis would be longer than a map of one row is high.
+    names = [f"layer {own}, teacher's {its}" if own else "embeddings" for own, its in layers]
+    axes.set_yticks(range(len(layers)), names)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("where the swapped span begins")
-    axes.set_ylabel("student's and teacher's layer")

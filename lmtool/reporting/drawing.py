@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lmtool.drafts import real_folder, replace_bytes
+from lmtool.reporting.text import counted
 
 INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"
 TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"
@@ -56,7 +57,8 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,
 }
 POINTS = 1500
-
+FEW = 20
+"""Fewer logged steps than these are points: a line would show what lies between them, which nobody knows."""
 
 # Inches of a figure over the whole page, and over that of a phone.
 WIDE, NARROW = 7.2, 3.7
@@ -81,7 +83,7 @@ def tidy(axes: Axes, unit: str = "step") -> None:
     axes.set_xlabel(unit)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.margins(x=0.01)
+    axes.margins(x=0.03)  # a point at an end is as round as the others
 
 
 def mark(axes: Axes, steps: Sequence[int], name: str = "") -> None:
@@ -106,6 +108,36 @@ def smooth(values: Sequence[float], share: float = 0.06) -> list[float]:
         high = min(high, index + max(index - low, 1))
         smoothed.append((sums[high + 1] - sums[low]) / (high + 1 - low))
     return smoothed
+
+
+def logged_steps(axes: Axes, steps: list[int], values: list[float], colour: str, width: float) -> None:
+    """Values of the logged steps of a run: a line, or, where they are FEW, points, and how many there are."""
+    if len(steps) >= FEW:
+        axes.plot(*thin(steps, values), color=colour, linewidth=width)
+        return
+    axes.plot(steps, values, color=colour, linewidth=0, marker="o", markersize=3, clip_on=False)
+    axes.set_xlabel(f"step ({counted(len(steps), 'logged row')})")
+
+
+def smoothed_steps(axes: Axes, steps: list[int], values: list[float], width: float) -> None:
+    """A training loss: each logged step, and above them, unless they are few, their running mean."""
+    if len(steps) < FEW:
+        logged_steps(axes, steps, values, TRAIN, width)
+        return
+    axes.plot(*thin(steps, values), color=TRAIN, linewidth=0.7, alpha=0.55)
+    axes.plot(*thin(steps, smooth(values)), color=TRAIN, linewidth=width)
+
+
+def label_ends(axes: Axes, x: float, labels: Iterable[tuple[float, str, str]], gap: float) -> None:
+    """Name lines where they end, at x, instead of in a legend far away. labels: (height, text, colour) each, pushed
+    apart. gap: between two of them, as a share of the axes' height."""
+    bottom, top = axes.get_ylim()
+    height = -float("inf")
+    for value, text, colour in sorted(labels):
+        height = max(value, height + gap * (top - bottom))
+        axes.annotate(
+            text, (x, height), (4, 0), textcoords="offset points", color=colour, va="center", annotation_clip=False
+        )
 
 
 def thin(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:

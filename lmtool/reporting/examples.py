@@ -158,8 +158,10 @@ def prediction_html(row: Mapping[str, Any]) -> str:
     else:
         score = _number(row.get("score"))
         sure = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
-        meant = " or ".join(dict.fromkeys(map(str, row["gold"]))) if isinstance(row["gold"], list) else row["gold"]
-        gold_name, predicted_name = shortened([meant, row["prediction"]], 80)
+        answers = isinstance(row["gold"], list)
+        meant = " or ".join(dict.fromkeys(map(str, row["gold"]))) if answers else row["gold"]
+        nothing = "no answer" if answers else "nothing"
+        gold_name, predicted_name = shortened([meant or nothing, row["prediction"] or nothing], 80)
         verdict = f"{predicted_name}{sure}" + ("" if right else f", gold: {gold_name}")
     return f'<div class="example {kind}">{body}<br><small class="quiet">{escape(verdict)}</small></div>'
 

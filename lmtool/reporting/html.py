@@ -40,7 +40,7 @@ p { margin: 6px 0; } .quiet { color: var(--quiet); } small { font-size: 12.5px; 
 .strip { display: flex; flex-wrap: wrap; gap: 10px 32px; margin: 22px 0 0; padding: 0; }
 .strip div { font-size: 16px; } .strip span { display: block; font-size: 12.5px; color: var(--quiet); }
 figure { margin: 0 0 14px; } .narrow { display: none; }
-table + figure { margin-top: 20px; }
+table + figure, pre + figure { margin-top: 20px; }
 figure svg { width: 100%; height: auto; display: block; overflow: visible; }
 figcaption { font-size: 12.5px; color: var(--quiet); margin-top: 4px; }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: 0 44px; }

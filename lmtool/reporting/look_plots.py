@@ -14,7 +14,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lmtool.reporting.drawing import COLOURS, STYLE, VALIDATION, blank, tidy
+from lmtool.reporting.drawing import COLOURS, STYLE, VALIDATION, blank, label_ends, tidy
 from lmtool.reporting.text import plain
 
 # From nothing to the ink of the page, so that it reads on light and on dark paper.
@@ -65,6 +65,10 @@ def places_figure(scores_ALL: Any) -> Figure:
             axes = figure.add_subplot(lines, columns, number)
             mesh = _squares(axes, scores_LL, rasterized=True)
             axes.tick_params(labelsize=6.5, length=2)
+            if number > count - columns:
+                axes.set_xlabel("is looked at", fontsize=7.5)
+            if number % columns == 1 or columns == 1:
+                axes.set_ylabel("looks", fontsize=7.5)
             if count > 1:
                 axes.set_title(f"head {number}", fontsize=8.5)
             _scale(figure, axes, mesh)
@@ -94,6 +98,7 @@ def _scale(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
     ticks = MaxNLocator(nbins=4)  # more of them run into each other over a narrow drawing
     bar = figure.colorbar(mesh, ax=axes, **{"shrink": 0.75, "pad": 0.03, "ticks": ticks, **options})
     bar.outline.set_visible(False)
+    bar.ax.patch.set_alpha(0)  # a page may be dark
     if bar.solids is not None:
         bar.solids.set_rasterized(True)  # else a path a shade
     bar.ax.tick_params(labelsize=6.5, length=0)
@@ -118,15 +123,18 @@ def similarity_figure(read: Sequence[_Similar]) -> Figure:
         figure = blank(7.2, 3.2)
         axes = figure.add_subplot()
         tidy(axes, "layer")
+        ends: dict[int, list[tuple[float, str, str]]] = {}
         for each, colour in zip(read, itertools.cycle(COLOURS), strict=False):
             axes.plot(each.layers, each.same, color=colour, linewidth=1.8, marker="o", markersize=3.5)
             axes.plot(each.layers, each.others, color=colour, linewidth=0, marker=".", markersize=4, alpha=0.5)
-            axes.annotate(
-                plain(Path(each.name).name or each.name, 24), (each.layers[-1], each.same[-1]),
-                (6, 0) if len(each.layers) > 1 else (-2, -11),  # a line may begin at the only point
-                textcoords="offset points", color=colour, va="center", annotation_clip=False,
-            )  # fmt: skip
+            name = plain(Path(each.name).name or each.name, 24)
+            if len(each.layers) > 1:
+                ends.setdefault(each.layers[-1], []).append((each.same[-1], name, colour))
+            else:  # a line may begin at the only point
+                axes.annotate(name, (each.layers[0], each.same[0]), (-2, -11), textcoords="offset points", color=colour)
         axes.set_ylim(None, 1.03)
+        for layer, labels in ends.items():
+            label_ends(axes, layer, labels, 0.075)
         axes.set_title("mean cosine of two vectors")
     return figure
 
@@ -146,5 +154,8 @@ def pairs_figure(pairs_WSS: Any, layers: Sequence[int]) -> Figure:
             axes.set_xticks(places, names)
             axes.set_yticks(places, names)
             axes.set_title(f"layer {layers[at]}", fontsize=8.5)
+            axes.set_xlabel("sentence", fontsize=7.5)
+            if number == 1:
+                axes.set_ylabel("sentence", fontsize=7.5)
             _scale(figure, axes, mesh)
     return figure

@@ -112,8 +112,8 @@ def print_places(output: Output, places: Sequence[Places]) -> None:
 
 
 _PLACES = (
-    "Down: the place that looks. Across: the place that is looked at. Dark: a high score. Every word is the same, so "
-    "what is seen is what positions do alone."
+    "Down: the place that looks. Across: the place that is looked at. The fuller a square, the higher the score. Every "
+    "word is the same, so what is seen is what positions do alone."
 )
 
 
@@ -256,13 +256,17 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
         html.figure(drawing.svg(look_plots.heads_figure(layer, weights_ALL, pieces)), f"layer {layer}")
         for layer, weights_ALL in enumerate(attention.weights, 1)
     ]
-    words = "Down: the token that looks. Across: what it looks at. Dark: much of its weight, which adds up to 1."
+    words = (
+        "Down: the token that looks. Across: what it looks at. The fuller a square, the more of its weight, 1 in all."
+    )
     summands = [
         html.figure(drawing.svg(look_plots.terms_figure(of_layer, pieces)), f"layer {layer}, head 1")
         for layer in range(1, len(attention.weights) + 1)
         if (of_layer := {term: maps_WALL[layer - 1, 0] for term, maps_WALL in attention.terms.items()})
     ]
-    parts = html.paragraph("Before the softmax, a score is the sum of these. Dark: a high one, on a scale of its own.")
+    parts = html.paragraph(
+        "Before the softmax, a score is the sum of these. The fuller a square, the higher, on a scale of its own."
+    )
     body = [
         f"<h1>{html.escape(name)}</h1>",
         html.paragraph(" ".join(pieces)),

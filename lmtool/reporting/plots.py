@@ -14,6 +14,7 @@ from lmtool.reporting.drawing import (
     BASELINE,
     COLOURS,
     FAINT,
+    FEW,
     INK,
     POINTS,
     QUIET,
@@ -23,47 +24,42 @@ from lmtool.reporting.drawing import (
     WIDE,
     blank,
     focus,
+    label_ends,
+    logged_steps,
     mark,
     panels_a_row,
     smooth,
+    smoothed_steps,
     thin,
     tidy,
 )
-from lmtool.reporting.run_files import RunFiles, loss_terms, phase_starts, series
-from lmtool.reporting.text import exponent, lower_is_better, number, plain, shortened, title
+from lmtool.reporting.run_files import RunFiles, loss_terms, phase_starts, scored_loss, series
+from lmtool.reporting.text import counted, exponent, lower_is_better, number, plain, shortened, title
 
 _RATE = FuncFormatter(lambda value, _: exponent(value))
 
 
-def _label_end(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
-    axes.annotate(
-        text, (x, y), xytext=(5, 0), textcoords="offset points", color=colour, va="center", annotation_clip=False
-    )
-
-
 def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
-    """Training loss (each row, and smoothed), validation loss and the baseline over steps; None without rows. width: in
-    inches."""
-    metric = str(run.result.get("metric") or run.baseline.get("metric") or "")
-    term = metric.removesuffix("_loss") if metric.endswith("_loss") else ""
-    train = series(run.train, f"loss_{term}" if term else "loss")
-    validation = series(run.validation, metric if term else "loss")
+    """Training loss (each row, and smoothed), validation loss and the baseline over steps; None without rows. Of a loss
+    of several terms, what was scored on held-out data (`scored_loss`). width: in inches."""
+    headline, key = _headline(run), _training_loss(run)
+    term = key.removeprefix("loss_") if key != "loss" else ""
+    train = series(run.train, key)
+    validation = series(run.validation, headline or "loss")
     if not train[0] and not validation[0]:
         return None
     with matplotlib.rc_context(STYLE):
         figure = blank(width, 1.6 + width / 4)
         axes = figure.add_subplot()
         tidy(axes)
-        named = title(metric) if term else "loss"
-        unit = "the weighted sum of its terms" if not term and len(loss_terms(run)) > 1 else "nats a prediction"
+        named = title(f"{term}_loss") if term else "loss"
+        unit = "the weighted sum of its terms" if key == "loss" and len(loss_terms(run)) > 1 else "nats a prediction"
         axes.set_title(f"{named}, {unit}" if run.result.get("objective") else named)
         shown = list(validation[1])
         if train[0]:
-            axes.plot(*thin(*train), color=TRAIN, linewidth=0.7, alpha=0.55)
-            line = smooth(train[1])
-            axes.plot(*thin(train[0], line), color=TRAIN, linewidth=1.8)
+            smoothed_steps(axes, *train, width=1.8)
             shown += train[1]
-        baseline = run.baseline if run.baseline.get("metric") in ("loss", f"{term}_loss") else {}
+        baseline = run.baseline if run.baseline.get("metric") == (headline or "loss") else {}
         value = baseline.get("value")
         if isinstance(value, (int, float)):
             axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
@@ -76,10 +72,40 @@ def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     return figure
 
 
+def _headline(run: RunFiles) -> str:
+    """The metric of the run where it is the loss of one term (rtd_loss), "" else."""
+    metric = str(run.result.get("metric") or run.baseline.get("metric") or "")
+    return metric if metric.endswith("_loss") else ""
+
+
+def _training_loss(run: RunFiles) -> str:
+    """The key of a training row that is drawn beside held-out data; "" where none compares."""
+    headline = _headline(run)
+    return f"loss_{headline.removesuffix('_loss')}" if headline else scored_loss(run)
+
+
+def loss_caption(run: RunFiles) -> str:
+    """What the figure of the loss shows, in sentences."""
+    key = _training_loss(run)
+    rows = len(series(run.train, key)[0])
+    said = ["Faint: each logged step of training; above it, its running mean. Dots: held-out data."]
+    if rows < FEW:
+        logged = f"Single dots: {counted(rows, 'logged step')} of training. " if rows else ""
+        said = [f"{logged}Joined dots: held-out data."]
+    if not key:
+        said.append("These are not scored on all that training learns from, whose terms are below.")
+    elif key != "loss":
+        term = title(key.removeprefix("loss_"))
+        said.append(f"Of training the {term} loss alone, which held-out data are scored on.")
+    beside = run.facts.get("trained_beside")
+    if isinstance(beside, str):
+        said.append(f"Training counts {beside} too, which are easier to predict.")
+    return " ".join(said)
+
+
 def _end_labels(axes: Axes, train: Any, validation: Any, baseline: Mapping[str, Any], narrow: bool) -> None:
-    """Name the lines where they end, pushed apart, instead of in a legend far away. narrow: in few words."""
+    """narrow: in few words."""
     labels = []
-    right = max([*train[0], *validation[0]])
     if train[0]:
         labels.append((smooth(train[1])[-1], "training", QUIET))
     if validation[0]:
@@ -87,12 +113,7 @@ def _end_labels(axes: Axes, train: Any, validation: Any, baseline: Mapping[str, 
     if isinstance(baseline.get("value"), (int, float)):
         name = "baseline" if narrow else title(str(baseline.get("name", "baseline")))[:24]
         labels.append((float(baseline["value"]), f"{name} {number(float(baseline['value']))}", BASELINE))
-    bottom, top = axes.get_ylim()
-    gap = (0.1 if narrow else 0.065) * (top - bottom)
-    height = -float("inf")
-    for value, text, colour in sorted(labels):
-        height = max(value, height + gap)
-        _label_end(axes, right, height, text, colour)
+    label_ends(axes, axes.get_xlim()[1], labels, 0.1 if narrow else 0.065)  # where the baseline ends
 
 
 def small_figure(run: RunFiles, metric: str | None = None, width: float = WIDE) -> Figure | None:
@@ -118,17 +139,19 @@ def small_figure(run: RunFiles, metric: str | None = None, width: float = WIDE) 
             axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(4))
             axes.set_title(name, fontsize=8.5)
-            marker = "o" if colour == VALIDATION else None
-            axes.plot(
-                *thin(steps, values), color=colour if marker else QUIET, linewidth=1.2, marker=marker, markersize=2.5
-            )
+            if colour == VALIDATION:
+                axes.plot(*thin(steps, values), color=colour, linewidth=1.2, marker="o", markersize=2.5)
+            else:
+                logged_steps(axes, steps, values, QUIET, 1.2)
             focus(axes, values, name == "gradient norm")
             mark(axes, phase_starts(run))
             if name in ("learning rate", "tokens per second"):
                 axes.set_ylim(bottom=0)
                 axes.yaxis.set_major_formatter(_RATE if name == "learning rate" else EngFormatter(sep=""))
             elif (
-                marker and run.baseline.get("metric") == metric and isinstance(run.baseline.get("value"), (int, float))
+                colour == VALIDATION
+                and run.baseline.get("metric") == metric
+                and isinstance(run.baseline.get("value"), (int, float))
             ):
                 axes.axhline(run.baseline["value"], color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
     return figure
@@ -195,7 +218,8 @@ def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
         axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1)
         axes.plot([row[1] for row in bins], [row[2] for row in bins], color=TRAIN, linewidth=1)
         sizes = [20 + 280 * rows / total for rows, _, _ in bins]
-        axes.scatter([row[1] for row in bins], [row[2] for row in bins], s=sizes, color=VALIDATION, linewidths=0)
+        confidences, accuracies = [row[1] for row in bins], [row[2] for row in bins]
+        axes.scatter(confidences, accuracies, s=sizes, color=VALIDATION, linewidths=0, clip_on=False)
         axes.set_xlim(0, 1.03)
         axes.set_ylim(-0.03, 1.03)
         axes.set_xlabel("confidence")
@@ -219,9 +243,16 @@ def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
 
 
 def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure | None:
-    """One metric of several runs over steps, each line named in the legend."""
-    lines = [(run.name, series(run.validation if split == "validation" else run.train, metric)) for run in runs]
-    if not any(points[0] for _, points in lines):
+    """One metric of several runs over steps, each line named in the legend. Of a training loss of several terms the one
+    that is scored on held-out data."""
+
+    def points(run: RunFiles) -> tuple[list[int], list[float]]:
+        if (split, metric) == ("train", "loss"):
+            return series(run.train, scored_loss(run) or metric)
+        return series(run.validation if split == "validation" else run.train, metric)
+
+    lines = [(run.name, points(run)) for run in runs]
+    if not any(steps for _, (steps, _) in lines):
         return None
     with matplotlib.rc_context(STYLE):
         figure = blank(7.2, 3.4)
@@ -231,14 +262,17 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
         if metric == "learning_rate":
             axes.yaxis.set_major_formatter(_RATE)
         values: list[float] = []
-        for index, (name, (steps, points)) in enumerate(lines):
+        for index, (name, (steps, values_of_run)) in enumerate(lines):
             if steps:
-                line = smooth(points) if (split, metric) == ("train", "loss") else points
+                line = smooth(values_of_run) if (split, metric) == ("train", "loss") else values_of_run
+                few = split == "train" and len(steps) < FEW
                 axes.plot(
                     *thin(steps, line),
                     color=COLOURS[index % len(COLOURS)],
-                    linewidth=1.4,
-                    label=plain(name, 40),
+                    linewidth=0 if few else 1.4,
+                    marker="o" if few or split == "validation" else None,
+                    markersize=3,
+                    label=f"{plain(name, 40)} ({counted(len(steps), 'logged row')})" if few else plain(name, 40),
                     linestyle=("-", "--", ":")[index // len(COLOURS) % 3],
                 )
                 values += line

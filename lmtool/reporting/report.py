@@ -100,10 +100,8 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     }
     figures = {name: draw(drawing.WIDE) for name, draw in over_steps.items()}
     figures["agreement"] = distillation_plots.agreement_figure(interchange_of(run))
-    beside = run.facts.get("trained_beside")
-    more = f" Training counts {beside} too, which are easier to predict." if isinstance(beside, str) else ""
     captions = {
-        "loss": f"Faint: each logged step of training; above it, its running mean. Dots: held-out data.{more}",
+        "loss": plots.loss_caption(run),
         "terms": "Each term of the training loss before its weight. Dots: held-out data; dashed: its baseline.",
         "agreement": "Share of predictions in which both models agree, states of another text swapped in.",
         "confusion": "Gold labels down, predictions across. Shade: share of the gold label.",

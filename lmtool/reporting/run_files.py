@@ -184,6 +184,18 @@ def loss_terms(run: RunFiles) -> list[str]:
     return list(dict.fromkeys(key for row in run.train for key in row if key.startswith("loss_")))
 
 
+def scored_loss(run: RunFiles) -> str:
+    """The key of a training row that compares with the `loss` of held-out data: of a run that learns from a teacher, or
+    by another loss beside its task's, that of the one term that is scored there; "" where several but not all are."""
+    terms = [key.removeprefix("loss_") for key in loss_terms(run)]
+    scored = [term for term in terms if series(run.validation, f"{term}_loss")[0]]
+    if not scored and run.result.get("task") in terms:
+        scored = [str(run.result["task"])]
+    if len(terms) < 2 or not scored or len(scored) == len(terms):
+        return "loss"
+    return f"loss_{scored[0]}" if len(scored) == 1 else ""
+
+
 def phase_starts(run: RunFiles) -> list[int]:
     """The first step of each phase but the first; of a run under way those of its rows."""
     phases = run.result.get("phases")

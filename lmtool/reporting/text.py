@@ -133,9 +133,11 @@ def exponent(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A fraction: 0.153 -> '15.3%', 0.00012 -> '0.012%'."""
+    """A fraction: 0.153 -> '15.3%', 0.00012 -> '0.012%', 1.48e-9 -> '< 0.001%'."""
     if 0.0005 <= abs(fraction) <= 0.9995 or fraction in (0, 1):
         return f"{100 * fraction:.1f}%".replace(".0%", "%")
+    if abs(fraction) < 0.00001:
+        return "< 0.001%" if fraction > 0 else "> -0.001%"
     return f"{100 * fraction:.3g}%"
 
 

@@ -66,7 +66,7 @@ def test_agreement_is_said_and_drawn(task_run):
     page = (folder / "report.html").read_text()
     assert "87.5% of 64 targets" in page and "changes what the teacher predicts, of 25% of 16 targets" in page
     assert (folder / "plots" / "agreement.png").stat().st_size > 1000
-    assert "2 and 4" in page and "25-50%" in page
+    assert "layer 2, teacher's 4" in page and "25-50%" in page
 
 
 def test_agreement_that_was_not_measured_has_its_reason(task_run):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,10 @@ from lmtool.reporting.comparison import (
     write_comparison,
 )
 from lmtool.reporting.console import Output
-from lmtool.reporting.examples import samples_html, summarise
+from lmtool.reporting.examples import prediction_html, samples_html, summarise
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import read_predictions, read_run
+from lmtool.reporting.text import percent
 from tests.breadth import slow_but
 from tests.reporting.conftest import write_rows
 
@@ -130,6 +132,29 @@ def test_report_of_tagged_words(task_run):
     assert classes.index("LOC") < classes.index("PER") and "0.333" in classes
     (folder / "result.json").write_text(json.dumps({**result, "classes": {"PER": 3}}))
     read_page(write_report(folder))
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "says"),
+    [
+        ([], "", "no answer (75%)"),
+        ([], "fox", "fox (75%), gold: no answer"),
+        (["fox", "a fox"], "", "no answer (75%), gold: fox or a fox"),
+        (["fox", "a fox"], "Fox", "Fox (75%)"),
+        ("ein Fuchs", "", "nothing (75%), gold: ein Fuchs"),
+    ],
+)
+def test_a_prediction_of_nothing_has_a_word(gold: Any, predicted: str, says: str) -> None:
+    row = {"id": 1, "question": "who?", "gold": gold, "prediction": predicted, "score": 0.75}
+    assert f'<small class="quiet">{says}</small>' in prediction_html(row)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [(0, "0%"), (1.48e-9, "< 0.001%"), (-1.48e-9, "> -0.001%"), (1.2e-5, "0.0012%"), (0.00012, "0.012%"), (1, "100%")],
+)
+def test_a_share_is_no_power_of_ten(fraction: float, text: str) -> None:
+    assert percent(fraction) == text
 
 
 def test_many_labels_and_predictions_stay_small(task_run):

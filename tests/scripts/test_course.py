@@ -190,6 +190,21 @@ def test_the_shipped_course_composes_and_names_what_it_wrote(script, monkeypatch
                     assert any(fnmatch(path, name) or name.startswith(f"{path}/") for path in written), (topic.id, name)
 
 
+def test_models_that_are_compared_have_the_same_compute_and_positions(script):
+    """But for GPT with learned positions, which stands beside the GPT that is compared to say what they do."""
+    course = script("course_text").read_course((ROOT / "docs" / "course.md").read_text(encoding="utf-8"))
+    trained, compared = {}, []
+    for line in (line for topic in course.topics for line in topic.commands if line.startswith("lmtool ")):
+        keys = dict(word.split("=", 1) for word in shlex.split(line) if "=" in word)
+        if line.startswith("lmtool pretrain"):
+            trained[f"runs/{keys.get('name')}"] = keys.get("max_flops"), keys.get("model/positions")
+        elif keys.get("name") == "families":
+            compared = [name for name in keys["checkpoint"].split(",") if name != "runs/gpt"]
+        elif keys.get("target") == "pydocs":
+            compared += keys["checkpoint"].strip("[]").split(",")
+    assert len(compared) == 5 + 2 and {trained[name] for name in compared} == {("5e12", "rotary")}
+
+
 def composed(line: str, page: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [re.sub(r"^seed=1,.*", "seed=1,2", word) for word in shlex.split(line, comments=True)[1:]]
     if words[0] in ("report", "runs", "list", "show", "resume"):  # read no configuration

@@ -1,0 +1,127 @@
+"""What the plots of a run show, read from the figures themselves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtool.reporting import distillation_plots, drawing, look_plots, looks, plots
+from lmtool.reporting.run_files import RunFiles
+
+
+def run_of(steps: int, terms: dict[str, float] | None = None, scored: tuple[str, ...] = (), **files: Any) -> RunFiles:
+    """A run with so many logged steps. terms: of the training loss, with their values. scored: those that held-out data
+    have too, beside their loss of 1."""
+    train = [
+        {
+            "step": 10 * row, "loss": 3.0 + 1 / row, "learning_rate": 1e-3, "grad_norm": 1.0,
+            **{f"loss_{term}": value for term, value in (terms or {}).items()},
+        }
+        for row in range(1, steps + 1)
+    ]  # fmt: skip
+    validation = [{"step": 10 * steps, "loss": 1.0, **{f"{term}_loss": 1.0 for term in scored}}]
+    return RunFiles(Path("run"), train=train, validation=validation, **files)
+
+
+@pytest.mark.parametrize("steps", [1, 2, drawing.FEW - 1, drawing.FEW, 60])
+def test_few_logged_steps_are_points_and_many_a_line(steps: int) -> None:
+    """Two points of a schedule that rises and falls would be joined by a line that it never took."""
+    run = run_of(steps, {"mlm": 2.0, "nsp": 1.0})
+    figures = [plots.loss_figure(run), plots.small_figure(run), distillation_plots.terms_figure(run)]
+    axes = [axes for figure in figures if figure is not None for axes in figure.axes]
+    assert len(axes) == 1 + 2 + 2
+    few = steps < drawing.FEW
+    for panel in axes:
+        training = panel.get_lines()[0]
+        assert (training.get_marker() == "o") == (training.get_linewidth() == 0) == few
+        assert not few or not training.get_clip_on()
+        assert panel.get_xlabel() == (f"step ({steps} logged row{'s' * (steps > 1)})" if few else "step")
+    (overlay,) = plots.overlay_figure([run, run_of(60)], "learning_rate", "train").axes  # type: ignore[union-attr]
+    assert [line.get_linewidth() > 0 for line in overlay.get_lines()] == [not few, True]
+    names = [text.get_text() for text in overlay.get_legend().get_texts()]
+    assert names == [f"run ({steps} logged row{'s' * (steps > 1)})" if few else "run", "run"]
+    assert plots.loss_caption(run).startswith(f"Single dots: {steps} logged step" if few else "Faint:")
+
+
+@pytest.mark.parametrize(
+    ("terms", "scored", "result", "drawn", "named"),
+    [
+        ({"mlm": 2.0, "soft": 9.0}, ("mlm",), {"objective": "mlm"}, 2.0, "mlm loss, nats a prediction"),
+        ({"sst2": 2.0, "soft": 9.0}, (), {"task": "sst2"}, 2.0, "sst2 loss"),
+        ({"mlm": 2.0, "nsp": 1.0}, ("mlm", "nsp"), {"objective": "mlm"}, 3.1, "loss, the weighted sum of its terms"),
+        ({"mlm": 2.0, "nsp": 1.0, "soft": 9.0}, ("mlm", "nsp"), {"objective": "mlm"}, None, "loss"),
+        ({}, (), {"task": "sst2"}, 3.1, "loss"),
+        ({"sst2": 2.0}, (), {"task": "sst2"}, 3.1, "loss"),
+    ],
+)
+def test_training_and_held_out_data_on_one_axis_are_one_loss(
+    terms: dict[str, float], scored: tuple[str, ...], result: dict[str, str], drawn: float | None, named: str
+) -> None:
+    """A run that learns from a teacher loses a weighted sum in training, and its own loss on held-out data."""
+    run = run_of(10, terms, scored, result=result)
+    (axes,) = plots.loss_figure(run).axes  # type: ignore[union-attr]
+    assert axes.get_title(loc="left").startswith(named)
+    last = [line.get_ydata()[-1] for line in axes.get_lines()]
+    assert last == pytest.approx([1.0] if drawn is None else [drawn, 1.0])
+    assert ("alone" in plots.loss_caption(run)) == (drawn == 2.0)
+    overlay = plots.overlay_figure([run], "loss", "train")
+    if drawn is not None:
+        assert overlay is not None and overlay.axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(drawn)
+
+
+def test_names_at_the_ends_of_lines_are_apart() -> None:
+    cosines = np.ones((3, 2, 2))
+    read = [
+        looks.Similar(name, (0, 1, 2), [1.0, 0.9, last], [0.1] * 3, cosines) for name, last in (("a", 0.9), ("b", 0.89))
+    ]
+    figure = look_plots.similarity_figure(read)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == 2 and not boxes[0].overlaps(boxes[1])
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_what_is_beside_a_map_of_few_rows_is_no_longer_than_the_map(layers: int) -> None:
+    cells = [
+        {"side": "inputs", "student_layer": layer, "teacher_layer": 2 * layer, "region": region, "value": 0.5, "n": 9}
+        for layer in range(layers)
+        for region in (1, 2, 3, 4)
+    ]
+    figure = distillation_plots.agreement_figure({"cells": cells})
+    assert figure is not None
+    figure.draw_without_rendering()
+    page, box = figure.bbox, figure.axes[0].get_tightbbox()
+    assert box is not None and box.y0 >= page.y0 and box.y1 <= page.y1 and box.x0 >= page.x0 and box.x1 <= page.x1
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == ["embeddings", "layer 1, teacher's 2", "layer 2, teacher's 4"][:layers]
+
+
+def test_maps_of_positions_say_what_is_down_and_across_on_dark_paper_too() -> None:
+    figure = look_plots.places_figure(np.zeros((6, 4, 4)))
+    maps, bars = figure.axes[::2], figure.axes[1::2]
+    assert [axes.get_ylabel() for axes in maps] == ["looks", "", "", "", "looks", ""]
+    assert [axes.get_xlabel() for axes in maps] == ["", "", *["is looked at"] * 4]
+    assert all(not axes.patch.get_alpha() and axes.patch.get_alpha() is not None for axes in (*maps, *bars))
+    words = " ".join(value for value in vars(looks).values() if isinstance(value, str))
+    assert not re.search(r"\b[Dd]ark\b", words)
+
+
+def test_dots_at_the_ends_are_drawn_whole() -> None:
+    """The largest dot of a calibrated model is at 1 and 1; the last scored step at the end of its axis."""
+    assert not plots.calibration_figure([[90, 1.0, 1.0], [10, 0.0, 0.0]]).axes[0].collections[0].get_clip_on()
+    figure = plots.small_figure(
+        RunFiles(Path("run"), validation=[{"step": step, "accuracy": 0.5} for step in (1, 100)]),
+        "accuracy",
+        drawing.NARROW,
+    )
+    assert figure is not None
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    (line,) = axes.get_lines()
+    radius = line.get_markersize() / 2 * figure.dpi / 72
+    places = axes.transData.transform(line.get_xydata())[:, 0]
+    assert places.min() - radius >= axes.bbox.x0 and places.max() + radius <= axes.bbox.x1
