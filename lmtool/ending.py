@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from lmtool import errors
 from lmtool.errors import ConfigError, LmtoolError, UserError
@@ -35,8 +36,9 @@ def failed(error: BaseException, debug: bool) -> int:
     lines = tuple(line for pair in _messages(known) for line in pair if line is not None)
     who = ends.last_words(known.exit_status, lines)
     if who is not None:
-        for message, hint in _messages(known):
-            say_error(f"{who}{message}", hint)
+        with suppress(OSError):  # the terminal may be gone, as after SIGHUP
+            for message, hint in _messages(known):
+                say_error(f"{who}{message}", hint)
     return known.exit_status
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -409,6 +412,24 @@ def test_exit_statuses(
     assert cli.main(["pretrain", "model=bert_tiny"]) == status
     error = capsys.readouterr().err
     assert says in error and ("Traceback" in error) == (status == 1)
+
+
+def test_a_terminal_that_is_gone_changes_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(cli, "run", run)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", Gone())
+            assert cli.main(["pretrain", "model=bert_tiny"]) == 143
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_debug_shows_the_traceback_of_a_users_error(

@@ -86,6 +86,9 @@ def read_run(run_dir: str | Path) -> RunFiles:
         run.problems.append("samples.json is not a list; its examples are left out.")
     for row in _metrics(run):
         (run.validation if row.get("split") == "validation" else run.train).append(row)
+    first = min((row["step"] for row in run.train), default=1)
+    if first > 1:  # the first step is always logged
+        run.problems.append(f"metrics.jsonl has no rows of training before step {first}: curves begin there.")
     return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ class FollowedFolder(RunFolder):
         self.path, self._result = path, result
         self.config = plain_data(dict(config))
         self._resume_point: Path | None = None
+        self.row_counts = Counter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -60,5 +62,8 @@ class FollowedFolder(RunFolder):
     def append(self, row: Mapping[str, Any]) -> None: ...
 
     def sync(self) -> None: ...
+
+    def missing_rows(self, expected: Mapping[str, int], step: int) -> str | None:
+        return None
 
     def drop_rows_after(self, step: int) -> None: ...

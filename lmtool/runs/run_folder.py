@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -102,6 +103,7 @@ class RunFolder:
         self._appended = False
         self.config: dict[str, Any] = plain_data(dict(config))
         self._pending = ""
+        self.row_counts: Counter[str] = Counter()
         self._chosen = False
         self._resume_point: Path | None = None
         try:
@@ -266,6 +268,7 @@ class RunFolder:
     def append(self, row: Mapping[str, Any]) -> None:
         """A row of metrics.jsonl. Where the disk refuses, it is kept and written with the next one; `sync` tells."""
         self._appended = True
+        self.row_counts[row.get("split", "")] += 1
         self._pending += to_json(masked_data(plain_data(dict(row))), indent=None) + "\n"
         try:
             self._flush()
@@ -298,14 +301,34 @@ class RunFolder:
         row."""
         return read_rows(self.path)
 
+    def missing_rows(self, expected: Mapping[str, int], step: int) -> str | None:
+        """A sentence about the rows up to a step that were written and are not there, or are no rows. expected: by
+        split, how many there should be."""
+        try:
+            found = Counter(row.get("split", "") for row in self.rows() if row["step"] <= step)
+        except UserError as error:
+            return error.message
+        lacking = [
+            f"{count - found[split]:,} of {count:,} {split} rows"
+            for split, count in expected.items()
+            if count > found[split]
+        ]
+        if not lacking:
+            return None
+        return (
+            f"{self.path / 'metrics.jsonl'} lacks {' and '.join(lacking)} up to step {step:,}: it was deleted or "
+            "changed; the curves of the report begin later or have gaps, all else is as it was"
+        )
+
     def drop_rows_after(self, step: int) -> None:
         """Forget the rows of steps that will be taken again."""
         path = self.path / "metrics.jsonl"
+        rows = [row for row in self.rows() if row["step"] <= step]
+        self.row_counts = Counter(row.get("split", "") for row in rows)
         if not path.exists():
             return
-        kept = "".join(to_json(row, indent=None) + "\n" for row in self.rows() if row["step"] <= step)
         try:
-            replace_text(path, kept)
+            replace_text(path, "".join(to_json(row, indent=None) + "\n" for row in rows))
         except OSError as error:
             raise cannot_write(path, error) from error
 

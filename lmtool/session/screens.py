@@ -25,7 +25,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation
 from lmtool.training.group import ALONE, Group
 from lmtool.training.precision import Precision
-from lmtool.training.progress import TrainingResult
+from lmtool.training.progress import Progress, TrainingResult
 from lmtool.weights.loading import LoadReport
 
 # Facts for the report alone: the first screen stays one screen.
@@ -121,8 +121,8 @@ def _warn(
     """The warnings below the first screen. state: of the checkpoint that the run resumes from."""
     opened, config = session.run, session.config
     longest = max(form.max_length for form in (config.forms if isinstance(config, PretrainConfig) else (config,)))
-    remarks = [remark for remark in (never(learning_rates), config.model.remark(longest)) if remark]
-    for warning in (*warnings, *remarks):
+    remarks = never(learning_rates), config.model.remark(longest), _missing_rows(opened, state)
+    for warning in (*warnings, *filter(None, remarks)):
         opened.output.line(f"warning: {warning}", "yellow")
     threads, before = torch.get_num_threads(), state.get("threads")
     if before not in (None, threads) and opened.precision.device.type == "cpu":
@@ -131,6 +131,16 @@ def _warn(
             f"from one that was never stopped by rounding; OMP_NUM_THREADS={before} keeps it the same",
             "yellow",
         )
+
+
+def _missing_rows(opened: OpenRun, state: Mapping[str, Any]) -> str | None:
+    """What is said of rows that a run had when its checkpoint was saved, and has no more. A state that cannot be read
+    is refused where the run resumes."""
+    try:
+        progress = Progress.from_plain(state)
+    except ValueError:
+        return None
+    return opened.folder.missing_rows(progress.rows, progress.step)
 
 
 def updated_baseline(
@@ -215,6 +225,9 @@ def finish(
     """Write result.json and the report, and show the screen that says what happened."""
     if not opened.folder.writes:
         return result
+    missing = opened.folder.missing_rows(opened.folder.row_counts, result["steps"])
+    if missing is not None:
+        opened.output.line(f"warning: {missing}", "yellow")
     opened.folder.write_result(result)
     opened.trackers.finish(result)
     report = write_report(opened.folder.path)

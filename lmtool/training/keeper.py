@@ -144,6 +144,7 @@ class Keeper:
             return True
         progress.scaler = self.scaler.state_dict() if self.scaler is not None else None
         progress.threads = torch.get_num_threads()
+        progress.rows = dict(self.run.row_counts)
         try:
             self.run.sync()  # the rows of these steps are never written again
             disk.write_checkpoint(

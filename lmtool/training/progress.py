@@ -69,7 +69,7 @@ class Progress:
     the schedule's horizon, None while it is being measured; horizon: the budget that set it. best_*: the best
     evaluation so far. stale_evaluations: since then. metrics: the last evaluation's, of step evaluated_step. ended: the
     budget, or "patience", that ended the run. reference_loss, exploded_steps: see health.py. scaler: the fp16 scaler's
-    numbers. threads: of torch on a CPU, on which the order of its sums depends.
+    numbers. threads: of torch on a CPU, on which the order of its sums depends. rows: by split, of metrics.jsonl.
     """
 
     step: int = 0
@@ -91,6 +91,7 @@ class Progress:
     exploded_steps: int = 0
     scaler: dict[str, Any] | None = None
     threads: int | None = None
+    rows: dict[str, int] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)

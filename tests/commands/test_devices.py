@@ -171,6 +171,21 @@ def test_a_signal_to_the_launcher_saves_a_checkpoint(place, number, status):
     assert not (folder / "LOCK").exists() and (folder / "checkpoints" / "last").exists()
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+def test_a_signal_to_the_launcher_before_training_ends_it_in_order(place, number, status):
+    name = f"early{int(number)}"
+    process = start(place, *TEXT, "max_steps=100000", f"name={name}", "devices=2")
+    until = time.monotonic() + SECONDS
+    while len(ranks := ranks_of(process)) < 2:
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(number)
+    code, _, errors = ended(place, process)
+    assert code == status and gone(ranks)
+    assert errors[0].startswith(f"error: stopped by {number.name}") and len(errors) <= 2
+    assert not (place / "runs" / name / "LOCK").exists()
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

@@ -16,6 +16,7 @@ from lmtool import cli
 from lmtool.data import store_draft, vocabulary
 from lmtool.distillation.store.outputs import TermWriter
 from lmtool.session import fit as training
+from lmtool.reporting.run_files import read_run
 from lmtool.signals import take_late
 from tests.commands.conftest import TINY, finetune, pretrain
 
@@ -155,3 +156,69 @@ def test_a_sweep_ends_with_its_job(
     assert {name: job["exit_status"] for name, job in jobs.items()} == {"0_seed-1": 0 if finished else 143}
     assert not [*Path("runs/s").rglob("LOCK")]
     assert cli.main(words) == 0 and len([*Path("runs/s").glob("*/result.json")]) == 2
+
+
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _cut(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[2:]))
+
+
+ROWS = ["max_steps=6", "log_every=1", "evaluate_every=2", "checkpoint_every=2"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "lacks"),
+    [
+        (_delete, "4 of 4 train rows and 2 of 2 validation rows"),
+        (_empty, "4 of 4 train rows and 2 of 2 validation rows"),
+        (_cut, "2 of 4 train rows"),
+        (None, None),
+    ],
+)
+def test_rows_that_are_gone_are_missed(
+    place: Path, damage: Any, lacks: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, by the run that resumes without them."""
+    from lmtool.training import loop
+
+    with monkeypatch.context() as patch:
+        signalling(patch, loop, "apply_gradients", signal.SIGTERM, call=4)
+        run = pretrain("a", *ROWS, status=143)
+    if damage is not None:
+        damage(run / "metrics.jsonl")
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        signalling(patch, loop, "apply_gradients", signal.SIGTERM, call=1)
+        pretrain("a", *ROWS, status=143)
+    shown = capsys.readouterr().out
+    warning = f"warning: runs/a/metrics.jsonl lacks {lacks} up to step 4: it was deleted or changed"
+    assert (warning in shown) == (lacks is not None) and (warning in (run / "log.txt").read_text()) == bool(lacks)
+    pretrain("a", *ROWS)
+    assert "metrics.jsonl lacks" not in capsys.readouterr().out
+
+
+def test_rows_that_go_while_a_run_trains_are_missed_at_its_end(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lmtool.training import loop
+
+    real, calls = loop.apply_gradients, []
+
+    def deleting(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            Path("runs/a/metrics.jsonl").unlink()
+        return real(*arguments)
+
+    monkeypatch.setattr(loop, "apply_gradients", deleting)
+    run = pretrain("a", *ROWS)
+    warning = "warning: runs/a/metrics.jsonl lacks 3 of 6 train rows and 1 of 3 validation rows up to step 6"
+    assert warning in capsys.readouterr().out
+    assert "no rows of training before step 4" in "".join(read_run(run).problems)

@@ -19,7 +19,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def metric_rows(metric: str | None = None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for step in range(10, 310, 10):
+    for step in (1, *range(10, 310, 10)):
         loss = 5 + 4 * math.exp(-step / 60)
         speed = {"tokens": step * 400, "tokens_per_second": 9000.0, "grad_norm": 1 + 1 / step}
         rows.append({"step": step, "split": "train", "loss": loss, "learning_rate": 1e-4 * (1 - step / 300), **speed})
