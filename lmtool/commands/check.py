@@ -17,6 +17,7 @@ from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.check import print_findings, print_problems
 from lmtool.reporting.console import Output
 from lmtool.tasks.checking import Texts, compared, findings, read_sound
+from lmtool.terminal import counted
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import published_folder
@@ -56,7 +57,9 @@ def run(config: CheckConfig, overrides: Sequence[str]) -> dict[str, Any]:
     failing = [problem for said in found.values() for problem in said["failing"]]
     leaks = [f"{split} of {name}" for name, said in found.items() for split in _leaking(said["splits"])]
     if failing:
-        raise CheckFailed(f"{len(failing):,} rows fail", "correct them, or take them out; the first are listed above")
+        raise CheckFailed(
+            f"{counted(len(failing), 'row')} failed", "correct them, or take them out; the first are listed above"
+        )
     if leaks:
         raise CheckFailed(
             f"more than {TOO_MANY:.0%} of the rows of {', '.join(leaks)} stand in the training rows too",

@@ -20,6 +20,7 @@ from lmtool.reporting.text import number
 from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.kinds.early_exit import leaving
 from lmtool.tasks.labels import TakenHead
+from lmtool.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.heads import PAIR_HEADS
 from lmtool.weights.task_heads import CLASSIFIER
@@ -44,7 +45,7 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
         inference = Inference(trained.longest, config.batch_tokens, trained.precision, warn, progress)
         answers = learner.answers(rows, inference)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
-    scored = f"; {scores} on {answers.labelled:,} labelled rows" if scores else ""
+    scored = f"; {scores} on {counted(answers.labelled, 'labelled row')}" if scores else ""
     if scores and own is not None and _trained_on(own, str(config.input)):
         warn(f"the model has learned from rows of {config.input}: lmtool evaluate scores those that were held out")
     if config.output is None:
@@ -56,7 +57,7 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
     flat = Path(config.output).suffix.lower() in DELIMITERS
     aliases = getattr(learner.config, "aliases", {})
     written = write_output(config.output, beside_columns(table, answers.records, aliases, config.probabilities, flat))
-    output.line(f"{written:,} rows: {config.output}{scored}")
+    output.line(f"{counted(written, 'row')}: {config.output}{scored}")
 
 
 def _trained_on(task: TaskConfig, asked: str) -> bool:

@@ -37,6 +37,7 @@ from lmtool.learners.mixed_sources import predictors_of
 from lmtool.metrics import Metric
 from lmtool.runs.checkpoints import load_weights, read_weights
 from lmtool.secrets import masked
+from lmtool.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import choose_compilation
 from lmtool.training.loop import train
@@ -182,8 +183,8 @@ def warn_of_idle(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> None:
         examples = math.ceil(facts["examples"] / facts["steps_per_epoch"])
         if examples < size:
             opened.output.line(
-                f"warning: {name}: a step has {examples:,} examples, and {size} processes share it: some do nothing; "
-                f"give batch_examples={size} or more (or batch_tokens), or devices={examples}",
+                f"warning: {name}: a step has {counted(examples, 'example')}, and {size} processes share it: some do "
+                f"nothing; give batch_examples={size} or more (or batch_tokens), or devices={examples}",
                 "yellow",
             )
 
