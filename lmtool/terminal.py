@@ -41,6 +41,16 @@ def shown(text: str) -> str:
     return visible(masked(text))
 
 
+def counted(number: int, noun: str) -> str:
+    """'1 job', '1,234 jobs'."""
+    return f"{number:,} {plural(number, noun)}"
+
+
+def plural(number: float, noun: str) -> str:
+    """'job' of one, 'jobs' of any other number."""
+    return noun if number == 1 else f"{noun}s"
+
+
 def visible(text: str) -> str:
     """One line: control and direction characters become visible escapes, everything else stays.
 

@@ -17,6 +17,7 @@ from lmtool.reporting.console import Output
 from lmtool.schema.use import CheckConfig
 from lmtool.session.output_files import write_output
 from lmtool.tasks.checking import Texts, compared, findings, read_sound
+from lmtool.terminal import counted
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import published_folder
@@ -56,7 +57,9 @@ def run(config: CheckConfig, overrides: Sequence[str]) -> dict[str, Any]:
     failing = [problem for said in found.values() for problem in said["failing"]]
     leaks = [(name, split) for name, said in found.items() for split in _leaking(said["splits"])]
     if failing:
-        raise CheckFailed(f"{len(failing):,} rows fail", "correct them, or take them out; the first are listed above")
+        raise CheckFailed(
+            f"{counted(len(failing), 'row')} failed", "correct them, or take them out; the first are listed above"
+        )
     if leaks:
         most = max(found[name]["splits"][split]["in_training"]["equal"] for name, split in leaks)
         which = ", ".join(f"{split} of {name}" for name, split in leaks)

@@ -28,6 +28,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
 from lmtool.runs.run_folder import processor
 from lmtool.schema.use import DoctorConfig
+from lmtool.terminal import counted
 from lmtool.training.precision import choose_device, choose_precision, cpu_has_bf16
 
 TESTED_TORCH = "2.13"
@@ -125,7 +126,8 @@ def _processor() -> Finding:
         torch.get_num_threads(),
     )
     bf16 = "bf16 of its own" if cpu_has_bf16() else "no bf16 of its own"
-    said = f"{processor() or platform.machine()}, {cores} cores for this process, {threads} threads, {bf16}"
+    computes = f"{counted(cores or 1, 'core')} for this process, {counted(threads, 'thread')}, {bf16}"
+    said = f"{processor() or platform.machine()}, {computes}"
     if threads != cores and "OMP_NUM_THREADS" in os.environ:
         return Finding("processor", said, "note", f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} is set")
     return Finding("processor", said)

@@ -17,6 +17,7 @@ from lmtool.representations.reading import embedder
 from lmtool.representations.vectors import Embedder, Vectors
 from lmtool.schema.run import EmbedConfig
 from lmtool.session.requests import PAIR, TEXT, asked_table, asked_texts
+from lmtool.terminal import counted
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.load import Loaded, load, section
 
@@ -86,7 +87,8 @@ def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) 
             shape = write_npy(Path(path).expanduser(), vectors, len(rows), embeds)
             return f"{' x '.join(f'{size:,}' for size in shape)} numbers"
         tokens = write_parquet(Path(path).expanduser(), rows, vectors, embeds)
-        return f"{len(rows):,} texts" if embeds.pooling != "none" else f"{tokens:,} tokens of {len(rows):,} texts"
+        texts = counted(len(rows), "text")
+        return texts if embeds.pooling != "none" else f"{counted(tokens, 'token')} of {texts}"
     except OSError as error:
         raise UserError(f"output={path}: {error.strerror}", "give another output=") from error
 

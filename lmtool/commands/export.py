@@ -24,6 +24,7 @@ from lmtool.schema.run import ExportConfig
 from lmtool.secrets import masked
 from lmtool.session.trained import classifies, has_segments, read_trained
 from lmtool.tasks.kinds.learner import TaskLearner
+from lmtool.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import assemble
@@ -95,7 +96,7 @@ def require_places(weights: Weights, model: ModelConfig, export: Export) -> None
     """UserError where the backbone has more than a published one."""
     lost = [name for name in weights.tensors if name.startswith("backbone.") and name not in export.kept]
     if lost:
-        more = f" and {len(lost) - 1} more tensors have" if len(lost) > 1 else " has"
+        more = f" and {counted(len(lost) - 1, 'more tensor')} have" if len(lost) > 1 else " has"
         raise UserError(
             f"checkpoint={weights.origin}: {lost[0]}{more} no place in a published model={model.name}",
             "use the run with lmtool",

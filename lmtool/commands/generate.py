@@ -13,7 +13,7 @@ from lmtool.schema.run import FinetuneConfig, GenerateConfig
 from lmtool.session.output_files import check_output, write_output
 from lmtool.session.requests import input_lines, input_table
 from lmtool.session.trained import Trained, load_trained
-from lmtool.terminal import visible
+from lmtool.terminal import counted, visible
 
 Prompts = tuple[list[str], list[tuple[str, int]]]
 
@@ -40,7 +40,7 @@ def run(config: GenerateConfig, overrides: list[str]) -> None:
     if config.output is not None:
         rows = ({"prompt": text, "text": writer.whole(text, prompt, ids)} for text, prompt, ids in answers)
         write_output(config.output, rows)
-        output.line(f"{len(texts):,} texts written to {config.output}")
+        output.line(f"{counted(len(texts), 'text')} written to {config.output}")
         return
     for text, prompt, ids in answers:
         output.line(writer.whole(text, prompt, ids))

@@ -25,12 +25,13 @@ from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.reporting.plan import RunPlan, plan_rows
 from lmtool.reporting.table import print_table
-from lmtool.reporting.text import counted, size
+from lmtool.reporting.text import count, size
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.schema.plan import PlanKeys
 from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.labelled import data_to_learn
 from lmtool.session.pretraining import Pretraining
+from lmtool.terminal import counted
 from lmtool.weights.assemble import assemble
 
 # English text in vocabularies of 30,000 to 50,000 tokens.
@@ -47,7 +48,7 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     else:
         preparation = Pretraining(config)
         config, tasks = preparation.config, preparation.tasks
-        notes += [f"{len(task.train):,} training rows of the task {name}" for name, task in tasks.items()]
+        notes += [f"{counted(len(task.train), 'training row')} of the task {name}" for name, task in tasks.items()]
     with torch.device("meta"):
         learner, _ = assemble(config, None)
     problem = too_large(config, place.precision) if place.here else None
@@ -126,7 +127,7 @@ def _of_a_pass(config: TrainingConfig, rows: int, of_pass: float | None, measure
     """What a pass is over."""
     if isinstance(config, FinetuneConfig):
         return f" over {counted(rows, 'row')}"
-    return f" over {'' if measured else 'about '}{counted(float(f'{of_pass or 0:.3g}'), 'token')}"
+    return f" over {'' if measured else 'about '}{count(float(f'{of_pass or 0:.3g}'))} tokens"
 
 
 def _text_tokens(config: PretrainConfig) -> float | None:
@@ -149,7 +150,7 @@ def _store_bytes(config: TrainingConfig) -> int | None:
 def _read(config: TrainingConfig, rows: int) -> str:
     """What is assumed of data that are not read."""
     if isinstance(config, FinetuneConfig):
-        return f"{rows:,} training rows, each taken as max_length={config.max_length} long; most are shorter"
+        return f"{counted(rows, 'training row')}, each taken as max_length={config.max_length} long; most are shorter"
     lengths = " or ".join(dict.fromkeys(str(form.max_length) for form in config.forms))
     return f"every sequence is taken as max_length={lengths} long; the text is not read"
 

@@ -21,6 +21,7 @@ from lmtool.session.trained import Trained, load_trained
 from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.kinds.early_exit import leaving
 from lmtool.tasks.labels import TakenHead
+from lmtool.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.heads import PAIR_HEADS
 from lmtool.weights.task_heads import CLASSIFIER
@@ -45,7 +46,7 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
         inference = Inference(trained.longest, config.batch_tokens, trained.precision, warn, progress)
         answers = learner.answers(rows, inference)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
-    scored = f"; {scores} on {answers.labelled:,} labelled rows" if scores else ""
+    scored = f"; {scores} on {counted(answers.labelled, 'labelled row')}" if scores else ""
     if scores and own is not None and _trained_on(own, str(config.input)):
         warn(f"the model has learned from rows of {config.input}: lmtool evaluate scores those that were held out")
     if config.output is None:
@@ -62,7 +63,7 @@ def run(config: PredictConfig, overrides: list[str]) -> None:
             warn(f"probabilities=true: {learner.config.name} gives no probabilities of classes; none are written")
         records = chain(first, records)
     written = write_output(config.output, beside_columns(table, records, aliases, config.probabilities, flat))
-    output.line(f"{written:,} rows: {config.output}{scored}")
+    output.line(f"{counted(written, 'row')}: {config.output}{scored}")
 
 
 def _trained_on(task: TaskConfig, asked: str) -> bool:

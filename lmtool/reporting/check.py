@@ -8,6 +8,7 @@ from typing import Any
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import percent, plain
+from lmtool.terminal import counted
 
 _TEXT = 60
 _LABELS = 8
@@ -18,7 +19,7 @@ def print_problems(output: Output, name: str, messages: Sequence[str], most: int
     """Rows that would fail, the first of them by file:line."""
     if not messages:
         return
-    output.line(f"{name}: {len(messages):,} rows fail", "bold red")
+    output.line(f"{name}: {counted(len(messages), 'row')} failed", "bold red")
     for message in messages[:most]:
         output.line(f"  {plain(message, 200)}")
     if len(messages) > most:

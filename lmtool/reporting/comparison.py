@@ -20,6 +20,7 @@ from lmtool.reporting.run_files import RunFiles, read_run
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import count, duration, lower_is_better, number, plain, shortened, size, title
+from lmtool.terminal import counted
 
 # Keys that differ between any two runs and say nothing.
 _NAMES = ("name", "run_dir")
@@ -114,7 +115,7 @@ def print_comparison(output: Output, comparison: Comparison) -> None:
     else:
         output.line("The configurations are equal.")
     if len(comparison.keys) > _KEYS:
-        output.line(f"and {len(comparison.keys) - _KEYS} more keys")
+        output.line(f"and {counted(len(comparison.keys) - _KEYS, 'more key')}")
     for run, name, gap in zip(runs[1:], names[1:], comparison.gaps, strict=True):
         if isinstance(gap, str):
             output.line(f"{name} less {names[0]}: not paired, {gap}")

@@ -14,7 +14,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.table import table_lines
 from lmtool.reporting.text import plain
-from lmtool.terminal import visible_space
+from lmtool.terminal import counted, visible_space
 
 # Characters of a side of an example that are shown; the JSON lines have all of it.
 _SHOWN = 1000
@@ -152,8 +152,8 @@ def _learned(places: Sequence[Mapping[str, Any]], pieces: Sequence[str]) -> str:
     """At how many of the tokens something is predicted."""
     answers = {place["position"]: place["label"] for place in places}
     if len(answers) < len(places):
-        return f"{len(places):,} predictions at {len(answers):,} tokens"
-    words = f"{len(answers):,} of {len(pieces):,} tokens"
+        return f"{counted(len(places), 'prediction')} at {counted(len(answers), 'token')}"
+    words = f"{len(answers):,} of {counted(len(pieces), 'token')}"
     if answers and set(answers.values()) == {"replaced"}:
         return f"{words} are replaced"
     return f"{words}, each predicts the next" if _is_next(pieces, answers) else f"{words} are predicted"

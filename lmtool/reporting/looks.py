@@ -12,7 +12,8 @@ from lmtool.reporting import html
 from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.table import print_table
-from lmtool.reporting.text import counted, number, percent, plain
+from lmtool.reporting.text import number, percent, plain
+from lmtool.terminal import counted
 
 _SHADES = "·░▒▓█"
 _COLOURS = {"[░▒]+": "blue", "[▓█]+": "bold bright_blue", "·+": "dim"}
@@ -40,7 +41,7 @@ class Cut:
 
 def print_cuts(output: Output, text: str, cuts: Sequence[Cut]) -> None:
     """A row a vocabulary, its pieces with spaces between them, and what there is to say of them below."""
-    output.paragraph(f"{plain(text, 120)} · {len(text):,} characters", "bold")
+    output.paragraph(f"{plain(text, 120)} · {counted(len(text), 'character')}", "bold")
     unknown = {cut.pieces[at] for cut in cuts for at in cut.unknown}
     colours = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
     rows = []
@@ -164,7 +165,7 @@ def print_similar(output: Output, word: str, sentences: Sequence[str], read: Seq
         for each in read
         for number, (layer, same, other) in enumerate(zip(each.layers, each.same, each.others, strict=True))
     ]
-    heading = f"{plain(word, 60)} in {len(sentences)} sentences · mean cosine of two vectors"
+    heading = f"{plain(word, 60)} in {counted(len(sentences), 'sentence')} · mean cosine of two vectors"
     print_table(output, ["checkpoint", "layer", "the same word", "different words"], rows, heading)
 
 
@@ -229,7 +230,7 @@ def print_heads(
          percent(head.entropy)]
         for head in heads
     ]  # fmt: skip
-    heading = f"{len(pieces)} tokens · an even spread has {percent(even)} on each"
+    heading = f"{counted(len(pieces), 'token')} · an even spread has {percent(even)} on each"
     print_table(output, ["layer.head", "mostly on", *patterns, "spread"], rows, heading)
     for head, weights in drawn:
         output.line()

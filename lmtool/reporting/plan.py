@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lmtool.reporting.text import count, counted, duration, flops, percent, size
+from lmtool.reporting.text import count, duration, flops, percent, size
+from lmtool.terminal import plural
 
 # What scoring a token takes of training on it: a forward is a third, and losses are kept one by one (.5 to .6 measured
 # of tiny BERT and ELECTRA on a CPU).
@@ -87,7 +88,7 @@ class RunPlan:
         before = f"{estimated} before {', '.join(others)}" if others else ""
         amount = self.budgets[self.ends_by]
         unit = _UNITS.get(self.ends_by)
-        spent = flops(amount) if unit is None else counted(amount, unit)
+        spent = flops(amount) if unit is None else f"{count(amount)} {plural(amount, unit)}"
         return f"after {spent} ({self.ends_by}){before}"
 
     @property

@@ -16,6 +16,7 @@ from lmtool.config import yaml_files
 from lmtool.config.checkpoint import no_run
 from lmtool.errors import UserError
 from lmtool.runs.files import lines_of
+from lmtool.terminal import counted
 
 LONGEST = 100_000_000
 """Bytes of the longest file that is read at once."""
@@ -169,7 +170,7 @@ def read_predictions(run: RunFiles) -> Iterator[dict[str, Any]]:
         elif row.get("gold") is not None and row.get("prediction") is not None:
             yield row
     if broken:
-        run.problems.append(f"predictions.jsonl: {broken} lines are not JSON objects and are left out.")
+        run.problems.append(f"predictions.jsonl: left out {counted(broken, 'line')} without a JSON object.")
 
 
 def series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmtool.reporting.text import count, lower_is_better, number, plain, title
+from lmtool.terminal import plural
 
 # Below this many standard errors a difference is not told apart from chance.
 CLEAR_ERRORS = 2.0
@@ -67,7 +68,7 @@ class Score:
 def selected_on(result: Mapping[str, Any]) -> str | None:
     """What the headline of a task's run is: the best of several evaluations on the same rows."""
     examples = result.get("validation_examples")
-    return f"selected on these {count(examples)} rows" if isinstance(examples, int) else None
+    return f"selected on these {count(examples)} {plural(examples, 'row')}" if isinstance(examples, int) else None
 
 
 def test_scores(result: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, test_scores
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, shortened, size, title
+from lmtool.terminal import plural
 
 # Labels that are shown each with its rows.
 _LABELS = 20
@@ -49,7 +50,7 @@ def _plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
         ("params", f"{count(plan.total_parameters)} · {count(plan.trainable_parameters)} learn · {parts}"),
         (
             "plan",
-            f"{plan.steps_text} steps × {count(round(plan.tokens_per_step))} tokens = "
+            f"{plan.steps_text} {plural(plan.steps, 'step')} × {count(round(plan.tokens_per_step))} tokens = "
             f"{count(round(plan.tokens))} tokens{passes} · {time} · memory about {size(plan.needed_bytes)} · "
             f"disk {size(plan.disk_bytes)}{f' in {plan.checkpoints:,} checkpoints' if plan.checkpoints > 3 else ''}",
         ),
@@ -181,7 +182,7 @@ def end_screen(
     status = title(str(result.get("status", "done")))
     seconds = result.get("seconds")
     took = "" if seconds is None else _took_text(seconds, result.get("evaluation_seconds") or 0.0)
-    steps = f" · {count(result['steps'])} steps" if result.get("steps") is not None else ""
+    steps = f" · {count(result['steps'])} {plural(result['steps'], 'step')}" if result.get("steps") is not None else ""
     ended = f" · ended by {title(str(result['ended']))}" if result.get("ended") else ""
     score: Score | None = score_of(result, baseline, examples)
     output.line(f"{status}{took}{steps}{ended}", _STYLES[score.verdict] if score else "bold")

@@ -71,11 +71,6 @@ def count(value: float) -> str:
     return _scaled(value, ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")))
 
 
-def counted(number: float, noun: str) -> str:
-    """'1 job', '1,234 jobs', '4.4 M jobs'."""
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
-
-
 def flops(value: float) -> str:
     """5.45e8 -> '545 MFLOP'."""
     units = tuple(

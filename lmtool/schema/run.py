@@ -102,14 +102,11 @@ class RunConfig(CommandConfig):
     max_steps: int | None = Field(
         None,
         ge=1,
-        description="Stop after this many optimizer steps; whichever budget comes first ends the run. auto, in "
-        "pretraining: 10,000 where no other budget is given.",
+        description="Stop after this many optimizer steps; whichever budget comes first ends the run. auto: 10,000 "
+        "where no other budget is given.",
     )
     max_epochs: float | None = Field(
-        None,
-        gt=0,
-        description="Stop after this many passes over the training examples. auto, in finetuning: 3 where no other "
-        "budget is given.",
+        None, gt=0, description="Stop after this many passes over the examples. auto: 3 where no other budget is given."
     )
     max_tokens: int | None = Field(None, ge=1, description="Stop after this many training tokens.")
     max_minutes: float | None = Field(
@@ -144,10 +141,7 @@ class RunConfig(CommandConfig):
         128, ge=SHORTEST, description="Tokens in one packed sequence, at most; longer texts are cut or split."
     )
     log_every: int = Field(
-        10,
-        ge=1,
-        description="Steps between lines on the screen, and rows in metrics.jsonl: in a run that would have fewer than "
-        "fifty rows, there are more between.",
+        10, ge=1, description="Steps between lines and rows of metrics.jsonl; a run has some fifty rows at least."
     )
     evaluate_every: int | None = Field(
         None, ge=1, description="Steps between evaluations. Null: about ten times in a run."
@@ -200,10 +194,8 @@ class RunConfig(CommandConfig):
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
         """A budget that is `auto` ends no run that has another one."""
         key, default = cls.default_budget
-        if data.get(key) != AUTO:
-            return data
         limited = any(data.get(other) is not None for other in BUDGETS - {key})
-        return {**data, key: None if limited else default}
+        return {**data, key: None if limited else default} if data.get(key) == AUTO else data
 
     @property
     def exits(self) -> tuple[int, ...]:

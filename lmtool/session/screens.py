@@ -21,6 +21,7 @@ from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.rates import never, rates
 from lmtool.session.session import Session
+from lmtool.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation
 from lmtool.training.group import ALONE, Group
@@ -70,7 +71,7 @@ def _devices(config: RunConfig, precision: Precision, group: Group) -> dict[str,
     if group.size == 1:
         return {"device": str(precision.device)}
     threads = torch.get_num_threads()
-    each = f", {threads} thread{'s' if threads > 1 else ''} each" if precision.device.type == "cpu" else ""
+    each = f", {counted(threads, 'thread')} each" if precision.device.type == "cpu" else ""
     return {"device": precision.device.type, "processes": f"{group.size} ({config.parallel}{each})"}
 
 
@@ -127,8 +128,8 @@ def _warn(
     threads, before = torch.get_num_threads(), state.get("threads")
     if before not in (None, threads) and opened.precision.device.type == "cpu":
         opened.output.line(
-            f"warning: {before} threads before, {threads} now: sums are added in another order, and the run differs "
-            f"from one that was never stopped by rounding; OMP_NUM_THREADS={before} keeps it the same",
+            f"warning: {counted(before, 'thread')} before, {threads} now: sums are added in another order, and the run "
+            f"differs from one that was never stopped by rounding; OMP_NUM_THREADS={before} keeps it the same",
             "yellow",
         )
 

@@ -21,6 +21,7 @@ from lmtool.session.output_files import write_output
 from lmtool.session.texts import text_of
 from lmtool.session.trained import Trained
 from lmtool.tasks.members import read_tasks, rows_of
+from lmtool.terminal import counted
 
 _ENDS = "the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
 
@@ -101,7 +102,7 @@ def _carried(facts: Mapping[str, Any], max_length: int, backbone: Backbone) -> s
     memory, apart = getattr(backbone, "memory_length", None), facts.get("segments_apart")
     kept = "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
     windows = f"segments of {max_length} tokens" if apart is None else f"windows of {max_length} tokens, {apart} apart"
-    return f"{facts['lanes']} lanes in {windows}, {kept}"
+    return f"{counted(facts['lanes'], 'lane')} in {windows}, {kept}"
 
 
 def _policy(config: EvaluateConfig, max_length: int) -> str:

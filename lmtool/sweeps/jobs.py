@@ -40,7 +40,7 @@ from lmtool.sweeps.job import Run
 from lmtool.sweeps.launching import HERE, AsLauncher, FirstJobs, Launch, NoLauncher
 from lmtool.sweeps.records import JOB
 from lmtool.sweeps.table import write_plan
-from lmtool.terminal import say
+from lmtool.terminal import counted, say
 
 BATCH_SIZE = "hydra.sweeper.max_batch_size"
 """Jobs that the plain sweeper hands its launcher at a time."""
@@ -148,7 +148,7 @@ def _run_in(
     try:
         with _composed(request, typed, sweep.path, chosen) as (hydra, config):
             launch = Launch(sweep, config, Callbacks(config), request.run, request.plugins, request.has_result)
-            say(f"{sweep.path}: {f'{len(places)} jobs' if known else 'a sweep'}; to resume it: {resume}")
+            say(f"{sweep.path}: {counted(len(places), 'job') if known else 'a sweep'}; to resume it: {resume}")
             if known:
                 launch.start(places, config.hydra.sweeper.max_batch_size)
             else:

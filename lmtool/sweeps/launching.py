@@ -34,7 +34,7 @@ from lmtool.sweeps import queues, records
 from lmtool.sweeps.folders import Place, SweepFolder
 from lmtool.sweeps.job import STOPPED, Job, Run, perform
 from lmtool.sweeps.watch import Watch
-from lmtool.terminal import say, say_error
+from lmtool.terminal import counted, say, say_error
 
 HERE = ("basic", "joblib", "submitit_local")
 """Launchers whose jobs run on this machine, as soon as they are started."""
@@ -123,9 +123,11 @@ class Launch:
         if not self._parallel:
             return
         threads, at_once = self._threads()
-        given = "" if threads is None else f", {threads} thread{'s' * (threads > 1)} each (OMP_NUM_THREADS)"
-        many = f"{len(left)} job{'s' * (len(left) > 1)}"
-        say(f"{many} by {self.name}" + (f", {min(at_once, len(left))} at a time{given}" if at_once else ""))
+        given = "" if threads is None else f", {counted(threads, 'thread')} each (OMP_NUM_THREADS)"
+        say(
+            f"{counted(len(left), 'job')} by {self.name}"
+            + (f", {min(at_once, len(left))} at a time{given}" if at_once else "")
+        )
 
     def _threads(self) -> tuple[int | None, int]:
         """The threads of each job, None where the launcher's place decides; and how many jobs run at a time, 0 where

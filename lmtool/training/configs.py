@@ -10,6 +10,7 @@ from pydantic import Field
 
 from lmtool.config.base import Config
 from lmtool.config.tables import component
+from lmtool.terminal import counted
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Parallel = Literal["ddp", "fsdp"]
@@ -190,7 +191,7 @@ class ScheduleConfig(Config):
         if warmup >= steps and self.warmup_start < 1:
             share = self.warmup_start + (1 - self.warmup_start) * steps / warmup
             yield (
-                f"schedule.warmup_steps={warmup}: the run has {steps} steps, in which the learning rate only rises, "
+                f"schedule.warmup_steps={warmup}: in a run of {counted(steps, 'step')} the learning rate only rises, "
                 f"to {share:.2g} of optimizer.lr"
             )
 
@@ -266,6 +267,6 @@ class WsdConfig(ScheduleConfig):
         warmup = self.warmup_steps if self.warmup_steps is not None else round((self.warmup_fraction or 0) * steps)
         if warmup < steps < warmup + (self.decay_steps or 0):
             yield (
-                f"schedule.decay_steps={self.decay_steps}: the run has {steps} steps, of which the {steps - warmup} "
-                "after the warm-up are the way down"
+                f"schedule.decay_steps={self.decay_steps}: its way down has only {counted(steps - warmup, 'step')}, "
+                "what the run has after the warm-up"
             )

@@ -23,7 +23,7 @@ from lmtool.config.plugins import command_line
 from lmtool.errors import UserError
 from lmtool.ranks import LAUNCHER, PID, Ends, Place, place_of, started_together
 from lmtool.signals import Interrupted
-from lmtool.terminal import say_error
+from lmtool.terminal import counted, say_error
 
 THREADS = "OMP_NUM_THREADS"
 _HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -66,7 +66,7 @@ def _require_devices(asked: int, device: str) -> None:
     most = _MOST_A_CORE * cores()
     if asked > most:
         raise UserError(
-            f"devices={asked}: this machine has no CUDA device and {cores()} cores for the processes of a CPU",
+            f"devices={asked}: this machine has no CUDA device and {counted(cores(), 'core')} for processes of a CPU",
             f"devices={cores()}; {most} are the most",
         )
 

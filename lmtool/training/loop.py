@@ -26,6 +26,7 @@ from lmtool.nn.regions import regions_by
 from lmtool.nn.stack import recompute_layers
 from lmtool.runs.run_folder import RunFolder
 from lmtool.signals import Signals
+from lmtool.terminal import counted
 from lmtool.training.alike import require_alike
 from lmtool.training.budgets import Budget, has_row
 from lmtool.training.compiling import compiled
@@ -95,7 +96,7 @@ def train(
     engine = engine_for(learner, settings.parallel, group)
     health = Health(device, settings.uninformed_loss, progress, loader, run.path if run.writes else None, group)
     run.announce()
-    run.log(f"trains on {device} in {precision.name} ({precision.why}), {torch.get_num_threads()} threads")
+    run.log(f"trains on {device} in {precision.name} ({precision.why}), {counted(torch.get_num_threads(), 'thread')}")
     by_rows = row_gradients(learner, optimizer, device.type == "cpu" and group.size == 1)
     interrupts = Signals(command_line("resume", str(run.path)))
     with interrupts as signals, deterministic(device), by_rows, compiled(settings.compiles):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads
+from lmtool.terminal import counted
 from lmtool.weights.assemble import assemble
 from lmtool.weights.exporting import Folded
 from lmtool.weights.load import saved_model
@@ -38,7 +39,7 @@ def merged(weights: Weights, saved: Mapping[str, Any]) -> Weights:
     tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
     left = [name for name in tensors if name in planned.added]
     if left:
-        more = f" and {len(left) - 1} more tensors" if len(left) > 1 else ""
+        more = f" and {counted(len(left) - 1, 'more tensor')}" if len(left) > 1 else ""
         raise UserError(
             f"checkpoint={weights.origin}: {left[0]}{more}, which its tuning method added, cannot be merged into "
             f"model={model.model.name}",

@@ -72,7 +72,7 @@ def test_all_rows_that_fail_are_listed_by_their_lines(rows, capsys):
     found = check("task=sst2", f"task.path={rows}", "task.labels=['0','1']", status=3)
     assert sorted(message.partition(": ")[0].rpartition(":")[2] for message in found["failing"]) == ["10", "3", "31"]
     assert found["splits"]["train"]["rows"] == 200
-    assert "3 rows fail" in capsys.readouterr().err
+    assert "3 rows failed" in capsys.readouterr().err
 
 
 def test_a_file_alone_is_enough(place, capsys):

@@ -21,6 +21,12 @@ def test_what_is_there_and_what_is_missing(place: Path, capsys, monkeypatch) -> 
     assert not Path("cache").exists() and not Path("runs").exists()
 
 
+@pytest.mark.parametrize(("threads", "words"), [(1, " 1 thread, "), (4, " 4 threads, ")])
+def test_threads_are_counted(threads: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.torch, "get_num_threads", lambda: threads)
+    assert words in doctor._processor().said
+
+
 def test_what_is_broken_fails(place: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "measure_rate", lambda *shape: 7e9)
     Path("file").write_text("")

@@ -252,14 +252,14 @@ def test_a_warm_up_as_long_as_the_run_is_planned_with_a_warning(
 ) -> None:
     words = ["plan", "pretrain", "model=bert_tiny", *TINY, "data=text", "data.path=text.txt"]
     assert cli.main([*words, "schedule.warmup_steps=100", f"max_steps={steps}"]) == 0
-    warning = "warning     schedule.warmup_steps=100: the run has 100 steps, in which the learning rate only rises"
+    warning = "warning     schedule.warmup_steps=100: in a run of 100 steps the learning rate only rises"
     assert (warning in capsys.readouterr().out) == (steps == 100)
 
 
 def test_a_run_that_is_too_short_for_its_schedule_warns(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("short", "schedule=wsd", "schedule.warmup_steps=1", "schedule.decay_steps=500", "max_steps=2")
     screen = capsys.readouterr().out
-    assert "warning: schedule.decay_steps=500: the run has 2 steps, of which the 1 after the warm-up" in screen
+    assert "warning: schedule.decay_steps=500: its way down has only 1 step, what the run has after" in screen
     assert " ends      after 2 steps (max_steps)" in screen
 
 

@@ -238,7 +238,7 @@ def test_predictions_are_read_one_at_a_time(task_run):
         file.write('{"torn')
     run = read_run(folder)
     assert len(list(read_predictions(run))) == 40
-    assert run.problems == ["predictions.jsonl: 1 lines are not JSON objects and are left out."]
+    assert run.problems == ["predictions.jsonl: left out 1 line without a JSON object."]
 
 
 def predict(run: Path, predictions: list, gold: list, metrics: dict, **more) -> Path:

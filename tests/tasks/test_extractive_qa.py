@@ -287,7 +287,7 @@ def test_bad_answers_are_refused_with_their_place(tmp_path, fields, message):
         assert (
             len(data.train) == 5
             and data.facts["skipped_answers"] == 1
-            and "1 rows skipped" in data.facts["warnings"][0]
+            and "1 row skipped" in data.facts["warnings"][0]
         )
 
 

@@ -91,12 +91,12 @@ def test_the_warm_up_may_start_higher() -> None:
 @pytest.mark.parametrize(
     ("schedule", "steps", "says"),
     [
-        (LinearConfig(warmup_steps=999_999), 2, "warmup_steps=999999: the run has 2 steps, in which .* to 2e-06 of"),
+        (LinearConfig(warmup_steps=999_999), 2, "warmup_steps=999999: in a run of 2 steps .* to 2e-06 of"),
         (LinearConfig(warmup_steps=4, warmup_start=0.5), 2, "to 0.75 of optimizer.lr"),
         (LinearConfig(warmup_steps=4), 5, None),
         (InverseSqrtConfig(warmup_steps=10_000, warmup_start=1.0), 2, None),
-        (WsdConfig(warmup_steps=2, decay_steps=9), 10, "decay_steps=9: the run has 10 steps, of which the 8 after"),
-        (WsdConfig(warmup_fraction=0.5, decay_steps=9), 10, "of which the 5 after"),
+        (WsdConfig(warmup_steps=2, decay_steps=9), 10, "decay_steps=9: its way down has only 8 steps,"),
+        (WsdConfig(warmup_fraction=0.5, decay_steps=9), 10, "its way down has only 5 steps,"),
         (WsdConfig(warmup_steps=2, decay_steps=8), 10, None),
         (WsdConfig(warmup_steps=20, decay_steps=8), 10, "only rises"),
     ],

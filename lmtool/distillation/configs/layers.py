@@ -14,6 +14,7 @@ from pydantic import Field
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Side
+from lmtool.terminal import counted
 
 Layer = Annotated[int, Field(ge=0)]
 Layers = Literal["uniform", "last", "pkd_skip", "pkd_last"] | dict[Layer, Layer]
@@ -102,11 +103,6 @@ def _evenly(layer: int, own: int, its: int) -> int:
 def _misfit(given: str, key: str, own: int, its: int) -> UserError:
     uniform = ", ".join(f"{layer}: {_evenly(layer, own, its)}" for layer in range(1, own + 1))
     return UserError(
-        f"{given}: the student has {counted(own)}, the teacher {its}, and 0 stands for the embeddings",
+        f"{given}: the student has {counted(own, 'layer')}, the teacher {its}, and 0 stands for the embeddings",
         f"give {key}=uniform, which is {key}={{{uniform}}} here, or layers that both have",
     )
-
-
-def counted(layers: int) -> str:
-    """In words."""
-    return "1 layer" if layers == 1 else f"{layers} layers"

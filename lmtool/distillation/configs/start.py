@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lmtool.distillation.configs.layers import counted, shared_sides
+from lmtool.distillation.configs.layers import shared_sides
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Side
+from lmtool.terminal import counted
 
 Initialize = Literal["none", "alternate"] | tuple[Annotated[int, Field(ge=1)], ...]
 """none: from random weights. alternate: from the teacher's first layer, its last, and those at even distances between
@@ -47,7 +48,7 @@ def taken_layers(initialize: Initialize, student: ModelConfig, teacher: ModelCon
         layers = _alternate(own, its) if isinstance(initialize, str) else initialize
         if len(layers) != own or max(layers) > its:
             raise UserError(
-                f"distill.initialize={list(layers)}: the student has {counted(own)}, the teacher {its}",
+                f"distill.initialize={list(layers)}: the student has {counted(own, 'layer')}, the teacher {its}",
                 f"give distill.initialize=alternate, which is {list(_alternate(own, its))} here",
             )
         taken[side] = layers

@@ -11,6 +11,7 @@ from lmtool.reporting.sweep.page import write_sweep
 from lmtool.reporting.sweep.words import group_table, headline, sentences, status_line, unscored_table
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import plain
+from lmtool.terminal import counted
 
 _GROUPS, _UNSCORED = 60, 20
 
@@ -34,7 +35,7 @@ def print_summary(output: Output, sweep: SweepFiles, blocks: list[Block]) -> Non
         heading = plain(block.learns, 80) if len(blocks) > 1 else None
         print_table(output, header, rows[:_GROUPS], heading, best=0)
         if len(rows) > _GROUPS:
-            output.line(f"and {len(rows) - _GROUPS} more settings, in sweep.html and sweep.csv")
+            output.line(f"and {counted(len(rows) - _GROUPS, 'more setting')}, in sweep.html and sweep.csv")
     header, rows = unscored_table(sweep)
     if rows:
         print_table(output, header, rows[:_UNSCORED], "without a score")

@@ -11,7 +11,8 @@ from typing import Any
 from lmtool.metrics.intervals import LEVEL
 from lmtool.reporting.sweep.files import DONE_JOB, Job, SweepFiles, ended_as
 from lmtool.reporting.sweep.groups import SEED, Block, Difference, Group
-from lmtool.reporting.text import counted, duration, lower_is_better, number, plain, title
+from lmtool.reporting.text import duration, lower_is_better, number, plain, title
+from lmtool.terminal import counted
 
 _NAMED = 3
 _INTERVAL = f"{LEVEL:.0%} interval"

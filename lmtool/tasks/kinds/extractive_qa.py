@@ -38,6 +38,7 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predicted_answers import SPANS, PredictedAnswer, WindowAnswers
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tasks.kinds.question_windows import CHARACTERS, QuestionWindows, null_first
+from lmtool.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
@@ -90,7 +91,7 @@ class ExtractiveQa(TaskKind):
         empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
         warnings = [f"{empty:,} empty questions or contexts in the training rows"] if empty else []
         if self.skipped:
-            warnings.append(f"{self.skipped:,} rows skipped: their answers do not stand in their contexts")
+            warnings.append(f"{counted(self.skipped, 'row')} skipped: an answer that does not stand in its context")
         labels = train.labels
         assert labels is not None
         facts: dict[str, Any] = {"skipped_answers": self.skipped}

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from lmtool.config.tables import component
 from lmtool.errors import Problem
+from lmtool.terminal import counted
 from lmtool.tuning.configs.schemes import ByDepthConfig, OfPretrainedConfig
 
 
@@ -37,7 +38,10 @@ class FullConfig(ByDepthConfig, OfPretrainedConfig):
             elif not hasattr(model, "num_heads"):
                 problem = f"model={model.name} is no transformer", "give tuning.freeze_layers=0"
             elif self.freeze_layers > layers:
-                problem = f"model={model.name} has {layers} layers", f"give tuning.freeze_layers={layers} at most"
+                problem = (
+                    f"model={model.name} has {counted(layers, 'layer')}",
+                    f"give tuning.freeze_layers={layers} at most",
+                )
             if problem is not None:
                 return Problem("tuning.freeze_layers", f"{given}: {problem[0]}", problem[1])
         return super().misfit(model, task)
