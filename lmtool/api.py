@@ -122,6 +122,8 @@ class Loaded(weights.Loaded):
         rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
         precision = self._precision
         embeds, _ = embedder(self, self.checkpoint, layers, pooling, batch_tokens, precision, self.offline)
+        for note in embeds.notes:
+            warnings.warn(note, stacklevel=2)
         vectors = [text.vectors for text in embeds.vectors(rows, no_progress, warnings.warn)]
         if layers != "all":
             vectors = [layer for (layer,) in vectors]

@@ -37,6 +37,8 @@ def run(config: EmbedConfig, overrides: list[str]) -> None:
     def warn(text: str) -> None:
         output.line(f"warning: {text}", "yellow")
 
+    for note in embeds.notes:
+        warn(note)
     with output.bar("embedding") if config.output is not None else nullcontext(no_progress) as progress:
         vectors = embeds.vectors(rows, progress, warn)
         if config.output is None:
