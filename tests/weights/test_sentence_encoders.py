@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import lmtool
 from lmtool import cli
@@ -23,29 +24,39 @@ from tests.breadth import slow_but
 from tests.commands.conftest import pretrain, write_text
 from tests.weights.published_folders import make
 
-library = pytest.importorskip("sentence_transformers")
-modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
-
 TEXTS = [
     "the quick brown fox", "  Two  spaces [SEP] and [MASK]s", "dog", "What a lovely film, what an awful film! " * 9,
     "Ångström naïve 中文 😀\n", "sea",
 ]  # fmt: skip
-DENSE = {"in_features": 36, "out_features": 20, "module_input_name": "sentence_embedding"}
+DENSE = {"in_features": 36, "out_features": 20}
+TWENTY = {"in_features": 20, "use_residual": True}
 
 
-def published(family: str, folder: Path, *behind: Any, modes: Any = "mean", **keys: Any) -> Any:
-    """Write the folder of a sentence encoder with random weights, and give the encoder."""
+def loaded(folder: Path) -> Any:
+    """What the library reads of a folder. It is imported here: that takes seconds."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+def published(family: str, folder: Path, *behind: tuple[str, dict[str, Any]], modes: Any = "mean", **keys: Any) -> Any:
+    """Write the folder of a sentence encoder with random weights, and give the encoder. behind: class and arguments of
+    each module behind the pooling."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
     make(family, folder / "model")
     if family == "modernbert":  # as its published tokenizer.json lays out texts
         with_format(Tokenizer.load(folder / "model"), "bert").save(folder / "model")
     torch.manual_seed(3)
-    first = modules.Transformer(str(folder / "model"), max_seq_length=keys.pop("max_seq_length", 30))
+    first = modules.Transformer(str(folder / "model"), max_seq_length=30)
     pooling = modules.Pooling(36, modes, include_prompt=keys.pop("include_prompt", True))
-    encoder = library.SentenceTransformer(modules=[first, pooling, *behind], device="cpu", **keys)
+    further = [getattr(modules, name)(**arguments) for name, arguments in behind]
+    encoder = SentenceTransformer(modules=[first, pooling, *further], device="cpu", **keys)
     encoder.save(str(folder / "encoder"))
     if family == "t5":  # the library writes the encoder alone, and reads it of both
         shutil.copy(folder / "model/model.safetensors", folder / "encoder/model.safetensors")
-    return library.SentenceTransformer(str(folder / "encoder"), device="cpu")
+    return loaded(folder / "encoder")
 
 
 def embedded(folder: Path) -> np.ndarray:
@@ -71,16 +82,15 @@ FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", "modernbert", 
 @pytest.mark.filterwarnings("ignore:of the prompts", "ignore:.*texts are cut")
 @pytest.mark.parametrize("family", slow_but({"bert", "t5"}, FAMILIES))
 def test_what_stands_behind_the_pooling_is_applied(family: str, tmp_path: Path) -> None:
-    nn = torch.nn
     prompts = {"query": "the dog: ", "passage": "sea: "}
     theirs = published(
         family,
         tmp_path,
-        modules.Dense(**DENSE, activation_function=nn.GELU()),
-        modules.Normalize(),
-        modules.Dense(20, 20, bias=False, activation_function=nn.Identity(), use_residual=True),
-        modules.Dense(20, 12, use_residual=True),
-        modules.Normalize(),
+        ("Dense", DENSE | {"activation_function": nn.GELU()}),
+        ("Normalize", {}),
+        ("Dense", {**TWENTY, "out_features": 20, "bias": False, "activation_function": nn.Identity()}),
+        ("Dense", {**TWENTY, "out_features": 12}),
+        ("Normalize", {}),
         modes="lasttoken" if family in ("gpt", "llama") else "mean",
         prompts=prompts,
         default_prompt_name="query",
@@ -96,7 +106,7 @@ def test_norms_are_one_and_the_command_says_what_is_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    theirs = published("bert", tmp_path, modules.Normalize(), prompts={"query": "q: "})
+    theirs = published("bert", tmp_path, ("Normalize", {}), prompts={"query": "q: "})
     Path("asked.txt").write_text("\n".join(text.strip() for text in TEXTS))
     words = ["embed", "checkpoint=encoder", "input=asked.txt", "device=cpu", "precision=fp32"]
     assert cli.main([*words, "output=vectors.npy"]) == 0
@@ -128,7 +138,7 @@ def test_an_exported_run_has_the_same_vectors_in_the_library(tmp_path: Path, mon
     pretrain("run", "objective=mlm", "max_steps=1")
     assert cli.main(["export", "checkpoint=runs/run", "output=folder"]) == 0
     texts = ["The happy cat saw the ship.", "A [MASK] king."]
-    theirs = library.SentenceTransformer("folder", device="cpu")
+    theirs = loaded(Path("folder"))
     for checkpoint in ("runs/run", "folder"):
         ours = lmtool.load(checkpoint).embed(texts[:1])
         np.testing.assert_allclose(ours, theirs.encode(texts[:1]), rtol=0, atol=1e-5)
@@ -152,7 +162,7 @@ def flags(*names: str) -> dict[str, Any]:
 def test_files_of_old_and_new_versions(config: dict[str, Any], modes: tuple[str, ...], tmp_path: Path) -> None:
     published("bert", tmp_path)
     (tmp_path / "encoder/1_Pooling/config.json").write_text(json.dumps(config))
-    theirs = library.SentenceTransformer(str(tmp_path / "encoder"), device="cpu")
+    theirs = loaded(tmp_path / "encoder")
     np.testing.assert_allclose(embedded(tmp_path / "encoder"), theirs.encode(TEXTS), rtol=0, atol=2e-5)
     assert theirs[1].pooling_mode in (modes, *modes[:1])
     (tmp_path / "encoder/modules.json").unlink()
@@ -201,7 +211,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("encoder")
-    published("bert", place, modules.Dense(**DENSE))
+    published("bert", place, ("Dense", DENSE))
     return place / "encoder"
 
 
