@@ -19,6 +19,7 @@ from lmtool.representations.reading import embedder
 from lmtool.representations.vectors import Embedder, Vectors
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.load import Loaded, load, section
+from lmtool.weights.unread import notes
 
 _SHOWN = 6
 
@@ -37,7 +38,7 @@ def run(config: EmbedConfig, overrides: list[str]) -> None:
     def warn(text: str) -> None:
         output.line(f"warning: {text}", "yellow")
 
-    for note in embeds.notes:
+    for note in (*notes(config.checkpoint, loaded.report.ignored), *embeds.notes):
         warn(note)
     with output.bar("embedding") if config.output is not None else nullcontext(no_progress) as progress:
         vectors = embeds.vectors(rows, progress, warn)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lmtool.commands.configs import ImportConfig
 from lmtool.commands.crossing import cross
-from lmtool.commands.export import tell
+from lmtool.commands.export import tell, warn_of
 from lmtool.commands.import_adapter import import_adapter
 from lmtool.commands.replacing import replace_tokenizer
 from lmtool.commands.trained import classifies, require_same_reading
@@ -73,6 +73,7 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
     if loaded.tokenizer is not None and again.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)
     comparison.tied = tied_names(again.model.parts)
+    warn_of(published, loaded.report.ignored, config.offline)
     tell(f"{folder} · model={loaded.config.name} · {loaded.report.sentence()}", comparison)
     if not comparison.same:
         raise CheckFailed(f"{folder} is not what was imported", "see what changed above, and keep the folder")

@@ -44,6 +44,7 @@ from lmtool.training.progress import TrainingResult, TrainingSettings
 from lmtool.training.sharded import outside_layers
 from lmtool.weights.bases import Base
 from lmtool.weights.loading import LoadReport
+from lmtool.weights.unread import notes
 
 SAMPLES = 6
 
@@ -99,6 +100,9 @@ def fit(
     if distilled is not None:
         begun = distilled.begin(reading_of(last, opened.output.stage))
         facts = {**facts, "distillation": {**distilled.facts(), **begun}}
+    if loaded is not None and loaded.ignored:
+        unread = notes(str(config.checkpoint), loaded.ignored)
+        facts = {**facts, "warnings": [*facts.get("warnings", ()), *unread]}
     copied = facts.get("distillation", {}).get("started from")
     in_base = frozenset() if base is None else base.names
     lineage = lineage_of(opened)
