@@ -21,9 +21,9 @@ CONFIG, SETTINGS, GENERATION = "config.json", "tokenizer_config.json", "generati
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of each of three families; in its tokenizer_config.json what transformers writes there."""
+    """A folder of each of four families; in its tokenizer_config.json what transformers writes there."""
     place = tmp_path_factory.mktemp("originals")
-    for family in ("bert", "gpt", "llama"):
+    for family in ("bert", "gpt", "llama", "modernbert"):
         make(family, place / family)
     return place
 
@@ -87,10 +87,23 @@ def test_files_are_listed_unless_they_are_known(place: Path) -> None:
     assert read("gpt").ignored[0].endswith(" and 15 more")
 
 
-def test_what_is_computed_is_refused(place: Path) -> None:
-    change(place / "llama" / CONFIG, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}})
-    with pytest.raises(UserError, match="rope_type='linear'; model=llama has default"):
-        read("llama")
+@pytest.mark.parametrize(
+    ("family", "keys", "message"),
+    [
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "rope_type='linear'; model=llama has default",
+        ),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn'; model=llama has default"),
+        ("modernbert", {"rope_scaling": {"factor": 2.0}}, "rope_scaling="),
+        ("modernbert", {"rope_parameters": {"rope_type": "linear"}}, "rope_type='linear'; model=modernbert has None"),
+    ],
+)
+def test_what_is_computed_is_refused(family: str, keys: dict[str, Any], message: str, place: Path) -> None:
+    change(place / family / CONFIG, keys)
+    with pytest.raises(UserError, match=message):
+        read(family)
 
 
 def test_a_layout_of_texts_that_lmtool_has_not(place: Path) -> None:
