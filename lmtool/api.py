@@ -29,6 +29,7 @@ from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights import load as weights
+from lmtool.weights.unread import notes
 
 Texts = str | Sequence[str]
 _BATCH_TOKENS = 8192
@@ -122,6 +123,8 @@ class Loaded(weights.Loaded):
         rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
         precision = self._precision
         embeds, _ = embedder(self, self.checkpoint, layers, pooling, batch_tokens, precision, self.offline)
+        for note in embeds.notes:
+            warnings.warn(note, stacklevel=2)
         vectors = [text.vectors for text in embeds.vectors(rows, no_progress, warnings.warn)]
         if layers != "all":
             vectors = [layer for (layer,) in vectors]
@@ -155,6 +158,8 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     UserError where it cannot be read, or where a part of the backbone is missing.
     """
     base = weights.load(checkpoint, device, offline)
+    for note in notes(str(checkpoint), base.report.ignored):
+        warnings.warn(note, stacklevel=2)
     parts: dict[str, Any] = {field.name: getattr(base, field.name) for field in fields(base)}
     if base.tokenizer is not None:
         segments = getattr(base.config, "segments", 0) > 1

@@ -20,6 +20,7 @@ from lmtool.session.requests import PAIR, TEXT, asked_table, asked_texts
 from lmtool.terminal import counted
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.load import Loaded, load, section
+from lmtool.weights.unread import notes
 
 _SHOWN = 6
 
@@ -38,6 +39,8 @@ def run(config: EmbedConfig, overrides: list[str]) -> None:
     def warn(text: str) -> None:
         output.line(f"warning: {text}", "yellow")
 
+    for note in (*notes(config.checkpoint, loaded.report.ignored), *embeds.notes):
+        warn(note)
     with output.bar("embedding") if config.output is not None else nullcontext(no_progress) as progress:
         vectors = embeds.vectors(rows, progress, warn)
         if config.output is None:

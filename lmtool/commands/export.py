@@ -4,7 +4,7 @@ reads the folder again, and as transformers opens it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,12 +31,14 @@ from lmtool.weights.assemble import assemble
 from lmtool.weights.autotokenizer import compare_autotokenizer
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.exporting import Export, Reading, export_of, write_export
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import PublishedFolder, published_folder
 from lmtool.weights.heads import format_of
 from lmtool.weights.load import load, saved_config, saved_model
 from lmtool.weights.merging import merged
 from lmtool.weights.parity import Parity, parity
 from lmtool.weights.reading import Weights, read
+from lmtool.weights.sentence_encoders import sentence_encoder
+from lmtool.weights.unread import notes
 
 _WRITERS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
 """Ends of the classes of transformers that write text."""
@@ -85,6 +87,8 @@ def run(config: ExportConfig, overrides: list[str]) -> None:
         learner = original if trained is None else cast(TaskLearner, trained.learner())
         compare_texts(comparison, learner, again, folder, layout, tokenizer)
     comparison.tied = tied_names(original)
+    if published is not None:
+        warn_of(published, loaded.report.ignored, config.offline)
     opened = parity(folder, export.architecture, original, tokenizer)
     tell(f"{folder} · {export.architecture}", comparison, export.left_out, opened)
     if not (comparison.same and opened.same):
@@ -120,6 +124,20 @@ def reading_of(
     if task is None:
         return Reading(segments, model.max_positions, False)
     return Reading(segments, saved["max_length"], not tokenizer.parse_special_tokens)
+
+
+def warn_of(published: PublishedFolder, ignored: Sequence[str], offline: bool) -> None:
+    """Print what of a published folder does not go where its model goes."""
+    warnings = notes(published.checkpoint, ignored)
+    encoder = sentence_encoder(published, offline)
+    if encoder is not None:
+        pools = " and ".join([f"pooling={' + '.join(encoder.modes)}", *encoder.further])
+        warnings.append(
+            f"checkpoint={published.checkpoint} is a sentence encoder, and the copy its model alone, without {pools}: "
+            f"lmtool embed checkpoint={published.checkpoint} gives its vectors"
+        )
+    for warning in warnings:
+        Output().line(f"warning: {warning}", "yellow")
 
 
 def tell(heading: str, comparison: Comparison, left_out: tuple[str, ...] = (), opened: Parity | None = None) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmtool.commands.export import tell
 from lmtool.conversion.adapters import import_adapter
 from lmtool.conversion.architectures import cross
 from lmtool.conversion.vocabularies import replace_tokenizer
 from lmtool.conversion.word_vectors import holds_vectors, import_vectors, vectors_below
+from lmtool.commands.export import tell, warn_of
 from lmtool.errors import CheckFailed, UserError
 from lmtool.schema.run import ImportConfig
 from lmtool.session.trained import classifies, require_same_reading
@@ -73,6 +73,7 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
     if loaded.tokenizer is not None and again.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)
     comparison.tied = tied_names(again.model.parts)
+    warn_of(published, loaded.report.ignored, config.offline)
     tell(f"{folder} · model={loaded.config.name} · {loaded.report.sentence()}", comparison)
     if not comparison.same:
         raise CheckFailed(f"{folder} is not what was imported", "see what changed above, and keep the folder")

@@ -206,9 +206,10 @@ class _Published(Published):
             every = next((number for number in range(1, len(kinds)) if kinds[number] == _FULL), len(kinds))
             regular = [_LOCAL if number % every else _FULL for number in range(section["num_layers"])]
             expect({"layer_types": list(kinds)}, self.model, layer_types=(regular,))
-        bases = {}
+        bases, of_kinds = {}, data.get("rope_parameters") or {}
+        expect(of_kinds, self.model, **{key: (None,) for key in of_kinds if key not in (_FULL, _LOCAL)})
         for key, (kind, default) in _BASES.items():
-            rotary = (data.get("rope_parameters") or {}).get(kind) or {}
+            rotary = of_kinds.get(kind) or {}
             expect(rotary, self.model, rope_type=("default",))
             bases[kind] = float(rotary.get("rope_theta") or data.get(key) or default)
         return {

@@ -40,7 +40,7 @@ def check_output(path: str | None, pooling: str) -> None:
 def write_npy(path: Path, vectors: Iterable[Vectors], count: int, embedder: Embedder) -> tuple[int, ...]:
     """(N, H) float32 in the order of the rows, or (N, W, H) of several layers; the shape. OSError where the disk
     refuses."""
-    layers, width = _layers(embedder), embedder.states.width
+    layers, width = _layers(embedder), embedder.width
     shape = (count, width) if len(layers) == 1 else (count, len(layers), width)
     with in_one_move(path) as draft, draft.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": shape}
@@ -53,7 +53,7 @@ def write_npy(path: Path, vectors: Iterable[Vectors], count: int, embedder: Embe
 def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: Embedder) -> int:
     """The columns `row`, counted from 0, the texts (of tokens `position` and `token` instead), and `vector`, or
     `layer_0`, `layer_1`, ... of several layers. The number of rows written. OSError where the disk refuses."""
-    pyarrow, width, written = _pyarrow(str(path)), embedder.states.width, 0
+    pyarrow, width, written = _pyarrow(str(path)), embedder.width, 0
     kind = pyarrow.list_(pyarrow.float32(), width)
     mask, taken = masker(), iter(vectors)
     with in_one_move(path) as draft:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
+from lmtool.data.layouts import differing_layout
 from lmtool.errors import UserError
 from lmtool.representations.hidden import HiddenStates, depth_of
+from lmtool.representations.sentences import SentenceModules
 from lmtool.representations.vectors import Embedder, Pooling
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
 from lmtool.weights.heads import form_of, format_of
 from lmtool.weights.load import Loaded
-from lmtool.weights.sentence_encoders import sentence_pooling
+from lmtool.weights.sentence_encoders import SentenceEncoder, refused, sentence_encoder
 
 Layers = int | Literal["last", "all", "mean"]
 
@@ -31,14 +34,8 @@ def longest_of(loaded: Loaded) -> int:
     return min(longest, int(saved["max_length"])) if loaded.task is not None and "max_length" in saved else longest
 
 
-def pooling_of(loaded: Loaded, checkpoint: str, offline: bool) -> tuple[Pooling, str]:
-    """The pooling that a checkpoint stands for, and why: what a sentence encoder's folder says, or its task's head
-    reads; else the mean."""
-    published = published_folder(checkpoint, offline)
-    stated = None if published is None else sentence_pooling(published, offline)
-    if stated is not None:
-        fields, file = stated
-        return fields["pooling"], f"the checkpoint's {file}"
+def pooling_of(loaded: Loaded) -> tuple[Pooling, str]:
+    """The pooling that a checkpoint stands for, and why: its task's head reads it; else the mean."""
     if loaded.task is not None and "pooling" in loaded.task:
         return form_of(loaded.config, loaded.task).place, "as its task reads a text"
     return "mean", "the checkpoint names none"
@@ -67,13 +64,50 @@ def embedder(
     if pooling not in known:
         raise UserError(f"pooling={pooling}: one of {', '.join(known)}", "pooling=mean")
     numbers = _numbers(layers, depth)
-    why = ""
-    if pooling == "auto":
-        pooling, why = pooling_of(loaded, checkpoint, offline)
     states = HiddenStates(loaded.model.parts.backbone, precision, numbers)
+    published = published_folder(checkpoint, offline) if pooling == "auto" else None
+    encoder = None if published is None else sentence_encoder(published, offline)
+    if published is not None and encoder is not None and layers == "last":
+        return _of_sentences(loaded, states, published, encoder, batch_tokens, offline)
+    why, notes = "", list[str]()
+    if encoder is not None:
+        pooling, why = encoder.task_fields(checkpoint)["pooling"], f"the checkpoint's {encoder.file}"
+        notes = [f"layers={layers} is read without {name}" for name in encoder.further]
+    if pooling == "auto":
+        pooling, why = pooling_of(loaded)
     layout, longest = layout_of(loaded), longest_of(loaded)
     stated = f"layers={layers} of {depth} · pooling={pooling}{f' ({why})' if why else ''}"
-    return Embedder(states, tokenizer, layout, pooling, layers == "mean", longest, batch_tokens), stated
+    embeds = Embedder(states, tokenizer, layout, pooling, layers == "mean", longest, batch_tokens)
+    return replace(embeds, notes=tuple(notes)), stated
+
+
+def _of_sentences(
+    loaded: Loaded,
+    states: HiddenStates,
+    published: PublishedFolder,
+    encoder: SentenceEncoder,
+    batch_tokens: int,
+    offline: bool,
+) -> tuple[Embedder, str]:
+    """What gives the vectors of a sentence encoder, reading texts as sentence-transformers does, and a line that says
+    how. UserError, naming it, for what lmtool does not do."""
+    tokenizer, layout, model = tokenizer_of(loaded, published.checkpoint), layout_of(loaded), loaded.config
+    tokenizer = tokenizer.parsing(not read_settings(published.path).get("split_special_tokens"))
+    problem = differing_layout(tokenizer, layout)
+    if problem is not None:
+        raise refused(published, f"tokenizer.json lays out texts as {problem}")
+    if model.architecture == "encoder_decoder" and model.token_states != "inputs":
+        raise refused(published, f"model={model.name} is read behind its decoder")
+    if encoder.lowercases and tokenizer.cleaned("ÀB") != tokenizer.cleaned("àb"):
+        raise refused(published, "do_lower_case=true is not in its tokenizer.json")
+    modules = SentenceModules(encoder, published, states.width, offline).to(states.precision.device)
+    longest = min(longest_of(loaded), encoder.max_length or longest_of(loaded))
+    notes = [f"of the prompts {', '.join(encoder.prompts)} none is put before the texts"] if encoder.prompts else []
+    stated = f"layers=last of {states.depth} · pooling={' + '.join(encoder.modes)} (the checkpoint's {encoder.file})"
+    stated += "".join(f" · {name}" for name in encoder.further)
+    # The modules pool; the name is for whoever asks whether there is a vector a text.
+    embeds = Embedder(states, tokenizer, layout, "mean", False, longest, batch_tokens, modules)
+    return replace(embeds, prompt=encoder.prompt, notes=tuple(notes)), stated
 
 
 def _numbers(layers: Any, depth: int) -> tuple[int, ...]:

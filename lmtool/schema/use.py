@@ -168,7 +168,8 @@ class EmbedConfig(AskConfig):
     pooling: Literal["auto", "none", "first", "mean", "max", "last"] = Field(
         "auto",
         description="One vector a text: the first token's, the mean, the maximum or the last token's; none: a vector "
-        "a token. auto: what a sentence encoder's folder or the checkpoint's task says, else mean.",
+        "a token. auto: what a sentence encoder's folder says, with all that it puts behind the pooling; else what the "
+        "checkpoint's task says, else mean.",
     )
 
 

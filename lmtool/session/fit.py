@@ -28,12 +28,14 @@ from lmtool.session.open_run import OpenRun, open_run
 from lmtool.session.pretraining import Pretraining
 from lmtool.session.session import Session
 from lmtool.signals import too_late
+from lmtool.terminal import counted
 from lmtool.training.agreement import require_same
 from lmtool.training.loop import train
 from lmtool.training.profiling import StopTraining
 from lmtool.training.progress import TrainingResult
 from lmtool.training.sharded import outside_layers
 from lmtool.types import Loader
+from lmtool.weights.unread import notes
 
 Preparation = Pretraining | Finetuning
 _NEVER = 2**31
@@ -71,6 +73,9 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
     baseline = held_out.baseline(session.phases[-1].data["train"])
     settings = session.settings(held_out.uninformed_loss(baseline))
     metadata: dict[str, dict[str, Any]] = {"data": dict(session.metadata), "model": {}, "run": {}}
+    if session.loaded is not None and session.loaded.ignored:
+        unread = notes(str(session.config.checkpoint), session.loaded.ignored)
+        metadata["data"]["warnings"] = [*session.metadata.get("warnings", ()), *unread]
     for companion in companions:
         for section, entries in companion.begin(session).items():
             metadata[section] |= entries
@@ -125,8 +130,8 @@ def warn_of_idle_ranks(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> 
         examples = math.ceil(metadata["examples"] / metadata["steps_per_epoch"])
         if examples < size:
             opened.output.line(
-                f"warning: {name}: a step has {examples:,} examples, and {size} processes share it: some do nothing; "
-                f"give batch_examples={size} or more (or batch_tokens), or devices={examples}",
+                f"warning: {name}: a step has {counted(examples, 'example')}, and {size} processes share it: some do "
+                f"nothing; give batch_examples={size} or more (or batch_tokens), or devices={examples}",
                 "yellow",
             )
 

@@ -18,7 +18,7 @@ from lmtool.tasks.loading import TaskData, load_task, target_rows
 from lmtool.tasks.members import MixedData, with_members
 from lmtool.weights.folders import published_folder
 from lmtool.weights.load import saved_config
-from lmtool.weights.sentence_encoders import sentence_pooling
+from lmtool.weights.sentence_encoders import sentence_encoder
 from lmtool.weights.task_heads import HEADS
 
 LabelledData = TaskData | MixedData
@@ -73,11 +73,13 @@ def _pooled_as_published(
 ) -> tuple[TaskConfig, dict[str, Any]]:
     """The task and its facts, with the pooling of the sentence encoder that it starts from, where it is one."""
     published = published_folder(origin, offline)
-    said = None if published is None else sentence_pooling(published, offline)
-    if said is None:
+    encoder = None if published is None else sentence_encoder(published, offline)
+    if encoder is None:
         return task, facts
-    fields, file = said
-    return task.model_copy(update=fields), {**facts, "pooling": f"{fields['pooling']} (the checkpoint's {file})"}
+    fields = encoder.task_fields(origin)
+    without = f", without {' and '.join(encoder.further)}" if encoder.further else ""
+    said = f"{fields['pooling']} (the checkpoint's {encoder.file}{without})"
+    return task.model_copy(update=fields), {**facts, "pooling": said}
 
 
 def data_to_score(

@@ -19,6 +19,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.resolver.decoding import decoded
 from lmtool.schema.run import FinetuneConfig, PretrainConfig, UseConfig
+from lmtool.reporting.console import Output
 from lmtool.tasks.configs import TaskConfig, tasks_of
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -29,6 +30,7 @@ from lmtool.weights.importing import COMMAND
 from lmtool.weights.load import saved_config, section
 from lmtool.weights.reading import Weights, read
 from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
+from lmtool.weights.unread import notes, unread_layout
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,10 @@ class Trained:
 def load_trained(config: UseConfig) -> Trained:
     """The checkpoint of a command. UserError where it is damaged, or holds nothing that predicts."""
     precision = choose_precision(config.precision, choose_device(config.device))
-    return read_trained(config.checkpoint, config.offline, precision)
+    trained = read_trained(config.checkpoint, config.offline, precision)
+    for note in notes(config.checkpoint, trained.weights.ignored):
+        Output().line(f"warning: {note}", "yellow")
+    return trained
 
 
 def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Trained:
@@ -144,6 +149,8 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
     tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)
     if foreign and published is not None:
         require_same_reading(published, config.model, tokenizer)
+    elif published is not None:
+        weights = replace(weights, ignored=(*weights.ignored, *unread_layout(tokenizer, config.model)))
     return Trained(checkpoint, saved, config, weights, tokenizer, precision, foreign)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers.backends import byte_level, qwen2_level, roberta_around
+from lmtool.tokenizers.backends import around, byte_level, qwen2_level, roberta_around
 from lmtool.tokenizers.configs import SPECIALS, ByteBpeConfig
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -52,6 +52,8 @@ def train(config: ByteBpeConfig, texts: Iterable[str], vocab_size: int) -> Token
         # The mask takes the space before it with it, as in the published tokenizer.json.
         backend.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
         roberta_around(backend)
+    elif config.special_tokens == "bert":
+        around(backend, "[CLS]", "[SEP]")
     numbers = backend.get_vocab()
     roles = {role: numbers[token] for role, token in config.specials.items()}
     return Tokenizer(backend, roles, "the bytebpe tokenizer")

@@ -8,7 +8,7 @@ from lmtool.config.checkpoint import find
 from lmtool.weights.bases import saved_base
 from lmtool.weights.folders import TOKENIZER, fetched, published_folder, weight_file
 from lmtool.weights.reading import shards_of_index
-from lmtool.weights.sentence_encoders import sentence_pooling
+from lmtool.weights.sentence_encoders import Dense, dense_file, sentence_encoder
 
 
 def is_remote(checkpoint: str) -> bool:
@@ -36,5 +36,7 @@ def files_of(checkpoint: str, offline: bool) -> list[Path]:
     if files[0].name.endswith(".index.json"):
         shards = sorted(set(shards_of_index(files[0]).values()))
         files += [path for name in shards if (path := fetched(published, name, offline)) is not None]
-    sentence_pooling(published, offline)  # of a sentence encoder, how it makes one vector of a text's
+    encoder = sentence_encoder(published, offline)
+    behind = () if encoder is None else encoder.behind
+    files += [dense_file(published, module, offline) for module in behind if isinstance(module, Dense)]
     return [*files, *(path for name in TOKENIZER if (path := published.path / name).is_file())]

@@ -6,7 +6,7 @@ Shape letters: B rows, L their padded length, T real tokens, H hidden width, V v
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from lmtool.weights.folders import published_folder
 from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.loading import LoadReport
 from lmtool.weights.reading import read
+from lmtool.weights.unread import unread_layout
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,8 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
         tokenizer = Tokenizer.load(weights.folder, parses)
     parts, report = assemble(saved, tokenizer, trained=weights)
     assert report is not None
+    if tokenizer is not None and saved.task is None and published_folder(checkpoint, offline) is not None:
+        report = replace(report, ignored=(*report.ignored, *unread_layout(tokenizer, saved.model)))
     roles = {} if tokenizer is None else tokenizer.roles
     if tokenizer is not None and parts.first_token is not None:
         tokenizer = tokenizer.with_tokens(FORMATS[parts.form.text_format].new, parts.first_token)

@@ -19,8 +19,8 @@ from lmtool.types import part_of
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Parts by name ("backbone", "heads.pooler", ...), each with its number of values. ignored: keys of a published
-    config.json that mean nothing to us."""
+    """Parts by name ("backbone", "heads.pooler", ...), each with its number of values. ignored: what of a
+    published folder is not read (`weights.unread`)."""
 
     taken: dict[str, int]
     dropped: dict[str, int]
@@ -33,10 +33,7 @@ class LoadReport:
         def these(parts: dict[str, int]) -> str:
             return ", ".join(f"{name} ({count:,})" for name, count in parts.items()) or "nothing"
 
-        sentence = f"taken: {these(self.taken)}; dropped: {these(self.dropped)}; new: {these(self.new)}"
-        if self.ignored:
-            sentence += f"; {len(self.ignored)} keys of its config.json not read: {', '.join(self.ignored[:8])}"
-        return sentence
+        return f"taken: {these(self.taken)}; dropped: {these(self.dropped)}; new: {these(self.new)}"
 
 
 def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

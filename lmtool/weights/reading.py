@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtool.config.checkpoint import find
-from lmtool.config.tables import builder_module, entry_of
+from lmtool.config.tables import builder_module, entry_of, lookup
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import read_weights
@@ -21,13 +21,13 @@ from lmtool.weights.bases import Base, saved_base
 from lmtool.weights.classifiers import is_multi_label
 from lmtool.weights.folders import PublishedFolder, fetched, published_folder, weight_file
 from lmtool.weights.pickled import read_pickled
-from lmtool.weights.task_heads import CLASSIFIER
+from lmtool.weights.unread import unread
 
 
 @dataclass(frozen=True)
 class Weights:
     """Tensors under our names. folder: where tokenizer files lie too. origin: the `checkpoint=` that named them.
-    ignored: keys of a published config.json that were not read. revision: the commit on the hub. merged: whether they
+    ignored: what of a published folder is not read (`unread`). revision: the commit on the hub. merged: whether they
     were computed from a tuned checkpoint, so that no file holds them."""
 
     tensors: dict[str, Tensor]
@@ -51,7 +51,7 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
             raise UserError(f"checkpoint={checkpoint} is its own base", "copy the checkpoint again")
         whole = read_base(base, own, checkpoint, offline, (*tuned, folder.resolve()))
         return Weights({**base.held(whole.tensors, own), **own}, folder, checkpoint)
-    published.model_section()  # a variant that we do not compute is refused here, and its keys are read
+    section = published.model_section()  # a variant that we do not compute is refused here, and its keys are read
     try:
         tensors = our_names(published, read_published(published, offline))
     except UserError as error:
@@ -59,7 +59,10 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
     output = tensors.get(f"heads.{CLASSIFIER}.output.weight")
     if output is not None and is_multi_label(published.config):
         tensors[f"heads.{CLASSIFIER}.thresholds"] = torch.full((len(output),), 0.5, dtype=torch.float64)
-    return Weights(wide(tensors), published.path, checkpoint, published.config.ignored, published.revision)
+    entry = lookup("model", section["name"])
+    stacks = getattr(entry.config, "architecture", "encoder") if entry is not None else "encoder"
+    ignored = unread(published, stacks != "encoder" and head_of_class(published.config) is None)
+    return Weights(wide(tensors), published.path, checkpoint, ignored, published.revision)
 
 
 def read_base(

@@ -112,7 +112,7 @@ def test_a_truncated_file_is_named(folder: Path) -> None:
 def test_unknown_keys_are_listed_and_never_run(folder: Path) -> None:
     change(folder, surprise=1, auto_map={"AutoModel": "modeling.Evil"}, torch_dtype="float32")
     (folder / "modeling.py").write_text("raise SystemExit(9)")
-    assert read(str(folder)).ignored == ("auto_map", "surprise")
+    assert read(str(folder)).ignored == ("config.json: auto_map, surprise", "files: modeling.py")
 
 
 @pytest.mark.parametrize(
