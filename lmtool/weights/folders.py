@@ -106,7 +106,11 @@ class PublishedFolder:
         if problem is not None:
             raise UserError(f"checkpoint={self.checkpoint}: {problem}", "finetune it on a task: its head is new then")
         config, settings = {**self.saved_config(), "task": self._task()}, read_settings(self.path)
-        lengths = [config["model"].get("max_positions"), settings.get("model_max_length")]
+        entry = lookup("model", config["model"]["name"])
+        assert entry is not None
+        # A family without a table of positions names no longest text.
+        longest = config["model"].get("max_positions", entry.config.model_fields["max_positions"].default)
+        lengths = [longest, settings.get("model_max_length")]
         return {
             **config,
             "tokenizer": {**config["tokenizer"], "parse_special_tokens": not settings.get("split_special_tokens")},
