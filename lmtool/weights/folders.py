@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lmtool.config.checkpoint import ADAPTER
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.models.published import PublishedConfig
@@ -131,6 +132,8 @@ def published_folder(checkpoint: str, offline: bool = False) -> PublishedFolder 
         return _from_hub(checkpoint, offline)
     path = Path(checkpoint).expanduser()
     if not (path / CONFIG).is_file() or (path / "manifest.json").is_file():
+        return None
+    if (path / ADAPTER).is_file() and not any((path / name).is_file() for name in WEIGHTS):
         return None
     for name in TOKENIZER:
         if os.path.lexists(path / name) and not (path / name).is_file():  # it would be read as if there were none

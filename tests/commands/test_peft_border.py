@@ -232,6 +232,19 @@ def test_heads_over_tokens(kind, head, folders):
     assert close(lmtool.load("ours").model(**given).logits, logits_of(tuned, given))
 
 
+@pytest.mark.parametrize("with_config", [False, True])
+def test_an_adapter_in_the_place_of_a_checkpoint_is_told_what_to_type(with_config, folders, capsys):
+    base = opened(folders("bert", "labels"))
+    peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", **LORA)).save_pretrained("adapter")
+    if with_config:
+        base.config.save_pretrained("adapter")
+    run("predict", "checkpoint=adapter", "text=a", status=2)
+    error = capsys.readouterr().err
+    assert "checkpoint=adapter: an adapter of PEFT" in error
+    run(*error.partition("hint: lmtool ")[2].partition(",")[0].split())
+    run("predict", "checkpoint=FOLDER", "text=a", "device=cpu", "precision=fp32")
+
+
 def test_keys_that_nothing_reads_are_listed(folders, capsys):
     settings = peft.LoraConfig(task_type="SEQ_CLS", **LORA)
     peft.get_peft_model(opened(folders("bert", "labels")), settings).save_pretrained("adapter")
@@ -349,3 +362,18 @@ def test_what_peft_reads_otherwise_ends_with_an_error(change, folders, capsys, m
     monkeypatch.setattr("lmtool.commands.export_tuned._require_same", lambda *given: None)
     run("export", "checkpoint=tuned", "output=adapter", "format=peft", status=3)
     assert "PEFT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("multi_label_classification", 3), ("regression", 1), ("single_label_classification", 3)]
+)
+def test_the_kind_of_a_classifier_comes_back(kind, count, capsys):
+    make_classifier("bert", Path("published"), count, LABELS[:count], problem_type=kind)
+    tuned_checkpoint(Path("published"), TUNED["dora"], Path("tuned"))
+    run("export", "checkpoint=tuned", "output=adapter", "format=peft")
+    run("import", "checkpoint=adapter", "output=back")
+    for checkpoint in ("published", "tuned", "back"):
+        asked = ["text=a lovely dog", "device=cpu", "precision=fp32", f"output={checkpoint}.jsonl"]
+        run("predict", f"checkpoint={checkpoint}", *asked)
+    answers = [json.loads(Path(f"{name}.jsonl").read_text()) for name in ("published", "tuned", "back")]
+    assert answers[1] == answers[2] and answers[0].keys() == answers[1].keys()

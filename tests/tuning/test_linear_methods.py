@@ -100,6 +100,19 @@ def test_saved_and_built_again_it_gives_the_same(family, tuning):
     assert again.added == learner.added
 
 
+@pytest.mark.parametrize("family", ["bert", "t5"])
+@pytest.mark.parametrize("name", [name for name in METHODS if "bias" not in name and name != "bitfit"])
+def test_half_precision_gives_nearly_the_same(family, name):
+    learner = tuned(model_config(family, dropout=0.0, attention_dropout=0.0), METHODS[name])
+    train(learner)
+    batch, full = batch_for(learner), outputs_of(learner)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = outputs_of(learner, batch)
+        learner.train()(batch, 1).sums[learner.term].backward()
+    torch.testing.assert_close(half.float(), full, rtol=0.05, atol=0.02)
+    assert all(parameter.grad.isfinite().all() for parameter in learner.parameters() if parameter.grad is not None)
+
+
 def test_lora_is_drawn_by_name_and_seed():
     one, other = (tuned(model_config("bert"), {"name": "lora"}) for _ in range(2))
     first, second = ("backbone.layers.0.self_attn.q_proj.lora_a", "backbone.layers.1.self_attn.q_proj.lora_a")

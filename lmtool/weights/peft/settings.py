@@ -15,9 +15,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lmtool.config import words
+from lmtool.config.checkpoint import ADAPTER
 from lmtool.errors import UserError
 
-CONFIG = "adapter_config.json"
+CONFIG = ADAPTER
 MERGE = "merge it with PEFT (merge_and_unload), save the model, and import that"
 """What to do with an adapter that lmtool cannot read."""
 Value = TypeVar("Value")
