@@ -14,7 +14,8 @@ from lmtool.config.plugins import command_line
 from lmtool.conversion.texts import compare_texts
 from lmtool.conversion.tuned import export_tuned, head_to_export
 from lmtool.conversion.word_vectors import export_vectors
-from lmtool.data.configs import FORMATS
+from lmtool.commands.roundtrip import compare_texts, layout_of, reading_of
+from lmtool.commands.trained import classifies, read_trained
 from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.manifest import sha256
@@ -25,14 +26,12 @@ from lmtool.secrets import masked
 from lmtool.session.trained import classifies, has_segments, read_trained
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.terminal import counted
-from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.autotokenizer import compare_autotokenizer
 from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
-from lmtool.weights.exporting import Export, Reading, export_of, write_export
 from lmtool.weights.folders import PublishedFolder, published_folder
-from lmtool.weights.heads import format_of
+from lmtool.weights.exporting import Export, export_of, write_export
 from lmtool.weights.load import load, saved_config, saved_model
 from lmtool.weights.merging import merged
 from lmtool.weights.parity import Parity, parity
@@ -105,25 +104,6 @@ def require_places(weights: Weights, model: ModelConfig, export: Export) -> None
             f"checkpoint={weights.origin}: {lost[0]}{more} no place in a published model={model.name}",
             "use the run with lmtool",
         )
-
-
-def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tokenizer) -> str | None:
-    """The format in which the exported model reads a text; None where it continues one, which stands as it is, and
-    where the vocabulary lacks what the format puts around texts."""
-    if task is None and model.architecture == "decoder":
-        return None
-    name = model.text_format if task is None else format_of(model, task)
-    return name if set(FORMATS[name].roles) <= set(tokenizer.roles) else None
-
-
-def reading_of(
-    model: ModelConfig, saved: Mapping[str, Any], task: Mapping[str, Any] | None, tokenizer: Tokenizer
-) -> Reading:
-    """How AutoTokenizer is to read texts. Those of a masked language model may hold masks."""
-    segments = has_segments(model)
-    if task is None:
-        return Reading(segments, model.max_positions, False)
-    return Reading(segments, saved["max_length"], not tokenizer.parse_special_tokens)
 
 
 def warn_of(published: PublishedFolder, ignored: Sequence[str], offline: bool) -> None:

@@ -26,6 +26,8 @@ MODEL, OPTIMIZER, CARRIED, STATE, CONFIG, DATA = (
     "model.safetensors", "optimizer.safetensors", "carried.safetensors", "state.json", "config.json", "data.json",
 )  # fmt: skip
 _STEP = re.compile(r"step_(\d{8,})")
+ADAPTER = "adapter_config.json"
+"""What tells a folder of PEFT."""
 _GIVE = (
     "give a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
     "hf://org/name@revision"
@@ -166,6 +168,9 @@ def checkpoint_folder(path: str | Path) -> Path:
     if is_checkpoint(given):
         return given
     checkpoints = given if given.name == "checkpoints" else given / "checkpoints"
+    if (given / ADAPTER).is_file():
+        hint = f"lmtool import checkpoint={path} output=FOLDER, and give that folder"
+        raise NoCheckpoint(f"checkpoint={path}: an adapter of PEFT, which is beside a model that it names", hint)
     if not saved_steps(checkpoints):
         raise NoCheckpoint(
             f"checkpoint={path}: neither a checkpoint of lmtool nor a published config.json in it", _GIVE

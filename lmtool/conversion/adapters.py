@@ -21,63 +21,71 @@ from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.bases import Base, digest
+from lmtool.weights.classifiers import label_names
 from lmtool.weights.folders import PublishedFolder, published_folder
+from lmtool.weights.heads import form_of
 from lmtool.weights.importing import write_import
 from lmtool.weights.load import load, saved_config, section
 from lmtool.weights.merging import merged
-from lmtool.weights.peft.adapter import CONFIG, READERS, TASK_TYPES, read_adapter, require_maps, updates_of
+from lmtool.weights.peft.adapter import TASK_TYPES, Adapter, read_adapter
 from lmtool.weights.peft.maps import published_maps
-from lmtool.weights.reading import Weights, our_names, read
-from lmtool.weights.task_heads import HEADS
+from lmtool.weights.peft.settings import CONFIG, MERGE, TargetedSettings
+from lmtool.weights.peft.tuned import PublishedBase
+from lmtool.weights.reading import Weights, our_names, read, their_names
+from lmtool.weights.task_heads import HEADS, TaskHead, head_of_class
+
+_TOKENS = "backbone.embed.token.weight"
 
 
 def import_adapter(config: ImportConfig, folder: Path) -> None:
     """Write the checkpoint, read it again, print what is in it. UserError where the adapter does not fit its base."""
-    settings, tensors = read_adapter(folder)
-    address = _base_of(folder, settings)
+    adapter = read_adapter(folder)
+    address = _base_of(adapter)
     saved = saved_config(address, config.offline)
     start = merged(read(address, config.offline), saved)
     model = section(address, saved, Choice("model"))
-    updates = updates_of(tensors)
-    described = _described(address, start, model, settings, config.offline)
-    heads = {} if described is None else our_names(described, {n: t for n, t in tensors.items() if n not in updates})
-    backbone = {name: tensor for name, tensor in start.tensors.items() if name.startswith("backbone.")}
-    lost = [name for name in tensors if name not in updates] if described is None else []
-    lost += [name for name in heads if not name.startswith("heads.")]
-    if lost:
-        raise UserError(f"{folder}: lmtool has no place for its {lost[0]}", "merge it with PEFT, and import the model")
-    maps = published_maps(model, {**backbone, **heads}, _maps_in(backbone))
-    require_maps(updates, maps)
-    tuning, added = READERS[settings["peft_type"]](settings, updates, maps)
-    tuning = json.loads(section(str(folder), {"tuning": tuning}, Choice("tuning")).model_dump_json())
-    own = {**added, **heads}
-    parts = _parts(start, own, described is not None)
-    held = {name: tensor for name, tensor in start.tensors.items() if part_of(name) in parts and name not in own}
+    described, head = _described(adapter, address, start, model, config.offline)
+    base = _published_base(adapter, described, start, model)
+    restored = adapter.restored(base)
+    own = {**restored.added, **_in_place(adapter, described, base, start, restored.changed)}
+    tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
+    held = _held(start, own, head)
+    classifier, named = None, True
+    if head is not None:
+        labelled, named = _labelled(described, adapter, {**held, **own}, head)
+        classifier = labelled.classifier_config()
+        _require_complete(adapter, model, classifier["task"], {**held, **own}, head)
     place = folder if has_tokenizer(folder) else start.folder
     tokenizer = Tokenizer.load(place) if has_tokenizer(place) else None
-    base = None
+    beside = None
     if not start.merged:
         path = None if start.revision is not None else str(start.folder.expanduser().resolve())
         fingerprint = "" if tokenizer is None else tokenizer.fingerprint
-        base = Base(address, path, start.revision, tuple(sorted(parts)), digest(held), fingerprint)
+        parts = tuple(sorted({part_of(name) for name in held}))
+        beside = Base(address, path, start.revision, parts, digest(held), fingerprint)
     source = {"checkpoint": config.checkpoint, "base": address, "revision": start.revision}
-    classifier = None if described is None else _labelled(described, heads).classifier_config()
     output = Path(config.output).expanduser()
-    written = own if base is not None else {**held, **own}
-    write_import(written, model, tokenizer, source, output, classifier, tuning, base)
+    written = own if beside is not None else {**held, **own}
+    write_import(written, model, tokenizer, source, output, classifier, tuning, beside)
     _require_same(load(str(output), offline=True).model.parts.state_dict(), {**held, **own}, output)
     numbers = count(sum(tensor.numel() for tensor in own.values()))
     Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {numbers} values beside {address}")
-    if classifier is not None and (labels := classifier["task"].get("labels")):
-        Output().line(f"PEFT keeps no names of labels; they are taken for one of {', '.join(map(str, labels))}")
+    folded = sorted(name for name in restored.changed if name not in adapter.others)
+    if folded:
+        more = f" and {len(folded) - 3} more" if len(folded) > 3 else ""
+        Output().line(f"merged, where tuning={tuning['name']} edits nothing: {', '.join(folded[:3])}{more}")
+    if adapter.settings.unread:
+        Output().line(f"not read in its {CONFIG}: {', '.join(adapter.settings.unread)}")
+    if classifier is not None and not named and (labels := classifier["task"].get("labels")):
+        Output().line(f"it has no names of labels; they are taken for one of {', '.join(map(str, labels))}")
 
 
-def _base_of(folder: Path, settings: Mapping[str, Any]) -> str:
+def _base_of(adapter: Adapter) -> str:
     """The base that an adapter names, as `checkpoint=` takes it. UserError where it names none."""
-    name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
-    if not isinstance(name, str) or not name:
+    name, revision = adapter.settings.base_model_name_or_path, adapter.settings.revision
+    if not name:
         raise UserError(
-            f"{folder / CONFIG} names no base_model_name_or_path",
+            f"{adapter.folder / CONFIG} names no base_model_name_or_path",
             "write the folder, or the name on the hub, of the model that it was trained on there",
         )
     if Path(name).expanduser().exists():
@@ -86,50 +94,95 @@ def _base_of(folder: Path, settings: Mapping[str, Any]) -> str:
 
 
 def _described(
-    address: str,
-    start: Weights,
-    model: ModelConfig,
-    settings: Mapping[str, Any],
-    offline: bool,
-) -> PublishedFolder | None:
-    """The base as a published folder with the adapter's head; None where it has none."""
-    suffix = next((end for end, name in TASK_TYPES.items() if name == settings.get("task_type")), None)
-    if suffix not in {head.suffix for head in HEADS.values()}:
-        return None
+    adapter: Adapter, address: str, start: Weights, model: ModelConfig, offline: bool
+) -> tuple[PublishedFolder, TaskHead | None]:
+    """The base as a published folder, of the class that the adapter is used as, and the task's head that this has."""
+    given = adapter.settings.task_type
+    suffix = next((end for end, name in TASK_TYPES.items() if name == given), None)
     family = builder_module(entry_of(model))
     published = published_folder(address, offline)
     config = dict(family.published_config(model) if published is None else published.config)
-    names = [entry.name for entry in family.PUBLISHED.classes if entry.name.endswith(str(suffix))]
-    if not names:
+    if any(head.suffix == suffix for head in HEADS.values()):
+        names = [entry.name for entry in family.PUBLISHED.classes if entry.name.endswith(str(suffix))]
+        if not names:
+            raise UserError(f"task_type={given} in its {CONFIG}: model={model.name} has no class ...{suffix}", MERGE)
+        config["architectures"] = names[:1]
+    elif suffix is not None:
+        config["architectures"] = []
+    return PublishedFolder(address, start.folder, PublishedConfig(config), start.revision), head_of_class(config)
+
+
+def _published_base(adapter: Adapter, described: PublishedFolder, start: Weights, model: ModelConfig) -> PublishedBase:
+    """The base under the names of the class that the adapter is used as: its head tells which, and modules without what
+    stands before them in a model with a head."""
+    ours = our_names(_each_table(described), adapter.others)
+    tensors = {**start.tensors, **{name: tensor for name, tensor in ours.items() if name.startswith("heads.")}}
+    base = PublishedBase(model, tensors, their_names(model, tensors), published_maps(model, tensors))
+    prefix = described.family().PUBLISHED.prefix
+    edits = isinstance(adapter.settings, TargetedSettings)
+    return base.bare(prefix) if edits and not any(name.startswith(prefix) for name in adapter.updates) else base
+
+
+def _each_table(described: PublishedFolder) -> PublishedFolder:
+    """The same, whose tables are read as they stand there: none has to."""
+    return replace(described, config=PublishedConfig({**described.config, "tie_word_embeddings": True}))
+
+
+def _in_place(
+    adapter: Adapter, described: PublishedFolder, base: PublishedBase, start: Weights, changed: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """What an adapter gives other values, and the heads that it brings, under our names. UserError where lmtool has no
+    place for a tensor."""
+    ours = our_names(_each_table(described), {**base.tensors, **changed})
+    known = start.tensors
+    own = {name: tensor for name, tensor in ours.items() if name not in known or not tensor.equal(known[name])}
+    for name, tensor in own.items():
+        if not name.startswith("heads.") and (name not in known or tensor.shape != known[name].shape):
+            raise UserError(f"{adapter.folder}: lmtool has no place for its {name} {tuple(tensor.shape)}", MERGE)
+    apart = any(name.endswith("lm.output.weight") for name in ours)
+    apart = apart or adapter.settings.ensure_weight_tying
+    if _TOKENS in own and head_of_class(described.config) is None and not apart:
         raise UserError(
-            f"task_type={settings['task_type']} in its {CONFIG}: model={model.name} has no class ...{suffix}",
-            "merge it with PEFT, and import the model",
+            f"{adapter.folder}: the table of tokens learned and its output layer, which is the same table in its base, "
+            "did not",
+            MERGE,
         )
-    config["architectures"] = names[:1]
-    return PublishedFolder(address, start.folder, PublishedConfig(config), start.revision)
+    return own
 
 
-def _labelled(described: PublishedFolder, heads: Mapping[str, Tensor]) -> PublishedFolder:
-    """The same with as many labels as the head has rows: PEFT does not keep their names."""
-    rows = [len(tensor) for name, tensor in heads.items() if name.endswith("output.weight")]
-    named = dict(described.config.get("id2label") or {})
-    if not rows or len(named) == rows[0]:
-        return described
-    labels = {str(number): unnamed(number) for number in range(rows[0])}
-    return replace(described, config=PublishedConfig({**described.config, "id2label": labels}))
-
-
-def _maps_in(backbone: Mapping[str, Tensor]) -> list[str]:
-    """The linear maps in the layers of a backbone, by their names."""
-    matrices = [name for name, tensor in backbone.items() if tensor.ndim == 2 and name.endswith("_proj.weight")]
-    matrices += [name for name in backbone if ".layers." in name and ".ffn.fc_" in name and name.endswith(".weight")]
-    return [name.removesuffix(".weight") for name in matrices if ".layers." in name]
-
-
-def _parts(start: Weights, own: Mapping[str, Tensor], has_head: bool) -> set[str]:
-    """The parts of the base that the checkpoint is beside: with a head of its own, those that are below it."""
+def _held(start: Weights, own: Mapping[str, Tensor], head: TaskHead | None) -> dict[str, Tensor]:
+    """What the checkpoint leaves to the base: with a task's head what is below it, and the head that the base has."""
     parts = {part_of(name) for name in start.tensors}
-    return parts & {"backbone", "heads.pooler"} if has_head else parts
+    if head is not None:
+        parts &= {"backbone", "heads.pooler", f"heads.{head.name}"}
+    return {name: tensor for name, tensor in start.tensors.items() if part_of(name) in parts and name not in own}
+
+
+def _labelled(
+    described: PublishedFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
+) -> tuple[PublishedFolder, bool]:
+    """The same with as many labels as the head has rows, and whether these have names: PEFT keeps none, lmtool does."""
+    config = {**described.config, **adapter.labels}
+    rows = tensors.get(f"heads.{head.name}.output.weight")
+    if rows is not None and len(label_names(config)) != len(rows):
+        config["id2label"] = {str(number): unnamed(number) for number in range(len(rows))}
+    names = label_names(config)
+    named = names != [unnamed(number) for number in range(len(names))]
+    return replace(described, config=PublishedConfig(config)), named
+
+
+def _require_complete(
+    adapter: Adapter, model: ModelConfig, task: Mapping[str, Any], tensors: Mapping[str, Tensor], head: TaskHead
+) -> None:
+    """UserError where neither the adapter nor its base has what stands on the backbone."""
+    wanted = [f"heads.{head.name}"] + (["heads.pooler"] if not head.tokens and form_of(model, task).pooled else [])
+    lost = [part for part in wanted if not any(part_of(name) == part for name in tensors)]
+    if lost:
+        raise UserError(
+            f"{adapter.folder}: neither it nor its base has tensors of {lost[0]}, which task_type="
+            f"{adapter.settings.task_type} needs",
+            "save the adapter with them (modules_to_save), or give a base that has them",
+        )
 
 
 def _require_same(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], output: Path) -> None:

@@ -6,16 +6,20 @@ weights read those; on the other side texts are laid out and packed as in traini
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lmtool.commands.trained import has_segments
 from lmtool.data.assembly import Template
+from lmtool.data.configs import FORMATS
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
+from lmtool.models.configs import ModelConfig
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.multiple_choice import MultipleChoiceLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
@@ -23,8 +27,9 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 from lmtool.weights.autotokenizer import tokenized
 from lmtool.weights.comparing import Comparison, difference
+from lmtool.weights.exporting import Reading
 from lmtool.weights.folders import read_settings
-from lmtool.weights.heads import CheckpointModel
+from lmtool.weights.heads import CheckpointModel, format_of
 from lmtool.weights.load import Loaded
 
 _TEXTS = (
@@ -33,6 +38,25 @@ _TEXTS = (
     ("What a lovely film!", "An awful one; nobody should have to see it, nobody at all."),
     ("She sells sea shells by the sea shore, and has for many years.", "Ångström naïve 中文 3.14"),
 )
+
+
+def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tokenizer) -> str | None:
+    """The format in which the exported model reads a text; None where it continues one, which stands as it is, and
+    where the vocabulary lacks what the format puts around texts."""
+    if task is None and model.architecture == "decoder":
+        return None
+    name = model.text_format if task is None else format_of(model, task)
+    return name if set(FORMATS[name].roles) <= set(tokenizer.roles) else None
+
+
+def reading_of(
+    model: ModelConfig, saved: Mapping[str, Any], task: Mapping[str, Any] | None, tokenizer: Tokenizer
+) -> Reading:
+    """How AutoTokenizer is to read texts. Those of a masked language model may hold masks."""
+    segments = has_segments(model)
+    if task is None:
+        return Reading(segments, model.max_positions, False)
+    return Reading(segments, saved["max_length"], not tokenizer.parse_special_tokens)
 
 
 @torch.no_grad()

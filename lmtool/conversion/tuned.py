@@ -4,33 +4,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
+from lmtool.commands.roundtrip import layout_of, reading_of
 from lmtool.config.checkpoint import find
 from lmtool.config.plugins import command_line
+from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
+from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
 from lmtool.runs.checkpoints import read_weights, tensor_names
 from lmtool.schema.run import ExportConfig
 from lmtool.secrets import masked
-from lmtool.tuning.places import layers
 from lmtool.weights.assemble import assemble
+from lmtool.weights.autotokenizer import tokenized
 from lmtool.weights.bases import Base, saved_base
-from lmtool.weights.comparing import ROUNDING, Comparison, compare_outputs
-from lmtool.weights.exporting import export_of, write_delta
+from lmtool.weights.comparing import OTHER_CODE, ROUNDING, Comparison, compare_outputs, difference
+from lmtool.weights.exporting import Export, export_of, write_delta, write_reading
 from lmtool.weights.folders import published_folder
-from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.load import Loaded, load, saved_config, saved_model
 from lmtool.weights.merging import folded
-from lmtool.weights.peft.adapter import READERS, read_adapter, task_type_of, write_adapter, writer_of
+from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
 from lmtool.weights.peft.maps import published_maps
-from lmtool.weights.peft.tuned import Tuned
-from lmtool.weights.reading import Weights, read, their_names
+from lmtool.weights.peft.tuned import PublishedBase, Tuned
+from lmtool.weights.reading import Weights, read, read_base, their_names
+
+SAMPLE = ("The dog sleeps.", "What a lovely film, what an awful film; the dog saw it too.")
 
 
 def export_tuned(config: ExportConfig) -> None:
@@ -71,7 +78,7 @@ def head_to_export(saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> M
 
 
 def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path) -> str:
-    """Write PEFT's layout, read it again where lmtool does, and compare the outputs. What was written, in words."""
+    """Write PEFT's layout, read it again here and there, and compare the outputs. What was written, in words."""
     checkpoint = config.checkpoint
     loaded = load(checkpoint, offline=config.offline)
     parts, tokenizer = loaded.model.parts, loaded.tokenizer
@@ -82,30 +89,34 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     plain = {name: tensor for name, tensor in state.items() if name not in parts.added}
     added = {name: tensor for name, tensor in state.items() if name in parts.added}
     task = head_to_export(loaded.saved, plain)
-    export = export_of(loaded.config, plain, task, tokenizer if task is None else tokenizer.with_padding())
-    maps = published_maps(loaded.config, export.kept, _linear_maps(parts, plain))
+    tokenizer = tokenizer if task is None else tokenizer.with_padding()
+    export = export_of(loaded.config, plain, task, tokenizer)
+    stands_on = PublishedBase(loaded.config, export.kept, export.tensors, published_maps(loaded.config, export.kept))
     learned = {id(tensor) for name, tensor in plain.items() if name in own}
-    heads = their_names(loaded.config, {name: tensor for name, tensor in export.kept.items() if id(tensor) in learned})
-    told = Tuned(loaded.config, section, added, maps, task_type_of(export.architecture), list(heads))
-    card = _card(checkpoint, base, section["name"], export.architecture)
-    written = write_adapter(told, heads, *_named(base), tokenizer, card, folder)
-    if written["peft_type"] in READERS:
-        _require_same(loaded, folder, added, maps, checkpoint)
+    changed = _published_names(loaded.config, export, {n for n, tensor in export.kept.items() if id(tensor) in learned})
+    told = Tuned(section, added, stands_on, task_type_of(export.architecture), changed)
+    layout = layout_of(loaded.config, task, tokenizer)
+    tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
+    reading = reading_of(loaded.config, loaded.saved, task, tokenizer)
+    labels = {key: export.config[key] for key in LABEL_KEYS if key in export.config}
+    card = _card(checkpoint, base, export, folder, section["name"])
+    further = partial(write_reading, tokenizer=tokenizer, reading=reading, card=card)
+    write_adapter(told, *_named(base), labels, folder, further)
+    _require_same(loaded, folder, added, stands_on, checkpoint)
+    _open_with_peft(loaded, folder, export, read_base(base, own, checkpoint, config.offline))
     if "://" not in base.checkpoint and published_folder(base.checkpoint) is None:
         command = command_line("export", f"checkpoint={base.checkpoint}", "output=FOLDER")
         Output().line(f"its base is a run of lmtool: transformers reads it after {command}")
     return f"for PEFT on {export.architecture}"
 
 
-def _linear_maps(parts: CheckpointModel, plain: Mapping[str, Tensor]) -> list[str]:
-    """The linear maps in the layers that are the base's."""
-    names = [
-        name
-        for place in layers(parts.backbone)
-        for name, module in place.layer.named_modules(prefix=place.name)
-        if isinstance(module, nn.Linear)
-    ]
-    return [name for name in names if f"{name}.weight" in plain]
+def _published_names(model: ModelConfig, export: Export, names: Collection[str]) -> list[str]:
+    """The published tensors that ours of these names are in."""
+    marks = {
+        name: (torch.ones_like if name in names else torch.zeros_like)(tensor) for name, tensor in export.kept.items()
+    }
+    published = their_names(model, marks)
+    return [name for name, mark in published.items() if name in export.tensors and bool(mark.any())]
 
 
 def _named(base: Base) -> tuple[str, str | None]:
@@ -115,33 +126,80 @@ def _named(base: Base) -> tuple[str, str | None]:
     return base.checkpoint.removeprefix("hf://").partition("@")[0], base.revision
 
 
-def _require_same(loaded: Loaded, folder: Path, added: Mapping[str, Tensor], maps: Any, checkpoint: str) -> None:
+def _require_same(
+    loaded: Loaded, folder: Path, added: Mapping[str, Tensor], base: PublishedBase, checkpoint: str
+) -> None:
     """CheckFailed where the folder, read again, gives other outputs."""
-    config, tensors = read_adapter(folder)
-    section, again = READERS[config["peft_type"]](config, tensors, maps)
+    restored = read_adapter(folder).restored(base)
     parts = loaded.model.parts
     rest = {name: tensor for name, tensor in parts.state_dict().items() if name not in added}
-    saved = {**loaded.saved, "tuning": section}
-    weights = Weights({**rest, **again}, folder, checkpoint)
+    saved = {**loaded.saved, "tuning": restored.section}
+    weights = Weights({**rest, **restored.added}, folder, checkpoint)
     copy, _ = assemble(saved_model(checkpoint, saved, weights.tensors), loaded.tokenizer, trained=weights)
     comparison = Comparison({}, [], [])
     compare_outputs(comparison, parts, copy)
     differences = [*comparison.layers.values(), comparison.logits or 0.0]
+    differences += [difference(tensor, base.tensors[name]) for name, tensor in restored.changed.items()]
     if not max(differences) <= ROUNDING:  # a difference that is no number is one
         raise CheckFailed(
             f"{folder} is not what was tuned: outputs differ by {max(differences):.3g}", "keep the checkpoint"
         )
 
 
-def _card(checkpoint: str, base: Base, method: str, architecture: str) -> str:
-    """README.md of the folder."""
+def _open_with_peft(loaded: Loaded, folder: Path, export: Export, base: Weights) -> None:
+    """Compare what PEFT predicts with the folder, on a model of transformers with the base's weights. CheckFailed where
+    that is not what lmtool predicts. Says so where PEFT is not installed."""
+    if not all(find_spec(package) for package in ("peft", "transformers")):
+        Output().line("not opened with PEFT, which is not installed here: pip install peft")
+        return
+    rows = tokenized(folder, SAMPLE)
+    if loaded.config.architecture == "encoder_decoder" and loaded.model.parts.task is None:
+        rows["decoder_input_ids"] = rows["input_ids"][:, :2]
+    with torch.no_grad():
+        expected = loaded.model(**rows).logits
+    assert expected is not None
+    try:
+        theirs = their_names(loaded.config, base.tensors)
+        logits = peft_logits(folder, export.architecture, export.config, theirs, rows)
+    except Exception as error:  # whatever PEFT, of whatever version, does not like
+        problem = str(error).strip().partition("\n")[0]
+        raise CheckFailed(
+            f"PEFT does not open {folder}: {type(error).__name__}: {problem}", "keep it, and tell us"
+        ) from error
+    logits = logits[:, -expected.shape[1] :]  # without those of virtual tokens
+    real = rows["attention_mask"].bool() if expected.ndim == 3 and "decoder_input_ids" not in rows else slice(None)
+    apart = difference(expected[real], logits[real]) / max(1.0, float(expected.abs().max()))
+    Output().line(f"opened with PEFT: logits differ by {apart:.3g} of the largest, on {len(SAMPLE)} texts")
+    if not apart <= OTHER_CODE:
+        raise CheckFailed(f"PEFT reads another model in {folder}", "keep the checkpoint")
+
+
+def _card(checkpoint: str, base: Base, export: Export, folder: Path, method: str) -> str:
+    """README.md of the folder: what it is, and how it is opened."""
     made_by = command_line("export", f"checkpoint={checkpoint}", "format=peft")
     facts = {
         "method": f"tuning={method}",
         "base": base.checkpoint,
         "sha256 of the base's weights": base.sha256,
-        "model": architecture,
+        "model": export.architecture,
         "made by": made_by,
     }
     rows = "".join(f"| {name} | {masked(str(value))} |\n" for name, value in facts.items())
-    return f"---\nlibrary_name: peft\n---\n\n# {Path(checkpoint).name}\n\n| | |\n|---|---|\n{rows}"
+    name, revision = _named(base)
+    given: dict[str, Any] = {
+        key: export.config[key] for key in ("num_labels", "label2id", "problem_type") if key in export.config
+    }
+    if given:
+        given["id2label"] = {int(number): label for number, label in export.config["id2label"].items()}
+        given["pad_token_id"] = export.config.get("pad_token_id")
+    given |= {"revision": revision} if revision else {}
+    keys = "".join(f",\n    {key}={value!r}" for key, value in given.items())
+    usage = f"""```python
+from peft import PeftModel
+from transformers import AutoTokenizer, {export.architecture}
+
+base = {export.architecture}.from_pretrained({name!r}{keys})
+model = PeftModel.from_pretrained(base, {folder.name!r}).eval()
+tokenizer = AutoTokenizer.from_pretrained({folder.name!r})
+```"""
+    return f"---\nlibrary_name: peft\n---\n\n# {Path(checkpoint).name}\n\n{usage}\n\n| | |\n|---|---|\n{rows}"

@@ -15,7 +15,14 @@ from typing import Any
 
 from torch import nn
 
-from lmtool.costs.attentions import Sees, attention_bytes, attentions_of, keeps_input, score_bytes
+from lmtool.costs.attentions import (
+    Sees,
+    attention_bytes,
+    attentions_of,
+    keeps_input,
+    score_bytes,
+    update_values,
+)
 from lmtool.costs.formats import VALUE_BYTES, Formats
 from lmtool.heads.lm import LMHead
 from lmtool.heads.sampled import SampledLMHead
@@ -180,7 +187,8 @@ def _of_feed_forward(part: FeedForward, formats: Formats) -> float:
         values = 1.0 + (dropped and keeps_input(part.fc_out))
     else:
         values = 1.0 + keeps_input(part.fc_out)
-    return formats.product * (keeps_input(part.fc_in) * width + values * inner) + dropped * inner
+    low = sum(map(update_values, part.modules()))
+    return formats.product * (keeps_input(part.fc_in) * width + values * inner + low) + dropped * inner
 
 
 def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:

@@ -44,12 +44,7 @@ def attention_bytes(attention: MultiHead, formats: Formats, cross: bool, sees: S
     in which a query stream alone asks."""
     joined, width = attention.q_proj.weight.shape[0], attention.q_proj.in_features
     learns = any(keeps_input(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
-    low = sum(
-        values.shape[0]
-        for part in attention.modules()
-        for name, values in part.named_parameters(recurse=False)
-        if name == "lora_a"
-    )
+    low = sum(map(update_values, attention.modules()))
     content, queries = _streams(sees, last)
     asking, rows = _beside_keys(attention, _keyed(attention, formats, cross, sees))
     # Each stream has its copies of keys, values and rows of places.
@@ -74,6 +69,12 @@ def score_bytes(attention: MultiHead, formats: Formats, cross: bool, sees: Sees,
     else:
         element = _scored(attention, cross, sees) * formats.attention * (1 + 2 * _terms(attention))
     return element * (sees.cross_keys if cross else sees.keys) * attention.num_heads * _streams(sees, last)[1]
+
+
+def update_values(module: nn.Module) -> int:
+    """Values of a token that a low-rank update of a map keeps: what A gives, and with DoRA what its lengths scale."""
+    own = dict(module.named_parameters(recurse=False))
+    return sum(len(own[name]) for name in ("lora_a", "lora_magnitude") if name in own)
 
 
 def keeps_input(linear: nn.Module) -> bool:

@@ -62,8 +62,9 @@ class DoraLinear(LoraLinear):
             own_TO = F.linear(read_TI, self.weight)
         else:
             own_TO = base_TO if self.bias is None else base_TO - self.bias
-        update_TO = F.linear(F.linear(read_TI, self.lora_a), self.lora_b) * self.scale
-        return base_TO + (share_O - 1) * own_TO + share_O * update_TO
+        updated_TO = own_TO + F.linear(F.linear(read_TI, self.lora_a), self.lora_b) * self.scale
+        # The type of the base, which autocast chose: the lengths are in full precision.
+        return base_TO + (share_O * updated_TO - own_TO).to(base_TO.dtype)
 
     def _share(self) -> Tensor:
         """(O,) m / |W|. The lengths are constants to the gradient (section 4.3), and in full precision."""

@@ -32,6 +32,8 @@ ADVERSARIAL = (
 
 ROUNDING = 1e-5
 """What is predicted of a text may differ by so much: a last layer may work on fewer of its tokens."""
+OTHER_CODE = 1e-3
+"""So much of the largest value may differ where another library computes it, in another order."""
 
 
 @dataclass

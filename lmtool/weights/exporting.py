@@ -178,15 +178,20 @@ def write_export(
     def fill(draft: Path) -> None:
         save_tensors(export.tensors, draft / "model.safetensors")
         _write_json(draft / CONFIG, export.config)
-        tokenizer.save(draft)
-        settings = json.loads((draft / "tokenizer_config.json").read_text(encoding="utf-8"))
-        _write_json(draft / "tokenizer_config.json", {**settings, **reading.settings()})
+        write_reading(draft, tokenizer, reading, card)
         require_same_ids(draft, model, tokenizer)
         if model.architecture != "encoder":
             _write_json(draft / "generation_config.json", generation_keys(model, tokenizer))
-        (draft / "README.md").write_text(card, encoding="utf-8")
 
     whole_folder(output, fill)
+
+
+def write_reading(draft: Path, tokenizer: Tokenizer, reading: Reading, card: str) -> None:
+    """Write what AutoTokenizer reads of a folder, and its README.md."""
+    tokenizer.save(draft)
+    settings = json.loads((draft / "tokenizer_config.json").read_text(encoding="utf-8"))
+    _write_json(draft / "tokenizer_config.json", {**settings, **reading.settings()})
+    (draft / "README.md").write_text(card, encoding="utf-8")
 
 
 def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> None:

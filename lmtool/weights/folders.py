@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lmtool.config.checkpoint import ADAPTER
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.models.published import PublishedConfig
@@ -112,7 +113,11 @@ class PublishedFolder:
                 f"checkpoint={self.checkpoint}: its config.json does not say how many choices a row has",
                 f'write "{NUM_CHOICES}": 4 there, in a copy, if there are four',
             )
-        lengths = [config["model"].get("max_positions"), settings.get("model_max_length")]
+        entry = lookup("model", config["model"]["name"])
+        assert entry is not None
+        # A family without a table of positions names no longest text.
+        longest = config["model"].get("max_positions", entry.config.model_fields["max_positions"].default)
+        lengths = [longest, settings.get("model_max_length")]
         return {
             **config,
             "tokenizer": {**config["tokenizer"], "parse_special_tokens": not settings.get("split_special_tokens")},
@@ -148,6 +153,8 @@ def published_folder(checkpoint: str, offline: bool = False) -> PublishedFolder 
         return _from_hub(checkpoint, offline)
     path = Path(checkpoint).expanduser()
     if not (path / CONFIG).is_file() or (path / "manifest.json").is_file():
+        return None
+    if (path / ADAPTER).is_file() and not any((path / name).is_file() for name in WEIGHTS):
         return None
     for name in TOKENIZER:
         if os.path.lexists(path / name) and not (path / name).is_file():  # it would be read as if there were none

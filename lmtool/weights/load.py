@@ -25,6 +25,7 @@ from lmtool.heads.lm import LMHead
 from lmtool.learners.writing import writer_of
 
 # The families, and the tuning methods, enter themselves into the tables.
+from lmtool.models import decoder_configs as decoder_configs
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
 from lmtool.models import word_configs as word_configs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def run(*words: str, status: int = 0) -> None:
     assert cli.main([*words]) == status
 
 
-def theirs(architecture: str, folder: str, more: dict[str, int]) -> torch.nn.Module:
+def theirs(architecture: str, folder: str, more: dict[str, Any]) -> torch.nn.Module:
     """The base of an adapter, and the adapter on it, as a user of PEFT loads them."""
     base = getattr(transformers, architecture).from_pretrained("published", **more)
     return peft.PeftModel.from_pretrained(base, folder).eval()
@@ -52,14 +53,18 @@ def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.Ca
     rows = loaded.tokenizer(TEXTS)
     expected = loaded.model(**rows).logits
     name = {"bert": "Bert", "gpt": "GPT2", "t5": "T5"}[family] + "ForSequenceClassification"
-    pad = {} if family == "t5" else {"pad_token_id": loaded.tokenizer.with_padding().roles["pad"]}
-    assert torch.allclose(logits_of(theirs(name, "adapter", {"num_labels": 2, **pad}), rows), expected, atol=1e-5)
-    plain = getattr(transformers, name).from_pretrained("published", num_labels=2, **pad).eval()
+    labels = json.loads(Path("adapter/labels.json").read_text())
+    assert labels["id2label"] == {"0": "negative", "1": "positive"}
+    more = {"num_labels": labels["num_labels"], "pad_token_id": loaded.tokenizer.with_padding().roles["pad"]}
+    assert torch.allclose(logits_of(theirs(name, "adapter", more), rows), expected, atol=1e-5)
+    plain = getattr(transformers, name).from_pretrained("published", **more).eval()
     assert not torch.allclose(logits_of(plain, rows), expected, atol=1e-2), "the adapter does something"
+    read = transformers.AutoTokenizer.from_pretrained("adapter")(TEXTS, padding=True, return_tensors="pt")
+    assert {key: tensor.tolist() for key, tensor in read.items()} == {key: rows[key].tolist() for key in read}
     run("import", "checkpoint=adapter", "output=back")
-    assert "PEFT keeps no names of labels; they are taken for one of LABEL_0, LABEL_1" in capsys.readouterr().out
+    assert "names of labels" not in capsys.readouterr().out
     again = lmtool.load("back")
-    assert again.saved["tuning"]["name"] == method
+    assert again.saved["tuning"]["name"] == method and again.task["labels"] == ["negative", "positive"]
     assert torch.allclose(again.model(**rows).logits, expected, atol=1e-5)
     asked = ["device=cpu", "precision=fp32", "text=A lovely cat."]
     run("predict", "checkpoint=back", *asked, "output=back.jsonl")
@@ -112,7 +117,7 @@ def test_a_tuned_language_model_is_imported_and_used(place: Path, capsys: pytest
     config = json.loads(Path("adapter/adapter_config.json").read_text())
     for change, message in (
         ({"base_model_name_or_path": None}, "names no base_model_name_or_path"),
-        ({"peft_type": "LOHA"}, "peft_type='LOHA'; lmtool reads LORA, IA3"),
+        ({"peft_type": "LOHA"}, 'peft_type: given "LOHA" (text); lmtool reads LORA, IA3'),
     ):
         Path("adapter/adapter_config.json").write_text(json.dumps({**config, **change}))
         capsys.readouterr()
@@ -121,4 +126,4 @@ def test_a_tuned_language_model_is_imported_and_used(place: Path, capsys: pytest
     make("bert", place / "other")
     Path("adapter/adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "other"}))
     run("import", "checkpoint=adapter", "output=x", status=2)
-    assert "which is no map in the layers of its base" in capsys.readouterr().err
+    assert "its update of transformer.h.0.attn.c_proj is of no linear map in its base" in capsys.readouterr().err

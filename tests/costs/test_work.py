@@ -233,7 +233,11 @@ def test_virtual_tokens_are_work_and_a_prefix_is_seen(family: Any, method: Tunin
     assert lengthening(learner, tokens / 4) == (1 + 9 / (tokens / 4) if method.name == "prompt" else 1)
 
 
-METHODS = {"full": FullConfig(), "bitfit": BitFitConfig(), "lora": LoraConfig(), "head": HeadConfig()}
+METHODS = {
+    "full": FullConfig(), "bitfit": BitFitConfig(), "lora": LoraConfig(), "dora": LoraConfig(dora=True),
+    "dora everywhere": LoraConfig(dora=True, projections=("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out")),
+    "lora and biases": LoraConfig(bias="all"), "head": HeadConfig(),
+}  # fmt: skip
 
 
 def saved_bytes(learner: Any, forward: Callable[[], Any]) -> int:

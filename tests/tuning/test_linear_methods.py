@@ -100,6 +100,19 @@ def test_saved_and_built_again_it_gives_the_same(family, tuning):
     assert again.added == learner.added
 
 
+@pytest.mark.parametrize("family", ["bert", "t5"])
+@pytest.mark.parametrize("name", [name for name in METHODS if "bias" not in name and name != "bitfit"])
+def test_half_precision_gives_nearly_the_same(family, name):
+    learner = tuned(model_config(family, dropout=0.0, attention_dropout=0.0), METHODS[name])
+    train(learner)
+    batch, full = batch_for(learner), outputs_of(learner)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = outputs_of(learner, batch)
+        learner.train()(batch, 1).sums[learner.term].backward()
+    torch.testing.assert_close(half.float(), full, rtol=0.05, atol=0.02)
+    assert all(parameter.grad.isfinite().all() for parameter in learner.parameters() if parameter.grad is not None)
+
+
 def test_lora_is_drawn_by_name_and_seed():
     one, other = (tuned(model_config("bert"), {"name": "lora"}) for _ in range(2))
     first, second = ("backbone.layers.0.self_attn.q_proj.lora_a", "backbone.layers.1.self_attn.q_proj.lora_a")
@@ -227,8 +240,10 @@ def test_nothing_to_learn_is_refused():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("family", ["bert", "t5"])
-def test_the_same_matrices_give_what_peft_gives(family, tmp_path):
+def test_the_same_matrices_give_what_peft_gives(family, dora, tmp_path):
+    """And learn alike: the lengths of DoRA's rows are constants to both gradients."""
     import peft
     import transformers
 
@@ -238,10 +253,10 @@ def test_the_same_matrices_give_what_peft_gives(family, tmp_path):
     make(family, folder := tmp_path / "published")
     names = {"bert": ("query", "value"), "t5": ("q", "v")}[family]
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
-    config = peft.LoraConfig(r=3, lora_alpha=16, target_modules=list(names), init_lora_weights=False)
+    config = peft.LoraConfig(r=3, lora_alpha=16, target_modules=list(names), init_lora_weights=False, use_dora=dora)
     theirs = peft.get_peft_model(theirs, config).eval()
     ours = load(folder).model
-    ours.parts.tune(build(tuning_config(name="lora", rank=3)))
+    ours.parts.tune(build(tuning_config(name="lora", rank=3, dora=dora)))
     ours.eval()
     given = {name: tensor for name, tensor in theirs.named_parameters() if "lora_" in name}
     own = {name: tensor for name, tensor in ours.parts.named_parameters() if "lora_" in name}
@@ -258,6 +273,11 @@ def test_the_same_matrices_give_what_peft_gives(family, tmp_path):
         plain = load(folder).model(**inputs).hidden
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(found, plain, atol=1e-3)
+    ours(**inputs).hidden.pow(3).sum().backward()
+    theirs(**inputs).last_hidden_state.pow(3).sum().backward()
+    for mine, other in zip(_ordered(own), _ordered(given), strict=True):
+        largest = float(given[other].grad.abs().max())
+        torch.testing.assert_close(own[mine].grad, given[other].grad, rtol=1e-3, atol=1e-5 * largest)
 
 
 def _ordered(names):
@@ -273,7 +293,7 @@ def _ordered(names):
             numbers[0],
             max(attentions.get(piece, 0) for piece in pieces),
             next(ranks[piece] for piece in reversed(pieces) if piece in ranks),
-            "lora_b" in name.lower(),
+            [kind in name.lower() for kind in ("lora_magnitude", "lora_b")],
         )
 
     return sorted(names, key=place)

@@ -8,7 +8,7 @@ import torch
 
 import lmtool.tuning.configs  # noqa: F401 (enters the methods into the table)
 from lmtool.config.tables import Choice, build, lookup
-from lmtool.models import encoder_configs, encoder_decoder_configs  # noqa: F401 (and the families)
+from lmtool.models import decoder_configs, encoder_configs, encoder_decoder_configs  # noqa: F401 (and the families)
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.types import Batch, Packed, Target

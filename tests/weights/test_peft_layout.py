@@ -1,36 +1,28 @@
-"""LoRA in PEFT's layout on every family, both ways, against the library itself."""
+"""PEFT's layout on every family, both ways, and what an adapter_config.json means, against the library itself."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from lmtool.config.tables import build, lookup
 from lmtool.errors import UserError
-from lmtool.tuning.places import layers
 from lmtool.weights.load import load
-from lmtool.weights.peft import adapter, lora, prompts
-from lmtool.weights.peft.maps import PublishedMap, published_maps
-from lmtool.weights.peft.tuned import Tuned
+from lmtool.weights.peft import adapter, prompts
+from lmtool.weights.peft.maps import published_maps
+from lmtool.weights.peft.settings import settings_of
+from lmtool.weights.peft.tuned import PublishedBase, Tuned
+from lmtool.weights.reading import their_names
 from tests.weights.published_folders import FAMILIES, logits_of, make, sample
 
 peft = pytest.importorskip("peft")
-
-
-def maps_of(parts: nn.Module, config: Any) -> list[PublishedMap]:
-    names = [
-        f"{place.name}.{name}"
-        for place in layers(parts.backbone)
-        for name, module in place.layer.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    tensors = {name: tensor for name, tensor in parts.state_dict().items() if name not in parts.added}
-    return published_maps(config, tensors, names)
+FILE = Path("adapter/adapter_config.json")
+LORA = {"peft_type": "LORA", "target_modules": ["q_proj"]}
 
 
 def tuned(folder: Path, **fields: Any) -> tuple[Any, Tuned]:
@@ -45,8 +37,9 @@ def tuned(folder: Path, **fields: Any) -> tuple[Any, Tuned]:
             if name.endswith("lora_b"):
                 parameter.normal_(0, 0.3)
     added = {name: tensor for name, tensor in parts.state_dict().items() if name in parts.added}
-    section = json.loads(config.model_dump_json())
-    return loaded, Tuned(loaded.config, section, added, maps_of(parts, loaded.config), None, ())
+    ours = {name: tensor for name, tensor in parts.state_dict().items() if name not in parts.added}
+    base = PublishedBase(loaded.config, ours, their_names(loaded.config, ours), published_maps(loaded.config, ours))
+    return loaded, Tuned(json.loads(config.model_dump_json()), added, base, None)
 
 
 def close(given: torch.Tensor, expected: torch.Tensor, share: float = 1e-5) -> bool:
@@ -65,77 +58,152 @@ def test_every_family_there_and_back(family: str, tmp_path: Path) -> None:
         rank_stabilised=family in ("gpt", "bert"),
     )  # fmt: skip
     before = logits_of(published, ids, mask, decoder)
-    adapter.write_adapter(ours, {}, str(tmp_path / "published"), None, loaded.tokenizer, "", tmp_path / "adapter")
+    adapter.write_adapter(ours, str(tmp_path / "published"), None, {}, tmp_path / "adapter", lambda draft: None)
     theirs = peft.PeftModel.from_pretrained(published, tmp_path / "adapter").eval()
     with torch.no_grad():
         expected = loaded.model(ids, mask, decoder).logits
     real = mask.bool() if decoder is None else torch.ones_like(decoder, dtype=torch.bool)
     given = logits_of(theirs, ids, mask, decoder)
     assert close(given[real], expected[real]) and not close(before[real], expected[real], 1e-2)
-    settings, tensors = adapter.read_adapter(tmp_path / "adapter")
-    section, added = lora.from_peft(settings, tensors, ours.maps)
+    restored = adapter.read_adapter(tmp_path / "adapter").restored(ours.base)
     # Queries, keys and values that are one map there come back with more ranks.
-    assert section["rank"] == (3 * len(ours.maps[0].parts) - 3 if len(ours.maps[0].parts) == 3 else 3)
-    again, _ = tuned(tmp_path / "published", **section)
-    assert again.model.parts.added == added.keys()
-    again.model.parts.load_state_dict(added, strict=False)
+    joined = len(ours.base.maps[0].parts)
+    assert restored.section["rank"] == (3 * joined - 3 if joined == 3 else 3) and not restored.changed
+    again, _ = tuned(tmp_path / "published", **restored.section)
+    assert again.model.parts.added == restored.added.keys()
+    again.model.parts.load_state_dict(restored.added, strict=False)
     with torch.no_grad():
         assert close(again.model(ids, mask, decoder).logits[real], expected[real])
 
 
 def test_maps_that_are_no_modules_there_are_refused(tmp_path: Path) -> None:
     make("xlnet", tmp_path / "published")
-    loaded, ours = tuned(tmp_path / "published", rank=2, projections=("q_proj", "fc_in"))
+    _, ours = tuned(tmp_path / "published", rank=2, projections=("q_proj", "fc_in"))
     with pytest.raises(UserError, match="layers.0.self_attn.q_proj of this model is no linear module"):
-        adapter.write_adapter(ours, {}, str(tmp_path / "published"), None, loaded.tokenizer, "", tmp_path / "adapter")
-
-
-def test_what_peft_makes_of_patterns_and_of_a_few_layers(tmp_path: Path) -> None:
-    """Ranks and scales by module, layers without an update, and a joined map: filled with zeros."""
-    published = make("gpt", tmp_path / "published")
-    config = peft.LoraConfig(
-        r=2, lora_alpha=6, target_modules=["c_attn", "h.1.mlp.c_proj"], rank_pattern={"h.0.attn.c_attn": 5},
-        alpha_pattern={"c_proj": 9}, init_lora_weights=False, fan_in_fan_out=True,
-    )  # fmt: skip
-    ids, mask, _ = sample(False)
-    theirs = peft.get_peft_model(published, config).eval()
-    theirs.save_pretrained(tmp_path / "adapter")
-    expected = logits_of(theirs, ids, mask, None)
-    loaded, ours = tuned(tmp_path / "published", rank=1)
-    settings, tensors = adapter.read_adapter(tmp_path / "adapter")
-    adapter.require_maps(adapter.updates_of(tensors), ours.maps)
-    section, added = lora.from_peft(settings, tensors, ours.maps)
-    assert section["rank"] == 5 and section["projections"] == ["fc_out", "k_proj", "q_proj", "v_proj"]
-    again, _ = tuned(tmp_path / "published", **section)
-    again.model.parts.load_state_dict(added, strict=False)
-    with torch.no_grad():
-        given = again.model(ids, mask).logits
-    assert close(given[mask.bool()], expected[mask.bool()])
-    for change, message in (
-        ({"use_dora": True}, "lmtool has no DoRA"),
-        ({"bias": "all"}, "lmtool reads bias=none"),
-    ):
-        with pytest.raises(UserError, match=message):
-            lora.from_peft({**settings, **change}, tensors, ours.maps)
-    with pytest.raises(UserError, match="has no update of a map"):
-        lora.from_peft(settings, {}, ours.maps)
-    wrong = {name: tensor[:, :-1] if "lora_A" in name else tensor for name, tensor in tensors.items()}
-    with pytest.raises(UserError, match="the map has 108 outputs and 36 inputs"):
-        lora.from_peft(settings, wrong, ours.maps)
+        adapter.write_adapter(ours, "published", None, {}, tmp_path / "adapter", lambda draft: None)
 
 
 @pytest.mark.parametrize(
-    ("name", "task_type", "heads"),
+    ("change", "message"),
     [
-        ("virtual", "CAUSAL_LM", ["score.weight"]), ("virtual", "SEQ_CLS", []), ("virtual", None, []),
-        ("prefix", "SEQ_2_SEQ_LM", []), ("decoder.prefix", "CAUSAL_LM", []),
+        ({"r": 3}, r"h.0.attn.c_attn is \(108, 2\) x \(2, 36\); the map has 108 outputs and 36 inputs, rank 3"),
+        ({"rank_pattern": {".*": 5}}, "36 inputs, rank 5"),
+        ({"target_modules": ["c_fc"]}, "it updates transformer.h.0.attn.c_attn, which is none of target_modules"),
+        ({"modules_to_save": ["attn"]}, "which is none of target_modules"),
+        ({"target_modules": ["c_attn", "c_fc"]}, "an update of transformer.h.0.mlp.c_fc, and there are no tensors"),
+        ({"use_dora": True}, "it has transformer.h.0.attn.c_attn without lora_magnitude_vector"),
+        ({"target_modules": "("}, r"'\(' is no regular expression: missing \)"),
+    ],
+)
+def test_tensors_that_are_not_those_of_the_configuration(change: Any, message: str, tmp_path: Path) -> None:
+    make("gpt", tmp_path / "published")
+    _, ours = tuned(tmp_path / "published", rank=2, projections=("q_proj",))
+    adapter.write_adapter(ours, "published", None, {}, tmp_path / "adapter", lambda draft: None)
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UserError, match=message):
+        adapter.read_adapter(tmp_path / "adapter").restored(ours.base)
+
+
+MODULES = [
+    f"{root}{stack}layers.{number}.{module}"
+    for root in ("", "model.")
+    for stack in ("", "encoder.", "decoder.")
+    for number in (0, 1, 11)
+    for module in ("self_attn.q_proj", "self_attn.k_proj", "cross.q_proj", "mlp.experts.3.q_proj", "fc1", "xfc1")
+]
+NAMES = ["q_proj", "self_attn.q_proj", "fc1", "layers.1.fc1", "model.layers.0.fc1", "layers", "encoder"]
+PATTERNS = [r".*q_proj", r".*\.layers\.[01]\..*", "model.*", r"fc\d", r"self_attn\.[qk]_proj", r"layers.1\..*", ""]
+
+
+def test_modules_ranks_and_scales_are_those_of_peft() -> None:
+    """Random configurations over the paths of many modules."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+    from peft.utils.other import get_pattern_key
+
+    chance, answers = random.Random(5), set()
+    for _ in range(400):
+        names = chance.sample(NAMES, 2)
+        fields: dict[str, Any] = {"target_modules": chance.choice([names, chance.choice(PATTERNS)])}
+        fields["exclude_modules"] = chance.choice([None, None, chance.sample(NAMES, 1), chance.choice(PATTERNS)])
+        fields["modules_to_save"] = chance.choice([None, None, chance.sample(NAMES, 1)])
+        if isinstance(fields["target_modules"], list):
+            fields["layers_to_transform"] = chance.choice([None, 0, [1, 11], []])
+            if fields["layers_to_transform"] is not None:
+                fields["layers_pattern"] = chance.choice([None, "layers", ["blocks", "layers"], "experts"])
+        for key in ("rank_pattern", "alpha_pattern"):
+            fields[key] = {name: chance.randint(1, 9) for name in chance.sample([*NAMES, *PATTERNS], 3)}
+        fields |= {"r": 4, "lora_alpha": 3, "use_rslora": chance.random() < 0.5}
+        ours, theirs = settings_of(FILE, {**fields, "peft_type": "LORA"}), peft.LoraConfig(**fields)
+        for module in chance.sample(MODULES, 12):
+            # An excluded module is an object of its own there, which is no match.
+            found = check_target_module_exists(theirs, module)
+            targeted = bool(found) and type(found).__name__ != "_ExcludedModule"
+            rank = theirs.rank_pattern.get(get_pattern_key(theirs.rank_pattern, module), theirs.r)
+            alpha = theirs.alpha_pattern.get(get_pattern_key(theirs.alpha_pattern, module), theirs.lora_alpha)
+            answers.add((targeted, rank, alpha))
+            scale = alpha / (rank**0.5 if theirs.use_rslora else rank)
+            assert (ours.targets(module), ours.rank(module), ours.scale(module)) == (targeted, rank, scale), fields
+    assert len(answers) > 100
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"r": "x"}, 'r: given "x" (text); allowed: a whole number, at least 1'),
+        ({"r": 0}, "r: given 0 (whole number); allowed: a whole number, at least 1"),
+        ({"peft_type": ["LORA"]}, 'peft_type: given ["LORA"] (list); lmtool reads LORA, IA3, PROMPT_TUNING'),
+        ({"peft_type": None}, "peft_type: given null"),
+        ({"lora_alpha": float("nan")}, "lora_alpha: given NaN (number); allowed: a number, above 0"),
+        ({"target_modules": None}, "target_modules: given null"),
+        ({"rank_pattern": {"a": "b"}}, "rank_pattern: given"),
+        ({"use_dora": "yes", "bias": "some"}, "(and 1 more)"),
+        ({"base_model_name_or_path": 3}, "base_model_name_or_path: given 3"),
+        ({"peft_type": "PREFIX_TUNING"}, "num_virtual_tokens: it is missing; allowed: a whole number, at least 1"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights=pissa_niter_4 changes the weights of the base"),
+        ({"arrow_config": {"top_k": 2}}, "lmtool has no Arrow"),
+    ],
+)
+def test_a_configuration_of_other_types_is_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        settings_of(FILE, {**LORA, **change})
+    assert refused.value.message.startswith(f"{FILE}: ") and message in refused.value.message
+    assert "\n" not in refused.value.message and refused.value.hint
+
+
+def test_every_key_of_peft_is_known() -> None:
+    """What a new version writes besides would be listed as not read: here nothing is."""
+    given = {"target_modules": ["q_proj"]}
+    for settings in (
+        peft.LoraConfig(eva_config=peft.EvaConfig(), init_lora_weights="eva", megatron_config={"a": 1}, **given),
+        peft.IA3Config(feedforward_modules=[], fan_in_fan_out=True, **given),
+        peft.PromptTuningConfig(
+            num_virtual_tokens=2, prompt_tuning_init="TEXT", prompt_tuning_init_text="a", tokenizer_name_or_path="b"
+        ),
+        peft.PromptEncoderConfig(num_virtual_tokens=2, encoder_hidden_size=3, encoder_dropout=0.5),
+        peft.PrefixTuningConfig(
+            num_virtual_tokens=2, encoder_hidden_size=3, prefix_projection=True, init_weights="zero"
+        ),
+    ):
+        content = json.loads(json.dumps(settings.to_dict(), default=list))
+        assert settings_of(FILE, {**content, "inference_mode": True, "auto_mapping": {"a": "b"}}).unread == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "task_type", "learned"),
+    [
+        ("gpt", "virtual", "CAUSAL_LM", ["score.weight"]), ("gpt", "virtual", "SEQ_CLS", []),
+        ("gpt", "virtual", None, []), ("gpt", "prefix", "SEQ_2_SEQ_LM", []), ("gpt", "decoder.prefix", "CAUSAL_LM", []),
+        ("xlnet", "virtual", "CAUSAL_LM", []),
     ],
 )  # fmt: skip
-def test_prompts_that_peft_reads_elsewhere_are_refused(name: str, task_type: str | None, heads: list[str]) -> None:
+def test_prompts_that_peft_reads_elsewhere_are_refused(
+    model: str, name: str, task_type: str | None, learned: list[str]
+):
     added = {f"backbone.{'embed.' if name == 'virtual' else ''}{name}.weight": torch.zeros(2, 64)}
-    model = lookup("model", "gpt").config(num_layers=1, hidden_size=32, num_heads=2)
-    with pytest.raises(UserError, match="with another head or task"):
-        prompts.to_peft(Tuned(model, {"name": "prompt"}, added, (), task_type, heads))
+    config = lookup("model", model).config(num_layers=1, hidden_size=32, num_heads=2)
+    with pytest.raises(UserError, match="with this head in another way"):
+        prompts.to_peft(Tuned({"name": "prompt"}, added, PublishedBase(config, {}, {}, ()), task_type, learned))
 
 
 def test_a_method_without_a_layout_names_another_export() -> None:

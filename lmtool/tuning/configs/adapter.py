@@ -241,8 +241,8 @@ class AdapterFusionConfig(TuningConfig):
         if problem is None and twice:
             problem = Problem(
                 "tuning.adapters",
-                f"tuning.adapters names one run more than once: {', '.join(twice)}; a mixture of an adapter with itself is "
-                "the adapter",
+                f"tuning.adapters names one run more than once: {', '.join(twice)}; a mixture of one with itself "
+                "is that adapter",
                 "name each run once, tuning.adapters=[runs/A,runs/B]",
             )
         return problem or _strangers("tuning.adapters", self.adapters, self.adapters[0].placement, model)

@@ -34,7 +34,7 @@ class LoraConfig(ByDepthConfig):
     )
     dora: bool = Field(
         False,
-        description="DoRA (Liu et al. 2024): the updated map gives directions alone, and a length of each output learns.",
+        description="DoRA (Liu et al. 2024): the updated map gives directions, and a length of each output learns.",
     )
     bias: Literal["none", "lora_only", "all"] = Field(
         "none",

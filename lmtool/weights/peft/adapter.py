@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lmtool.errors import UserError
 from lmtool.runs.checkpoints import save_tensors
-from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.exporting import whole_folder
 from lmtool.weights.folders import read_object
 from lmtool.weights.peft import ia3, lora, prompts
-from lmtool.weights.peft.maps import PublishedMap
-from lmtool.weights.peft.tuned import Tuned
+from lmtool.weights.peft.settings import CONFIG, AdapterSettings, PromptSettings, settings_of
+from lmtool.weights.peft.tuned import PublishedBase, Restored, Tuned
 from lmtool.weights.reading import read_file
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS, LABELS = "adapter_model.safetensors", "labels.json"
+"""The second is lmtool's: PEFT has no file for the names of labels, and transformers takes a folder with a config.json
+for a complete model."""
+LABEL_KEYS = ("num_labels", "id2label", "label2id", "problem_type")
+"""The keys of a config.json that stand in it."""
 _INSIDE = "base_model.model."
-_PROMPT = "prompt_embeddings"
-_UPDATES = (".lora_A.weight", ".lora_B.weight", ".ia3_l")
+_HEADS: dict[str | None, tuple[str, ...]] = {
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
+}
+"""The modules that PEFT always keeps complete, by what the model is used for."""
+_BASE_LAYER = ".base_layer"
+"""Where PEFT puts the map that it edits."""
 Layout = tuple[dict[str, Any], dict[str, Tensor]]
 WRITERS: dict[str, Callable[[Tuned], Layout]] = {
     "lora": lora.to_peft,
@@ -32,9 +44,12 @@ WRITERS: dict[str, Callable[[Tuned], Layout]] = {
     "prefix": prompts.to_peft,
 }
 """By the name of the tuning method."""
-READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Tensor], Sequence[PublishedMap]], Layout]] = {
+READERS: dict[str, Callable[[Any, Mapping[str, Tensor], PublishedBase], Restored]] = {
     "LORA": lora.from_peft,
     "IA3": ia3.from_peft,
+    "PROMPT_TUNING": prompts.from_peft,
+    "P_TUNING": prompts.from_peft,
+    "PREFIX_TUNING": prompts.from_peft,
 }
 """By PEFT's type."""
 TASK_TYPES = {
@@ -42,6 +57,7 @@ TASK_TYPES = {
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
     "LMHeadModel": "CAUSAL_LM",
+    "ForCausalLM": "CAUSAL_LM",
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
     "MTModel": "SEQ_2_SEQ_LM",
 }
@@ -65,41 +81,44 @@ def writer_of(method: str) -> Callable[[Tuned], Layout]:
 
 def write_adapter(
     tuned: Tuned,
-    heads: Mapping[str, Tensor],
     base: str,
     revision: str | None,
-    tokenizer: Tokenizer,
-    card: str,
+    labels: Mapping[str, Any],
     output: Path,
-) -> dict[str, Any]:
-    """Write the folder, whole or not at all, and return what is in adapter_config.json. heads: the published tensors of
-    those that learned. base: a folder or a name on the hub. UserError for a method that PEFT lacks, or has in another
-    way."""
+    further: Callable[[Path], None],
+) -> None:
+    """Write the folder, whole or not at all. base: a folder or a name on the hub. labels: of a classifier, as a
+    config.json has them. further: writes other files. UserError for a method that PEFT lacks, or has in another way."""
     _require_maps_there(tuned)
     config, tensors = writer_of(str(tuned.section["name"]))(tuned)
-    written = {path if path == _PROMPT else _INSIDE + path: tensor for path, tensor in {**tensors, **heads}.items()}
-    backbone = {place.module.partition(".")[0] for place in tuned.maps}
+    modules, saved = _kept_whole(tuned)
+    written = {path if path == prompts.TENSOR else _INSIDE + path: tensor for path, tensor in tensors.items()}
+    for path in dict.fromkeys([*saved, *tuned.learned]):
+        module, _, kind = path.rpartition(".")
+        edited = kind == "bias" and module in config.get("target_modules", ())
+        name = f"{module}{_BASE_LAYER}.{kind}" if edited else path
+        written[_INSIDE + name] = tuned.base.tensors[path]
     config |= {
         "task_type": tuned.task_type,
         "base_model_name_or_path": base,
         "revision": revision,
         "inference_mode": True,
-        "modules_to_save": sorted({_module(path, backbone) for path in heads}) or None,
+        "modules_to_save": modules or None,
     }
 
     def fill(draft: Path) -> None:
         save_tensors(written, draft / WEIGHTS)
-        (draft / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        tokenizer.save(draft)
-        (draft / "README.md").write_text(card, encoding="utf-8")
+        for name, content in ((CONFIG, config), (LABELS, labels)):
+            if content:
+                (draft / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        further(draft)
 
     whole_folder(output, fill)
-    return config
 
 
 def _require_maps_there(tuned: Tuned) -> None:
     """UserError where a map that was tuned is none of the published model's, whose modules are what PEFT reaches."""
-    there = {part.name for place in tuned.maps for part in place.parts}
+    there = {part.name for place in tuned.base.maps for part in place.parts}
     owners = {name.rpartition(".")[0] for name in tuned.tensors}
     lost = sorted(
         name for name in owners - there if name.rpartition(".")[2].endswith(("_proj", "_in", "_out", "_gate"))
@@ -112,10 +131,20 @@ def _require_maps_there(tuned: Tuned) -> None:
         )
 
 
-def _module(path: str, backbone: set[str]) -> str:
-    """The module that a tensor is saved with: a head as one, of what is inside of the backbone the map."""
-    root = path.partition(".")[0]
-    return path.rpartition(".")[0] if root in backbone else root
+def _kept_whole(tuned: Tuned) -> tuple[list[str], list[str]]:
+    """The modules that PEFT keeps complete, which it tells by the ends of their paths: its heads, whether they learned
+    or not, and others whose weights learned. And all tensors in them. A bias that learned alone is a tensor beside
+    them."""
+    heads = _HEADS.get(tuned.task_type, ())
+    learned = {path.rpartition(".")[0] for path in tuned.learned if path.endswith(".weight")}
+    modules = [*heads, *sorted(module for module in learned if not _inside(module, heads))]
+    return modules, [path for path in tuned.base.tensors if _inside(path.rpartition(".")[0], modules)]
+
+
+def _inside(module: str, ends: Sequence[str]) -> bool:
+    """Whether a module, or one that it is in, has a path with one of these ends."""
+    parts = module.split(".")
+    return any(".".join(parts[: depth + 1]).endswith(tuple(ends)) for depth in range(len(parts)))
 
 
 def is_adapter(folder: Path) -> bool:
@@ -123,34 +152,78 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def read_adapter(folder: Path) -> Layout:
-    """Its configuration, and its tensors by the names they have in the published model. UserError where a file is
-    missing or damaged, and for a method that lmtool does not read."""
-    config = dict(read_object(str(folder), folder / CONFIG))
-    if config.get("peft_type") not in READERS:
-        raise UserError(
-            f"{folder / CONFIG}: peft_type={config.get('peft_type')!r}; lmtool reads {', '.join(READERS)}",
-            "merge it with PEFT where that can be done (merge_and_unload), save the model, and import that",
-        )
+@dataclass(frozen=True)
+class Adapter:
+    """What a folder of PEFT holds. updates: the tensors of its method, others: those of heads and of what else learned,
+    both by the names they have in the published model. labels: of its classifier, as a config.json has them; empty
+    where it does not say."""
+
+    folder: Path
+    settings: AdapterSettings
+    labels: dict[str, Any]
+    updates: dict[str, Tensor]
+    others: dict[str, Tensor]
+
+    def restored(self, base: PublishedBase) -> Restored:
+        """As lmtool has it. UserError where it does not fit its base."""
+        known = base.with_values({name: tensor for name, tensor in self.others.items() if name in base.tensors})
+        try:
+            restored = READERS[self.settings.peft_type](self.settings, self.updates, known)
+        except UserError as error:
+            raise UserError(f"{self.folder}: {error.message}", error.hint) from error
+        return Restored(restored.section, restored.added, {**self.others, **restored.changed})
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """A folder of PEFT. UserError where a file is missing or damaged, and for a method that lmtool does not read."""
+    settings = settings_of(folder / CONFIG, read_object(str(folder), folder / CONFIG))
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder} lacks {WEIGHTS}", "save the adapter again, with safetensors")
-    tensors = read_file(folder / WEIGHTS)
-    wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    return config, {name.removeprefix(_INSIDE): tensor for name, tensor in wide.items()}
+    prompt = isinstance(settings, PromptSettings)
+    # A model in front of which there are virtual tokens is not wrapped twice.
+    inside = _INSIDE.partition(".")[0] + "." if prompt else _INSIDE
+    tensors = {
+        name.removeprefix(inside): tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in read_file(folder / WEIGHTS).items()
+    }
+    ends = {"LORA": lora.ENDS, "IA3": ia3.ENDS}.get(settings.peft_type, prompts.ENDS)
+    updates = {name: tensor for name, tensor in tensors.items() if name.endswith(ends)}
+    if not updates:
+        raise UserError(f"{folder / WEIGHTS} has no tensor that ends with {ends[0]}", "save the adapter again, whole")
+    others = {name.replace(_BASE_LAYER, ""): tensor for name, tensor in tensors.items() if name not in updates}
+    # With bias="all" the file also has the biases of a head's two copies, of which the complete head is read.
+    copies = (".original_module.", ".modules_to_save.")
+    others = {name: tensor for name, tensor in others.items() if not any(copy in name for copy in copies)}
+    path = folder / LABELS
+    labels = read_object(str(folder), path) if path.is_file() else {}
+    return Adapter(folder, settings, {key: labels[key] for key in LABEL_KEYS if key in labels}, updates, others)
 
 
-def updates_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of an adapter's tensors those of its method; the others are of heads that learned with it."""
-    return {name: tensor for name, tensor in tensors.items() if name.endswith(_UPDATES)}
+@torch.no_grad()
+def peft_logits(
+    folder: Path,
+    architecture: str,
+    config: Mapping[str, Any],
+    base: Mapping[str, Tensor],
+    rows: Mapping[str, Tensor],
+) -> Tensor:
+    """What PEFT itself gives with a folder: its logits of rows, those of virtual tokens too. architecture: the class of
+    transformers. config: its config.json. base: its published tensors. Whatever the libraries raise."""
+    import peft
+    import transformers
 
-
-def require_maps(updates: Mapping[str, Tensor], maps: Sequence[PublishedMap]) -> None:
-    """UserError where an adapter changes what is no map in the layers of its base."""
-    known = {place.module for place in maps}
-    for name in updates:
-        module = next(name.removesuffix(end) for end in _UPDATES if name.endswith(end))
-        if module not in known:
-            raise UserError(
-                f"{WEIGHTS}: {name} is an update of {module}, which is no map in the layers of its base",
-                "write the base that it was trained on into its adapter_config.json",
-            )
+    level, kind = transformers.logging.get_verbosity(), getattr(transformers, architecture)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            settings = kind.config_class.from_dict(dict(config))
+            model = kind.from_pretrained(None, config=settings, state_dict=dict(base))
+            output = peft.PeftModel.from_pretrained(model, folder).eval()(**rows)
+    finally:
+        transformers.logging.set_verbosity(level)
+        transformers.logging.enable_progress_bar()
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], -1)
+    return output.prediction_logits if "prediction_logits" in output else output.logits

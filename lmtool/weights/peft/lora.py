@@ -1,37 +1,41 @@
-"""LoRA (`lmtool/tuning/lora.py`) as PEFT's.
+"""LoRA and DoRA (`lmtool/tuning/lora.py`) as PEFT's.
 
 Shape letters: O outputs and I inputs of a map, R rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmtool.errors import UserError
-from lmtool.weights.peft.maps import PublishedMap
-from lmtool.weights.peft.tuned import MERGE, Tuned
+from lmtool.weights.peft.maps import Part
+from lmtool.weights.peft.settings import CONFIG, MERGE, LoraSettings
+from lmtool.weights.peft.tuned import PublishedBase, Restored, Tuned
 
-_A, _B = "lora_a", "lora_b"
-_REFUSED = {
-    "use_dora": "DoRA", "use_qalora": "QALoRA", "lora_bias": "biases in B", "layer_replication": "replicated layers",
-    "trainable_token_indices": "trained tokens", "target_parameters": "targets that are no maps",
-    "alora_invocation_tokens": "activated LoRA", "use_bdlora": "block-diagonal LoRA", "arrow_config": "Arrow",
-    "kasa_config": "KaSA", "velora_config": "VeLoRA", "monteclora_config": "MonteCLoRA",
-}  # fmt: skip
+_A, _B, _MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
+_NAMES = {
+    "a_RI": "lora_A.weight",
+    "b_OR": "lora_B.weight",
+    "magnitude_O": "lora_magnitude_vector",
+    "bias_O": "lora_B.bias",
+}
+"""What PEFT calls the tensors of an update."""
+ENDS = tuple(f".{name}" for name in _NAMES.values())
 
 
 def to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """PEFT's configuration and tensors by module. Updates of several maps that are one there become one of as many
-    ranks, block by block."""
+    ranks, block by block; outputs without an update keep their length."""
     section, tensors = tuned.section, tuned.tensors
     rank, root = section["rank"], bool(section["rank_stabilised"])
     ranks: dict[str, int] = {}
     written: dict[str, Tensor] = {}
-    for place in tuned.maps:
+    for place in tuned.base.maps:
         parts = [part for part in place.parts if f"{part.name}.{_A}" in tensors]
         if not parts:
             continue
@@ -41,8 +45,12 @@ def to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
         for number, part in enumerate(parts):
             b_OR[part.rows_O, rank * number : rank * (number + 1)] = tensors[f"{part.name}.{_B}"]
         rows = [tensors[f"{part.name}.{_A}"][:, part.columns_I] for part in parts]
-        written[f"{place.module}.lora_A.weight"] = torch.cat(rows)
-        written[f"{place.module}.lora_B.weight"] = b_OR
+        update = {"a_RI": torch.cat(rows), "b_OR": b_OR}
+        if section["dora"]:
+            update["magnitude_O"] = torch.linalg.vector_norm(tuned.base.weight_OI(place.module), dim=1)
+            for part in parts:
+                update["magnitude_O"][part.rows_O] = tensors[f"{part.name}.{_MAGNITUDE}"]
+        written |= {f"{place.module}.{_NAMES[kind]}": tensor for kind, tensor in update.items()}
     joined = {module: number for module, number in ranks.items() if number != rank}
     config = {
         "peft_type": "LORA",
@@ -50,8 +58,9 @@ def to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "lora_alpha": _number(section["alpha"]),
         "lora_dropout": section["dropout"],
         "use_rslora": root,
-        "bias": "none",
-        "fan_in_fan_out": any(place.transposed for place in tuned.maps if place.module in ranks),
+        "use_dora": section["dora"],
+        "bias": section["bias"],
+        "fan_in_fan_out": any(place.transposed for place in tuned.base.maps if place.module in ranks),
         "target_modules": list(ranks),
         "rank_pattern": joined,
         # The scale is alpha over the rank, or over its root.
@@ -63,66 +72,137 @@ def to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config, written
 
 
-def from_peft(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor], maps: Sequence[PublishedMap]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The reverse: the `tuning` section, and what the method adds. Maps of another rank or scale than the largest are
-    filled with zeros, and their scale is put into B. UserError for a variant of LoRA that lmtool does not have."""
-    for key, variant in _REFUSED.items():
-        if config.get(key):
-            raise UserError(f"{key}={config[key]!r} in its adapter_config.json: lmtool has no {variant}", MERGE)
-    if config.get("bias", "none") != "none":
-        raise UserError(f"bias={config['bias']!r} in its adapter_config.json: lmtool reads bias=none", MERGE)
-    root, updates = bool(config.get("use_rslora")), {}
-    for place in maps:
-        a_RI, b_OR = (tensors.get(f"{place.module}.lora_{kind}.weight") for kind in "AB")
-        if a_RI is None or b_OR is None:
+@dataclass(frozen=True)
+class _Update:
+    """Of a map, or of a part of one: scale B A, and with DoRA the lengths of its outputs."""
+
+    a_RI: Tensor
+    b_OR: Tensor
+    scale: float
+    magnitude_O: Tensor | None = None
+    bias_O: Tensor | None = None
+
+    def of(self, part: Part) -> _Update:
+        """That of a map of ours that is in a published one."""
+        inputs_RI = self.a_RI.new_zeros(self.a_RI.shape)
+        inputs_RI[:, part.columns_I] = self.a_RI
+        lengths = None if self.magnitude_O is None else self.magnitude_O[part.rows_O]
+        return _Update(inputs_RI, self.b_OR[part.rows_O], self.scale, lengths)
+
+    def changes(self, length_O: Tensor) -> bool:
+        """Whether it gives another map. length_O: of the rows that it is added to."""
+        return bool(self.b_OR.any()) or (self.magnitude_O is not None and not self.magnitude_O.allclose(length_O))
+
+    def merged(self, weight_OI: Tensor) -> Tensor:
+        """(O, I) of the map with it."""
+        updated_OI = torch.addmm(weight_OI, self.b_OR, self.a_RI, alpha=self.scale)
+        if self.magnitude_O is None:
+            return updated_OI
+        return updated_OI * (self.magnitude_O / torch.linalg.vector_norm(updated_OI, dim=1))[:, None]
+
+
+def from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: PublishedBase) -> Restored:
+    """The reverse. Maps of another rank or scale than the largest are filled with zeros, and their scale is put into B.
+    Updates of maps that the method here does not edit are merged into these. UserError where the tensors are not those
+    that the configuration speaks of."""
+    updates = dict(_updates(settings, tensors, base))
+    lost = [place.module for place in base.maps if place.module not in updates and settings.targets(place.module)]
+    if lost and settings.target_modules != "all-linear":
+        raise UserError(
+            f"{CONFIG} has an update of {lost[0]}, and there are no tensors of one", "save the adapter again, whole"
+        )
+    changed: dict[str, Tensor] = {}
+    ours: dict[str, _Update] = {}
+    for module, update in updates.items():
+        if update.bias_O is not None:
+            changed[f"{module}.bias"] = base.tensors[f"{module}.bias"] + update.scale * update.bias_O
+        place, weight_OI = base.by_module.get(module), base.weight_OI(module)
+        if place is None:
+            changed[f"{module}.weight"] = base.stored(module, update.merged(weight_OI))
             continue
-        if b_OR.shape != (place.outputs, len(a_RI)) or a_RI.shape[1] != len(place.parts[0].columns_I):
-            raise UserError(
-                f"its update of {place.module} is {tuple(b_OR.shape)} x {tuple(a_RI.shape)}; the map has "
-                f"{place.outputs} outputs and {len(place.parts[0].columns_I)} inputs",
-                "give the base that it was trained on",
-            )
-        rank = _of(config.get("rank_pattern"), place.module, config.get("r", 8))
-        alpha = _of(config.get("alpha_pattern"), place.module, config.get("lora_alpha", 8))
-        scale = alpha / (rank**0.5 if root else rank)
-        for part in place.parts:
-            own_OR, inputs = b_OR[part.rows_O], a_RI.new_zeros(a_RI.shape)
-            inputs[:, part.columns_I] = a_RI
-            # Of maps that are one there, those that the update leaves alone have none here.
-            if len(place.parts) == 1 or own_OR.any():
-                updates[part.name] = (inputs, own_OR, scale)
-    if not updates:
+        parts = {part.name: update.of(part) for part in place.parts}
+        length_O = torch.linalg.vector_norm(weight_OI, dim=1)
+        # Of maps that are one there, those that the update leaves alone have none here.
+        ours |= {
+            part.name: parts[part.name]
+            for part in place.parts
+            if len(parts) == 1 or parts[part.name].changes(length_O[part.rows_O])
+        }
+    if not ours:
         raise UserError("its adapter_model.safetensors has no update of a map that lmtool edits", MERGE)
-    rank = max(len(a_RI) for a_RI, _, _ in updates.values())
-    scale = max(scale for _, _, scale in updates.values())
+    return _of_one_rank(settings, ours, base, changed)
+
+
+def _of_one_rank(
+    settings: LoraSettings, updates: Mapping[str, _Update], base: PublishedBase, changed: dict[str, Tensor]
+) -> Restored:
+    """Updates by our maps as those of one method."""
+    rank = max(len(update.a_RI) for update in updates.values())
+    scale = max(update.scale for update in updates.values())
     projections = sorted({name.rpartition(".")[2] for name in updates})
     added: dict[str, Tensor] = {}
-    for part in (part for place in maps for part in place.parts if part.name.rpartition(".")[2] in projections):
-        empty = torch.zeros(0, len(part.columns_I)), torch.zeros(len(part.rows_O), 0), scale
-        a_RI, b_OR, own_scale = updates.get(part.name, empty)
-        missing = rank - len(a_RI)
-        added[f"{part.name}.{_A}"] = torch.cat([a_RI.float(), torch.zeros(missing, a_RI.shape[1])])
-        scaled = b_OR.float() if own_scale == scale else b_OR.float() * (own_scale / scale)
-        added[f"{part.name}.{_B}"] = torch.cat([scaled, torch.zeros(len(b_OR), missing)], dim=1)
+    parts = [(place.module, part) for place in base.maps for part in place.parts]
+    for module, part in (pair for pair in parts if pair[1].name.rpartition(".")[2] in projections):
+        weight_OI = base.weight_OI(module)[part.rows_O]
+        empty = _Update(weight_OI.new_zeros(0, weight_OI.shape[1]), weight_OI.new_zeros(len(weight_OI), 0), scale)
+        update = updates.get(part.name, empty)
+        missing = rank - len(update.a_RI)
+        added[f"{part.name}.{_A}"] = torch.cat([update.a_RI, update.a_RI.new_zeros(missing, update.a_RI.shape[1])])
+        scaled_OR = update.b_OR if update.scale == scale else update.b_OR * (update.scale / scale)
+        added[f"{part.name}.{_B}"] = torch.cat([scaled_OR, scaled_OR.new_zeros(len(scaled_OR), missing)], dim=1)
+        if settings.use_dora:
+            length_O = torch.linalg.vector_norm(weight_OI, dim=1)
+            added[f"{part.name}.{_MAGNITUDE}"] = length_O if update.magnitude_O is None else update.magnitude_O
     section = {
         "name": "lora",
         "rank": rank,
-        "alpha": scale * (rank**0.5 if root else rank),
-        "dropout": config.get("lora_dropout") or 0.0,
+        "alpha": scale * (rank**0.5 if settings.use_rslora else rank),
+        "dropout": settings.lora_dropout,
         "projections": projections,
-        "rank_stabilised": root,
+        "rank_stabilised": settings.use_rslora,
+        "dora": settings.use_dora,
+        "bias": settings.bias,
     }
-    return section, added
+    return Restored(section, added, changed)
 
 
-def _of(pattern: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """What a pattern says of a module: its keys are paths, or their ends."""
-    for key, value in (pattern or {}).items():
-        if module == key or module.endswith(f".{key}"):
-            return value
-    return default
+def _updates(
+    settings: LoraSettings, tensors: Mapping[str, Tensor], base: PublishedBase
+) -> Iterator[tuple[str, _Update]]:
+    """The updates by module. UserError where one is not what the configuration says, or does not fit its map."""
+    modules = dict.fromkeys(name.removesuffix(end) for name in tensors for end in ENDS if name.endswith(end))
+    wanted = {
+        "a_RI",
+        "b_OR",
+        *(["magnitude_O"] if settings.use_dora else []),
+        *(["bias_O"] if settings.lora_bias else []),
+    }
+    for module in modules:
+        there = {kind: tensors[f"{module}.{name}"] for kind, name in _NAMES.items() if f"{module}.{name}" in tensors}
+        outputs, inputs = base.weight_OI(module).shape
+        problem, rank = None, settings.rank(module)
+        if there.keys() != wanted:
+            kinds = sorted(_NAMES[kind] for kind in wanted ^ there.keys())
+            problem = f"it has {module} with{'' if there.keys() > wanted else 'out'} {', '.join(kinds)}"
+        elif not settings.targets(module):
+            problem = f"it updates {module}, which is none of target_modules"
+        elif bool(there["a_RI"].shape != (rank, inputs)) or bool(there["b_OR"].shape != (outputs, rank)):
+            shapes = f"{tuple(there['b_OR'].shape)} x {tuple(there['a_RI'].shape)}"
+            problem = (
+                f"its update of {module} is {shapes}; the map has {outputs} outputs and {inputs} inputs, rank {rank}"
+            )
+        elif any(there[kind].shape != (outputs,) for kind in wanted - {"a_RI", "b_OR"}):
+            problem = f"its update of {module} has other lengths or biases than the map's {outputs} outputs"
+        elif settings.lora_bias and f"{module}.bias" not in base.tensors:
+            raise UserError(
+                f"lora_bias=true: its update of {module} has a bias, which the map lacks", "use it with PEFT"
+            )
+        if problem is not None:
+            raise UserError(
+                f"{CONFIG} and the tensors beside it disagree: {problem}",
+                "give the base that it was trained on, or save the adapter again",
+            )
+        yield module, _Update(scale=settings.scale(module), **there)
 
 
 def _number(value: float) -> float:

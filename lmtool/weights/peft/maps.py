@@ -6,16 +6,19 @@ Shape letters: O outputs and I inputs of a map.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from lmtool.models.configs import ModelConfig
+from lmtool.tuning.configs.lora import Projection
 from lmtool.weights.reading import their_names
 
 _WEIGHT = ".weight"
+_EDITED = tuple(f".{name}.weight" for name in get_args(Projection))
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,16 @@ class PublishedMap:
     parts: tuple[Part, ...]
 
 
-def published_maps(config: ModelConfig, tensors: Mapping[str, Tensor], names: Collection[str]) -> list[PublishedMap]:
-    """The published maps that the maps of these names are in. tensors: of the whole model, under our names. config: of
-    the model.
+def published_maps(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[PublishedMap]:
+    """The published maps that the maps in the layers are in which tuning methods edit. tensors: of the whole model,
+    under our names. config: of the model.
 
     A family says what becomes of tensors, and of nothing else: numbered rows and columns go the way of the weights. One
     that is no matrix there (XLNet's, a dimension for heads) is in no published map.
     """
     first, rows, columns, total = {}, {}, {}, 0
-    for name in names:
+    edited = [name for name in tensors if ".layers." in name and name.endswith(_EDITED)]
+    for name in (name.removesuffix(_WEIGHT) for name in edited):
         outputs, inputs = tensors[name + _WEIGHT].shape
         # Other tensors have another type: what is made of these is known by theirs.
         rows[name + _WEIGHT] = torch.arange(total, total + outputs, dtype=torch.float64)[:, None].repeat(1, inputs)

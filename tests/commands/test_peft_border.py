@@ -1,0 +1,379 @@
+"""The border to PEFT, seen from its side: adapters that PEFT saves of models of transformers are read with its logits,
+or refused by name, and what lmtool writes for PEFT gives its logits there. Everything is tiny, with random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import lmtool
+from lmtool import cli
+from lmtool.config.tables import Choice, build
+from lmtool.types import part_of
+from lmtool.weights.bases import Base, digest
+from lmtool.weights.folders import published_folder
+from lmtool.weights.importing import write_import
+from lmtool.weights.load import load
+from lmtool.weights.peft import adapter
+from lmtool.weights.reading import read
+from tests.breadth import slow_but
+from tests.weights.published_folders import FAMILIES, make, make_classifier
+
+peft = pytest.importorskip("peft")
+CAUSAL, SEQ2SEQ = ("gpt", "gpt1", "llama", "qwen2"), ("t5", "bart", "transformer")
+LABELS = ["no", "yes", "maybe"]
+
+
+@pytest.fixture(autouse=True)
+def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def run(*words: str, status: int = 0) -> None:
+    assert cli.main([*words]) == status
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """The folder of a language model of a family, or of its classifier with three labels; each written once."""
+    place = tmp_path_factory.mktemp("published")
+
+    def folder(family: str, kind: str) -> Path:
+        path = place / f"{family}-{kind}"
+        if not path.exists() and kind == "labels":
+            make_classifier(family, path, 3, LABELS)
+        elif not path.exists():
+            make(family, path)
+        return path
+
+    return folder
+
+
+def opened(folder: Path, **more: Any) -> nn.Module:
+    """The model of a published folder, as transformers opens it."""
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    return getattr(transformers, name).from_pretrained(folder, **more).eval()
+
+
+def task_type(family: str, kind: str) -> str | None:
+    if kind == "labels":
+        return "SEQ_CLS"
+    return "CAUSAL_LM" if family in CAUSAL else "SEQ_2_SEQ_LM" if family in SEQ2SEQ else None
+
+
+def rows(family: str, kind: str) -> dict[str, torch.Tensor]:
+    """Two texts of nine tokens; a classifier of an encoder-decoder reads where they end."""
+    ids = torch.arange(2 * 9).reshape(2, 9) * 37 % 250 + 10
+    if kind == "labels":
+        ids[:, -1] = {"t5": 1, "bart": 2}.get(family, 200)
+    more = {"decoder_input_ids": ids[:, :5].flip(1)} if family in SEQ2SEQ and kind != "labels" else {}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **more}
+
+
+def logits_of(model: nn.Module, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    with torch.no_grad():
+        output = model(**given)
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], -1)
+    return next(
+        getattr(output, name) for name in ("logits", "prediction_logits", "last_hidden_state") if name in output
+    )
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor, share: float = 2e-5) -> bool:
+    """Whether they differ by so much of the largest at most; of theirs without virtual tokens."""
+    theirs = theirs[:, -ours.shape[1] :]
+    return bool((ours - theirs).abs().max() <= share * theirs.abs().max())
+
+
+def randomized(model: nn.Module) -> nn.Module:
+    """What PEFT trains, with values that do something."""
+    torch.manual_seed(11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+# Of each method of PEFT: the family, the kind of model, the configuration, and what lmtool says where it refuses it.
+LORA: dict[str, Any] = {"r": 2, "lora_alpha": 6}
+SAVED: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
+    "patterns": (
+        "gpt", "text", "LoraConfig",
+        {**LORA, "target_modules": r".*\.h\.(0|1)\.(attn\.c_attn|mlp\.c_(fc|proj))",
+         "rank_pattern": {r"h\.\d+\.attn\.c_attn": 5, r"^transformer\.h\.1\.mlp\..*": 3},
+         "alpha_pattern": {".*mlp.*": 24, "c_attn": 3}},
+        "",
+    ),
+    "rslora with patterns": (
+        "llama", "text", "LoraConfig",
+        {**LORA, "use_rslora": True, "target_modules": ["q_proj", "down_proj"],
+         "rank_pattern": {"layers.0.*": 4}, "alpha_pattern": {r"layers\.[1-9]\..*": 9}},
+        "",
+    ),
+    "some layers": (
+        "gpt", "text", "LoraConfig",
+        {**LORA, "target_modules": ["c_attn"], "layers_to_transform": 1, "layers_pattern": "h"}, "",
+    ),
+    "without some modules": (
+        "bert", "labels", "LoraConfig",
+        {**LORA, "target_modules": ["query", "dense"], "exclude_modules": r".*layer\.1.*"}, "",
+    ),
+    "all linear modules": ("bert", "text", "LoraConfig", {**LORA, "target_modules": "all-linear"}, ""),
+    "dora": (
+        "gpt", "labels", "LoraConfig",
+        {**LORA, "use_dora": True, "target_modules": ["c_attn", "c_fc"], "rank_pattern": {"c_fc": 4}}, "",
+    ),
+    "all biases": ("bert", "labels", "LoraConfig", {**LORA, "bias": "all"}, ""),
+    "its biases": ("qwen2", "labels", "LoraConfig", {**LORA, "bias": "lora_only"}, ""),
+    "biases in B": ("bert", "labels", "LoraConfig", {**LORA, "lora_bias": True, "target_modules": ["query"]}, ""),
+    "a norm": ("bert", "labels", "LoraConfig", {**LORA, "modules_to_save": ["LayerNorm"]}, ""),
+    "both tables": ("llama", "text", "LoraConfig", {**LORA, "modules_to_save": ["embed_tokens", "lm_head"]}, ""),
+    "one table": (
+        "llama", "text", "LoraConfig", {**LORA, "modules_to_save": ["embed_tokens"]}, "the table of tokens learned",
+    ),
+    "an output layer": (
+        "llama", "text", "LoraConfig", {**LORA, "target_modules": ["q_proj", "lm_head"]}, "update of lm_head is of no",
+    ),
+    "a table's update": (
+        "llama", "text", "LoraConfig", {**LORA, "target_modules": ["q_proj", "embed_tokens"]}, "tokens.lora_embedding",
+    ),
+    "no bias to add to": (
+        "llama", "labels", "LoraConfig", {**LORA, "lora_bias": True}, "q_proj has a bias, which the map lacks",
+    ),
+    "pissa": ("bert", "labels", "LoraConfig", {**LORA, "init_lora_weights": "pissa"}, "weights=pissa changes"),
+    "trained tokens": ("llama", "text", "LoraConfig", {**LORA, "trainable_token_indices": [1]}, "no trained tokens"),
+    "ia3": ("t5", "text", "IA3Config", {"exclude_modules": ".*decoder.*"}, ""),
+    "ia3 of other maps": ("bert", "labels", "IA3Config", {}, ""),
+    "ia3 of joined maps": ("gpt", "labels", "IA3Config", {}, ""),
+    "ia3 and biases apart": ("deberta", "labels", "IA3Config", {}, ""),
+    "prompt": ("t5", "text", "PromptTuningConfig", {"num_virtual_tokens": 3, "num_transformer_submodules": 1}, ""),
+    "p-tuning": ("llama", "text", "PromptEncoderConfig", {"num_virtual_tokens": 3}, ""),
+    "prefix": ("llama", "text", "PrefixTuningConfig", {"num_virtual_tokens": 3}, ""),
+    "mapped prefix": (
+        "gpt", "text", "PrefixTuningConfig",
+        {"num_virtual_tokens": 3, "prefix_projection": True, "encoder_hidden_size": 7}, "",
+    ),
+    "prompts on both sides": ("t5", "text", "PromptTuningConfig", {"num_virtual_tokens": 3}, "_submodules=2"),
+    "prompts before a class token": ("bert", "labels", "PromptTuningConfig", {"num_virtual_tokens": 3}, "another way"),
+    "prompts beside scaled vectors": (
+        "transformer", "text", "PromptTuningConfig", {"num_virtual_tokens": 3, "num_transformer_submodules": 1},
+        "scales the vectors of tokens",
+    ),
+    "another method": ("llama", "text", "LoHaConfig", {"target_modules": ["q_proj"]}, 'peft_type: given "LOHA"'),
+}  # fmt: skip
+EVERYWHERE: dict[str, Any] = {**LORA, "target_modules": "all-linear", "use_dora": True, "bias": "all"}
+# Next to its classifier DistilBERT has a map that PEFT saves whole.
+APART = {"distilbert": {"exclude_modules": ["pre_classifier", "classifier"]}}
+SAVED |= {
+    f"{family} {kind}": (
+        family,
+        kind,
+        "LoraConfig",
+        {**EVERYWHERE, **(APART.get(family, {}) if kind == "labels" else {})},
+        "",
+    )
+    for family in FAMILIES
+    for kind in ("text", "labels")
+    if (family, kind) != ("transformer", "labels")
+}
+ONE_OF_ITS_KIND = [case for case in SAVED if case.split()[0] not in FAMILIES]
+QUICK = [*ONE_OF_ITS_KIND, "albert text", "modernbert labels", "deberta_v3 text", "xlnet labels", "t5 labels"]
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, SAVED))
+def test_what_peft_saves_is_read_or_refused_by_name(case, folders, capsys):
+    family, kind, method, fields, refused = SAVED[case]
+    folder, given = folders(family, kind), rows(family, kind)
+    settings = getattr(peft, method)(task_type=task_type(family, kind), **fields)
+    randomized(peft.get_peft_model(opened(folder), settings)).save_pretrained("adapter")
+    run("import", "checkpoint=adapter", "output=ours", status=2 if refused else 0)
+    error = capsys.readouterr().err
+    if refused:
+        assert refused in error and error.startswith("error: ") and error.count("\n") == 2, error
+        return
+    theirs = logits_of(peft.PeftModel.from_pretrained(opened(folder), "adapter").eval(), given)
+    assert close(lmtool.load("ours").model(**given).logits, theirs)
+    assert not close(logits_of(opened(folder), given), theirs, 1e-3), "it does something"
+
+
+def test_an_adapter_of_a_model_without_a_head(folders):
+    """Its modules have no prefix there; sentence encoders are tuned so."""
+    folder, given = folders("bert", "text"), rows("bert", "text")
+    base = transformers.AutoModel.from_pretrained(folder)
+    settings = peft.LoraConfig(
+        task_type="FEATURE_EXTRACTION", bias="all", rank_pattern={"^encoder.layer.0.*": 3}, **LORA
+    )
+    tuned = randomized(peft.get_peft_model(base, settings))
+    tuned.save_pretrained("adapter")
+    run("import", "checkpoint=adapter", "output=ours")
+    assert close(lmtool.load("ours").model(**given).hidden, logits_of(tuned, given))
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"), [("TokenClassification", "TOKEN_CLS"), ("QuestionAnswering", "QUESTION_ANS")]
+)
+def test_heads_over_tokens(kind, head, folders):
+    folder, given = folders("bert", "text"), rows("bert", "text")
+    base = getattr(transformers, f"BertFor{kind}").from_pretrained(folder)
+    tuned = randomized(peft.get_peft_model(base, peft.LoraConfig(task_type=head, **LORA)))
+    tuned.save_pretrained("adapter")
+    run("import", "checkpoint=adapter", "output=ours")
+    assert close(lmtool.load("ours").model(**given).logits, logits_of(tuned, given))
+
+
+@pytest.mark.parametrize("with_config", [False, True])
+def test_an_adapter_in_the_place_of_a_checkpoint_is_told_what_to_type(with_config, folders, capsys):
+    base = opened(folders("bert", "labels"))
+    peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", **LORA)).save_pretrained("adapter")
+    if with_config:
+        base.config.save_pretrained("adapter")
+    run("predict", "checkpoint=adapter", "text=a", status=2)
+    error = capsys.readouterr().err
+    assert "checkpoint=adapter: an adapter of PEFT" in error
+    run(*error.partition("hint: lmtool ")[2].partition(",")[0].split())
+    run("predict", "checkpoint=FOLDER", "text=a", "device=cpu", "precision=fp32")
+
+
+def test_keys_that_nothing_reads_are_listed(folders, capsys):
+    settings = peft.LoraConfig(task_type="SEQ_CLS", **LORA)
+    peft.get_peft_model(opened(folders("bert", "labels")), settings).save_pretrained("adapter")
+    content = json.loads(Path("adapter/adapter_config.json").read_text())
+    Path("adapter/adapter_config.json").write_text(json.dumps({**content, "use_next": None, "next_size": 4}))
+    run("import", "checkpoint=adapter", "output=ours")
+    assert "not read in its adapter_config.json: next_size\n" in capsys.readouterr().out
+
+
+TUNED: dict[str, dict[str, Any]] = {
+    "lora": {"name": "lora", "rank": 3, "projections": ["q_proj", "v_proj", "fc_in"]},
+    "rslora": {"name": "lora", "rank": 3, "rank_stabilised": True, "projections": ["v_proj", "fc_out"]},
+    "dora": {"name": "lora", "rank": 2, "dora": True, "projections": ["q_proj", "v_proj", "fc_out"]},
+    "its biases": {"name": "lora", "rank": 2, "bias": "lora_only"},
+    "all biases": {"name": "lora", "rank": 2, "bias": "all", "dora": True},
+    "ia3": {"name": "ia3"},
+    "prompt": {"name": "prompt", "length": 3},
+    "p-tuning": {"name": "ptuning", "length": 3},
+    "deep p-tuning": {"name": "ptuning", "length": 3, "deep": True},
+    "prefix": {"name": "prefix", "length": 3, "inner_size": 5},
+}
+WITHOUT_BIASES = ("t5", "llama", "modernbert")
+PROMPTS = ("prompt", "p-tuning", "deep p-tuning", "prefix")
+
+
+def tuned_checkpoint(folder: Path, section: dict[str, Any], output: Path) -> None:
+    """A checkpoint as a run leaves it: what a method adds and what learns of a published model, its head too."""
+    described, loaded = published_folder(str(folder)), load(folder)
+    method, parts = Choice("tuning").validate(section), loaded.model.parts
+    parts.weights = dict.fromkeys(["classifier"], 1.0) if parts.task else {}
+    parts.tune(build(method), frozenset())
+    randomized(parts)
+    own = {name: parts.state_dict()[name] for name in parts.tuning.delta(parts)}
+    held = {name: tensor for name, tensor in read(str(folder)).tensors.items() if name not in own}
+    names = tuple(sorted({part_of(name) for name in held}))
+    beside = Base(str(folder), str(folder), None, names, digest(held), loaded.tokenizer.fingerprint)
+    classifier = described.classifier_config() if parts.task else None
+    tuning = json.loads(method.model_dump_json())
+    write_import(own, loaded.config, loaded.tokenizer, {"checkpoint": str(folder)}, output, classifier, tuning, beside)
+
+
+WRITTEN = [
+    *(
+        (family, "labels", name)
+        for family in FAMILIES
+        for name in TUNED
+        if name not in PROMPTS and family != "transformer" and not ("biases" in name and family in WITHOUT_BIASES)
+    ),
+    *((family, "text", name) for family in (*CAUSAL, *SEQ2SEQ) for name in PROMPTS),
+]
+QUICKLY = [
+    ("bert", "labels", "lora"), ("gpt", "labels", "dora"), ("modernbert", "labels", "rslora"),
+    ("gpt", "labels", "its biases"), ("deberta", "labels", "all biases"), ("t5", "labels", "ia3"),
+    ("qwen2", "labels", "ia3"), ("bart", "text", "prompt"), ("gpt", "text", "p-tuning"),
+    ("llama", "text", "deep p-tuning"), ("qwen2", "text", "prefix"),
+]  # fmt: skip
+NOT_ALIKE = {
+    **{("xlnet", name): "is no linear module, which PEFT could reach" for name in TUNED},
+    ("deberta", "ia3"): "are added behind deberta.encoder.layer.0.attention.self.in_proj",
+    **{("transformer", name): "scales the vectors of tokens" for name in ("prompt", "p-tuning")},
+    **{(family, name): "prefixes of decoders" for family in SEQ2SEQ for name in ("prefix", "deep p-tuning")},
+    **{("gpt1", name): "takes no keys of earlier tokens" for name in ("prefix", "deep p-tuning")},
+}
+
+
+@pytest.mark.parametrize(("family", "kind", "name"), slow_but(QUICKLY, WRITTEN))
+def test_peft_opens_what_is_exported(family, kind, name, folders, capsys):
+    """The commands compare, too; here PEFT does as its user types it, and what it is given comes back."""
+    refused = NOT_ALIKE.get((family, name))
+    folder, given = folders(family, kind), rows(family, kind)
+    tuned_checkpoint(folder, TUNED[name], Path("tuned"))
+    run("export", "checkpoint=tuned", "output=adapter", "format=peft", status=2 if refused else 0)
+    said = capsys.readouterr()
+    if refused:
+        assert refused in said.err and "format=delta" in said.err
+        return
+    assert "opened with PEFT: logits differ by" in said.out
+    ours = lmtool.load("tuned").model(**given).logits
+    code = Path("adapter/README.md").read_text().split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert close(ours, logits_of(names["model"], given))
+    assert not close(ours, logits_of(opened(folder), given), 1e-3), "it does something"
+    if kind == "labels":
+        assert list(names["model"].config.id2label.values()) == LABELS
+        labels = json.loads(Path("adapter/labels.json").read_text())
+        theirs = transformers.AutoModelForSequenceClassification.from_pretrained("adapter", **labels).eval()
+        # Without PEFT's own class transformers 5.23 reads no lengths of DoRA, of whoever's adapter.
+        assert close(ours, logits_of(theirs, given)) or TUNED[name].get("dora")
+    run("import", "checkpoint=adapter", "output=back")
+    again = lmtool.load("back")
+    assert close(again.model(**given).logits, ours)
+    assert kind == "text" or list(again.task["labels"]) == LABELS
+
+
+def test_without_peft_the_export_says_so(folders, capsys, monkeypatch):
+    tuned_checkpoint(folders("bert", "labels"), TUNED["lora"], Path("tuned"))
+    monkeypatch.setattr("lmtool.commands.export_tuned.find_spec", lambda package: None)
+    run("export", "checkpoint=tuned", "output=adapter", "format=peft")
+    assert "not opened with PEFT, which is not installed here: pip install peft" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", ["another scale", "a lost head"])
+def test_what_peft_reads_otherwise_ends_with_an_error(change, folders, capsys, monkeypatch):
+    """An error that is the same in both of our directions."""
+    tuned_checkpoint(folders("bert", "labels"), TUNED["lora"], Path("tuned"))
+    real = adapter.save_tensors
+
+    def damaged(tensors: Any, path: Path) -> None:
+        ours = {name: tensor * 1.5 if "lora_B" in name else tensor for name, tensor in tensors.items()}
+        lost = {name: tensor for name, tensor in tensors.items() if "classifier" not in name}
+        real(ours if change == "another scale" else lost, path)
+
+    monkeypatch.setattr(adapter, "save_tensors", damaged)
+    monkeypatch.setattr("lmtool.commands.export_tuned._require_same", lambda *given: None)
+    run("export", "checkpoint=tuned", "output=adapter", "format=peft", status=3)
+    assert "PEFT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("multi_label_classification", 3), ("regression", 1), ("single_label_classification", 3)]
+)
+def test_the_kind_of_a_classifier_comes_back(kind, count, capsys):
+    make_classifier("bert", Path("published"), count, LABELS[:count], problem_type=kind)
+    tuned_checkpoint(Path("published"), TUNED["dora"], Path("tuned"))
+    run("export", "checkpoint=tuned", "output=adapter", "format=peft")
+    run("import", "checkpoint=adapter", "output=back")
+    for checkpoint in ("published", "tuned", "back"):
+        asked = ["text=a lovely dog", "device=cpu", "precision=fp32", f"output={checkpoint}.jsonl"]
+        run("predict", f"checkpoint={checkpoint}", *asked)
+    answers = [json.loads(Path(f"{name}.jsonl").read_text()) for name in ("published", "tuned", "back")]
+    assert answers[1] == answers[2] and answers[0].keys() == answers[1].keys()
