@@ -14,8 +14,8 @@ from lmtool.config.plugins import command_line
 from lmtool.conversion.texts import compare_texts
 from lmtool.conversion.tuned import export_tuned, head_to_export
 from lmtool.conversion.word_vectors import export_vectors
-from lmtool.commands.roundtrip import compare_texts, layout_of, reading_of
-from lmtool.commands.trained import classifies, read_trained
+from lmtool.conversion.texts import compare_texts, layout_of, reading_of
+from lmtool.session.trained import classifies, read_trained
 from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.manifest import sha256

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtool.commands.trained import has_segments
+from lmtool.session.trained import has_segments
 from lmtool.data.assembly import Template
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import text_format

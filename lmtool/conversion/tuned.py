@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtool.commands.roundtrip import layout_of, reading_of
+from lmtool.conversion.texts import layout_of, reading_of
 from lmtool.config.checkpoint import find
 from lmtool.config.plugins import command_line
 from lmtool.data.layouts import with_format

@@ -342,7 +342,7 @@ def test_peft_opens_what_is_exported(family, kind, name, folders, capsys):
 
 def test_without_peft_the_export_says_so(folders, capsys, monkeypatch):
     tuned_checkpoint(folders("bert", "labels"), TUNED["lora"], Path("tuned"))
-    monkeypatch.setattr("lmtool.commands.export_tuned.find_spec", lambda package: None)
+    monkeypatch.setattr("lmtool.conversion.tuned.find_spec", lambda package: None)
     run("export", "checkpoint=tuned", "output=adapter", "format=peft")
     assert "not opened with PEFT, which is not installed here: pip install peft" in capsys.readouterr().out
 
@@ -359,7 +359,7 @@ def test_what_peft_reads_otherwise_ends_with_an_error(change, folders, capsys, m
         real(ours if change == "another scale" else lost, path)
 
     monkeypatch.setattr(adapter, "save_tensors", damaged)
-    monkeypatch.setattr("lmtool.commands.export_tuned._require_same", lambda *given: None)
+    monkeypatch.setattr("lmtool.conversion.tuned._require_same", lambda *given: None)
     run("export", "checkpoint=tuned", "output=adapter", "format=peft", status=3)
     assert "PEFT" in capsys.readouterr().err
 
