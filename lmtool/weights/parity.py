@@ -6,7 +6,6 @@ Shape letters: B rows, L the longest of them in tokens.
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -66,7 +65,8 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
     """Open an exported folder with the class of transformers that its config.json names, and compare. original: the
     checkpoint's model. tokenizer: the one that was exported."""
     try:
-        library = importlib.import_module("transformers")
+        import transformers as library
+
         opens = getattr(library, architecture, None)
     except (ImportError, RuntimeError):  # RuntimeError: its own word for a module that cannot be imported
         return Parity(None)

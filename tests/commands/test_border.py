@@ -299,7 +299,8 @@ def test_heads_as_in_the_paper_and_as_in_transformers(
     run("export", "checkpoint=runs/paper", "output=paper", status=2)
     error = capsys.readouterr().err
     assert (
-        f"heads.sst2 has no place in transformers' classifier of model={family}, which has another {differing}" in error
+        f"heads.sst2 has no place in transformers' ...ForSequenceClassification of model={family}, which has another "
+        f"{differing}" in error
     )
     assert "task.head=transformers" in error and not Path("paper").exists()
     finetune("run", *words, "task.head=transformers", "model.feedforward_size=128")
@@ -313,12 +314,12 @@ def test_heads_as_in_the_paper_and_as_in_transformers(
 
 def test_what_is_no_classifier_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_classifier("bert", place / "several", 3)
-    # A choice is scored by a head of the same names; a file of 2019 names no class.
+    # A choice is scored by a head of the same names, and nothing says of how many; a file of 2019 names no class.
     path = place / "several/config.json"
     config = json.loads(path.read_text()) | {"problem_type": None, "architectures": ["BertForMultipleChoice"]}
     path.write_text(json.dumps(config))
     run("predict", "checkpoint=several", "text=a", status=2)
-    assert "no head that predicts words" in capsys.readouterr().err
+    assert "does not say how many choices a row has" in capsys.readouterr().err
     path.write_text(json.dumps({**config, "architectures": None}))
     run("predict", "checkpoint=several", "text=a", "device=cpu")
     assert "LABEL_" in capsys.readouterr().out
