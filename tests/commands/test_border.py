@@ -13,10 +13,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import (
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaModel,
+    pipeline,
+)
 
 import lmtool
 from lmtool import cli
+from lmtool.config.tables import build
+from lmtool.tokenizers.configs import ByteBpeConfig
 from tests.breadth import slow_but
 from tests.commands.conftest import BAD, GOOD, TINY, but_for, finetune, pretrain, sentence
 from tests.weights.published_folders import CLASSIFIERS, make_classifier
@@ -323,6 +332,41 @@ def test_what_is_no_classifier_is_refused(place: Path, capsys: pytest.CaptureFix
     path.write_text(json.dumps({**config, "architectures": None}))
     run("predict", "checkpoint=several", "text=a", "device=cpu")
     assert "LABEL_" in capsys.readouterr().out
+
+
+def test_choices_of_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Out with how many choices a row has, and in: the same predictions."""
+    chance, columns = random.Random(4), ["text", "choice1", "choice2", "choice3"]
+    (place / "choices").mkdir()
+    for split in ("train", "dev"):
+        rows = [{name: sentence(chance, GOOD + BAD) for name in columns} | {"label": row % 3} for row in range(12)]
+        (place / "choices" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    run(
+        "finetune", "model=electra_tiny", "checkpoint=none", "task=custom", "task.kind=multiple_choice",
+        "task.path=choices", f"task.text=[{','.join(columns)}]", "task.choices=3", *TINY, "model.initializer_std=0.3",
+        "max_steps=1", "name=run", "cache_dir=cache",
+    )  # fmt: skip
+    run("export", "checkpoint=runs/run", "output=folder")
+    assert "as ElectraForMultipleChoice" in capsys.readouterr().out
+    said = []
+    for checkpoint in ("runs/run", "folder"):
+        words = ["input=choices/dev.jsonl", "output=said.jsonl", "precision=fp32", "device=cpu"]
+        run("predict", f"checkpoint={checkpoint}", *words)
+        said.append(Path("said.jsonl").read_text())
+    assert said[0] == said[1] and "choice3" in said[0]
+
+
+def test_a_bare_model_with_two_tables(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no table that predicts words, and a task does not need one."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    LlamaModel(LlamaConfig(**sizes, vocab_size=400, max_position_embeddings=64)).save_pretrained("bare")
+    build(ByteBpeConfig(), [Path("text.txt").read_text()], 400).save(Path("bare"))
+    assert json.loads(Path("bare/config.json").read_text())["tie_word_embeddings"] is False
+    run("predict", "checkpoint=bare", "text=a", "device=cpu", status=2)
+    error = capsys.readouterr().err
+    assert "has no head that predicts words" in error and "hint: lmtool finetune task=NAME checkpoint=bare" in error
+    finetune("run", "checkpoint=bare", "max_steps=1", "max_length=32", "device=cpu")
+    assert "taken: backbone" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from lmtool.learners.model import ModelWithHeads
 from lmtool.models import llama
 from lmtool.models.base import Backbone
 from lmtool.models.family import PublishedClass, over_words
+from lmtool.weights.exporting import export_of
 from lmtool.weights.importing import write_import
 from lmtool.weights.parity import parity
 from lmtool.weights.task_heads import HEADS
@@ -193,7 +194,7 @@ def test_what_is_exported(family: str, name: str, tmp_path: Path, capsys: pytest
     capsys.readouterr()
     exported(tmp_path)
     screen = capsys.readouterr().out
-    assert f"transformers {transformers.__version__} opens it as {name}" in " ".join(screen.split())
+    assert f"opened by transformers {transformers.__version__} as {name}" in " ".join(screen.split())
 
     loader = getattr(transformers, next(AUTO[end] for end in AUTO if name.endswith(end)))
     theirs, report = loader.from_pretrained(tmp_path / "theirs", output_loading_info=True)
@@ -204,7 +205,7 @@ def test_what_is_exported(family: str, name: str, tmp_path: Path, capsys: pytest
     assert all(".pooler." in f".{key}" for key in drawn) and (
         name.endswith("Model") or family == "bigbird" or not drawn
     )
-    assert ("draws what the checkpoint has not" in screen) == bool(drawn)
+    assert ("which draws what the checkpoint has not" in screen) == bool(drawn)
     task = next((TASKS[head] for head in published.heads if head in HEADS), {})
     labels = task.get("labels")
     assert labels is None or list(theirs.config.id2label.values()) == labels
@@ -248,12 +249,27 @@ def test_what_transformers_cannot_open_is_said(tmp_path: Path, monkeypatch: pyte
     broken = parity(tmp_path, "BertForTokenClassification", original, tokenizer)
     assert not broken.same and "OSError" in broken.row()[1] and "\n" not in broken.row()[1]
     other = parity(tmp_path, "BertForNothing", original, tokenizer)
-    assert other.same and "has no such class: the folder was not opened with it" in other.row()[1]
+    assert other.same and other.row()[1] == f"lmtool alone: transformers {transformers.__version__} has no such class"
     monkeypatch.setitem(sys.modules, "transformers", None)
     absent = parity(tmp_path, "BertForTokenClassification", original, tokenizer)
-    assert absent.same and absent.row() == (
-        "transformers", "not installed here: the folder was not opened with it, and not compared"
-    )  # fmt: skip
+    assert absent.same and "lmtool alone: transformers is not installed here" in absent.row()[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "reason"),
+    [
+        ("bert", "span_classification", "transformers has no class for task.kind=span_classification"),
+        ("gpt", "multiple_choice", "transformers has no ...ForMultipleChoice of it"),
+        ("bigbird", "multiple_choice", "BigBirdForMultipleChoice: its pooler has another activation"),
+        ("bigbird", "extractive_qa", "BigBirdForQuestionAnswering: it has a feed-forward layer"),
+        ("t5", "token_classification", "T5ForTokenClassification: it has the encoder alone"),
+        ("bart", "token_classification", "transformers has no ...ForTokenClassification of it"),
+    ],
+)
+def test_a_head_without_a_class_is_refused(family: str, kind: str, reason: str) -> None:
+    tokenizer = build(FAMILIES[family][1], TEXTS, ROWS)
+    with pytest.raises(UserError, match=f"heads.x has no place in a published model={family}: {reason}"):
+        export_of(config_of(family), {}, {"kind": kind, "name": "x"}, tokenizer)
 
 
 def test_an_untied_model_without_an_output_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
