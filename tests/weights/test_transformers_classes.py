@@ -18,6 +18,7 @@ import lmtool
 from lmtool import cli
 from lmtool.commands import configs as configs  # what there is enters itself into the tables
 from lmtool.config.tables import Choice, build, builder_module, lookup
+from lmtool.data.layouts import with_format
 from lmtool.errors import UserError
 from lmtool.heads.lm import lm_head, masked_lm_head
 from lmtool.heads.replaced_token import ReplacedTokenHead
@@ -270,6 +271,27 @@ def test_a_head_without_a_class_is_refused(family: str, kind: str, reason: str) 
     tokenizer = build(FAMILIES[family][1], TEXTS, ROWS)
     with pytest.raises(UserError, match=f"heads.x has no place in a published model={family}: {reason}"):
         export_of(config_of(family), {}, {"kind": kind, "name": "x"}, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "name",
+    slow_but({"ModernBertForSequenceClassification"}, [entry.name for entry in classes_of("modernbert")]),
+)
+def test_a_mean_before_the_pooler(name: str, tmp_path: Path) -> None:
+    """classifier_pooling=mean, as the published ModernBERTs say, in and out; heads over tokens do not mind it."""
+    config = FAMILIES["modernbert"][0]().config
+    config.classifier_pooling = "mean"
+    torch.manual_seed(17)
+    theirs = noisy(getattr(transformers, name)(config))
+    theirs.save_pretrained(tmp_path / "ours")
+    with_format(build(FAMILIES["modernbert"][1], TEXTS, ROWS), "bert").save(tmp_path / "ours")
+    loaded = lmtool.load(tmp_path / "ours")
+    rows = rows_of("modernbert", loaded.config, False)
+    assert largest_difference(loaded.model(**rows), outputs_of(theirs, rows), rows) < 1e-5
+    if not name.endswith("MultipleChoice"):  # which says of how many choices only in our folders
+        exported(tmp_path)
+        again = getattr(transformers, name).from_pretrained(tmp_path / "theirs").eval()
+        assert largest_difference(loaded.model(**rows), outputs_of(again, rows), rows) < 1e-5
 
 
 def test_an_untied_model_without_an_output_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
