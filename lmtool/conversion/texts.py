@@ -18,10 +18,9 @@ from lmtool.data.assembly import Template
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
 from lmtool.models.configs import ModelConfig
+from lmtool.data.split import Rows
 from lmtool.tasks.kinds.learner import TaskLearner
-from lmtool.tasks.kinds.multiple_choice import MultipleChoiceLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
@@ -78,30 +77,17 @@ def compare_texts(
     for kind, rows in (("texts", [(first,) for first, _ in texts]), ("pairs", texts)):
         overhead = Template.of(text_format(layout, tokenizer), len(rows[0])).overhead
         fitting = [row for row in rows if sum(map(len, tokenizer.encode_batch(row))) + overhead <= longest]
-        if isinstance(original, MultipleChoiceLearner) and len(rows[0]) == 1:
-            continue
         if isinstance(original, TaskLearner):
-            if original.scores_tokens and len(rows[0]) != len(original.reads):
+            if not original.takes_texts(len(rows[0])):
                 continue
             fitting = [row for row in fitting if _is_whole(original, row, longest)]
         if fitting:
             comparison.texts[kind] = _difference(original, again, folder, layout, tokenizer, fitting, longest)
 
 
-def _examples(original: TaskLearner, texts: Sequence[tuple[str, ...]], longest: int) -> Examples:
-    """Rows of texts as the task makes examples of them."""
-    known = len(original.reads) == len(texts[0])
-    names = original.reads if known else ("first", "second")[: len(texts[0])]
-    rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in enumerate(names)})
-    if isinstance(original, MultipleChoiceLearner):
-        return original.pair_examples(rows, "sample", longest)
-    rows = original.read_rows(rows.columns, rows.origin) if known else rows
-    return original.examples(SplitData("sample", rows={original.config.name: rows}), longest)
-
-
 def _is_whole(original: TaskLearner, row: tuple[str, ...], longest: int) -> bool:
     """Whether the task reads all of a row, and in one piece."""
-    facts = _examples(original, [row], longest).facts()
+    facts = original.examples_of_texts([row], longest).facts()
     return facts["examples"] == 1 and not facts.get("truncated") and not facts.get("cut_questions")
 
 
@@ -118,7 +104,7 @@ def _difference(
     columns = tuple(list(column) for column in zip(*texts, strict=True))
     examples: Examples
     if isinstance(original, TaskLearner):
-        examples = _examples(original, texts, longest)
+        examples = original.examples_of_texts(texts, longest)
     else:
         rows = Rows.of_texts(**{f"text{number}": column for number, column in enumerate(columns)})
         examples = SequenceExamples(rows, tokenizer, layout, longest, "sample", "sample")

@@ -13,7 +13,7 @@ from lmtool.models import recipes
 from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig, Side
 
 Place = Literal["first", "last", "mean", "max"]
-Summary = Literal["pooled_first", "pooled_last", "first", "last", "mean", "max"]
+Summary = Literal["pooled_first", "pooled_last", "pooled_mean", "first", "last", "mean", "max"]
 """The place of a text's summary; pooled: behind the pooler."""
 
 
@@ -81,6 +81,11 @@ class ModelConfig(Config):
     initializer_std: float = Field(0.02, gt=0, description="Standard deviation the initial weights are drawn with.")
 
     @property
+    def text_summary(self) -> Summary:
+        """`summary`, where the configuration does not say otherwise."""
+        return self.summary
+
+    @property
     def even_states(self) -> bool:
         """Whether the states behind the embedding are as wide as those behind every layer."""
         return True
@@ -131,7 +136,7 @@ class ModelConfig(Config):
 
         ValueError where transformers has no classifier of this family.
         """
-        place, pooled = self.summary.removeprefix("pooled_"), self.summary.startswith("pooled_")
+        place, pooled = self.text_summary.removeprefix("pooled_"), self.text_summary.startswith("pooled_")
         as_text = head in ("text_to_text", "prompt")
         layout = self.text_format if as_text else self.sequence_format or self.text_format
         form = SequenceForm(layout, cast(Place, place), pooled)

@@ -85,7 +85,7 @@ class ModernbertConfig(TransformerConfig):
     base."""
 
     transformers_form: ClassVar[dict[str, Any] | None] = {}
-    free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions")
+    free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "classifier_pooling")
     has_biases: ClassVar[bool] = False
 
     name: Literal["modernbert"] = Field("modernbert", description="ModernBERT.")
@@ -103,6 +103,10 @@ class ModernbertConfig(TransformerConfig):
     local_rotary_base: float = Field(
         10_000.0, gt=1, description="Base of rotary positions in local layers; of other positions there is one kind."
     )
+    classifier_pooling: Literal["cls", "mean"] = Field(
+        "cls",
+        description="What the pooler of a text classifier reads: the state of the first token, or the mean over all.",
+    )
     dropout: float = Field(0.1, ge=0, lt=1, description="Share of what an attention gives that is dropped in training.")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
@@ -110,6 +114,10 @@ class ModernbertConfig(TransformerConfig):
     @property
     def gated(self) -> bool:
         return True
+
+    @property
+    def text_summary(self) -> Summary:
+        return "pooled_mean" if self.classifier_pooling == "mean" else self.summary
 
 
 @component("model", "bigbird", builder="lmtool.models.bigbird:build")

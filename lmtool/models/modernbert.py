@@ -247,13 +247,14 @@ PUBLISHED = _Published(
         "attention_dropout": "attention_dropout",
         "initializer_range": "initializer_std",
         "norm_eps": "norm_epsilon",
+        "classifier_pooling": "classifier_pooling",
     },
     defaults={
         "vocab_size": 50368, "num_hidden_layers": 22, "hidden_size": 768, "num_attention_heads": 12,
         "intermediate_size": 1152, "max_position_embeddings": 8192, "attention_dropout": 0.0,
         "initializer_range": 0.02, "norm_eps": 1e-5,
     },
-    constant={"hidden_activation": "gelu", "classifier_pooling": "cls", "classifier_activation": "gelu"},
+    constant={"hidden_activation": "gelu", "classifier_activation": "gelu"},
     allowed={
         "attention_bias": (False,), "mlp_bias": (False,), "norm_bias": (False,), "classifier_bias": (False,),
         "decoder_bias": (True,), "tie_word_embeddings": (True, False),

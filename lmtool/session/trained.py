@@ -171,6 +171,7 @@ def require_same_reading(published: PublishedFolder, model: ModelConfig, tokeniz
     problem = differing_layout(tokenizer, layout.text_format)
     if problem is not None:
         problem = f"its tokenizer.json lays out texts as {problem}"
+        hint = f"lmtool finetune task=NAME checkpoint={published.checkpoint} lays them out its own way, and learns so"
     names = settings.get("model_input_names")
     if names and "token_type_ids" not in names and has_segments(model):
         problem = f"its tokenizer_config.json says model_input_names={names}: both texts of a pair in one segment"
@@ -218,7 +219,10 @@ def _as_pretrained(checkpoint: str, saved: dict[str, Any], weights: Weights) -> 
     """
     class_of_model = chosen_class(saved.get("model"), Choice("model"))
     architecture = getattr(class_of_model, "architecture", None)
-    if architecture == "encoder" and not any(name.startswith("heads.masked_lm.") for name in weights.tensors):
+    head = "heads.masked_lm." if architecture == "encoder" else None
+    if head is None and (saved.get("model") or {}).get("tied") is False:
+        head = "heads.lm.output."  # a table of its own, which a bare model has not
+    if head is not None and not any(name.startswith(head) for name in weights.tensors):
         raise UserError(
             f"checkpoint={checkpoint} has no head that predicts words",
             f"lmtool finetune task=NAME checkpoint={checkpoint}",

@@ -6,7 +6,6 @@ Shape letters: B rows, L the longest of them in tokens.
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,15 +49,15 @@ class Parity:
 
     def row(self) -> tuple[str, str]:
         """What the screen says: a word and what there is to it."""
+        word = "opened by"
         if self.library is None:
-            return "transformers", "not installed here: the folder was not opened with it, and not compared"
+            return word, "lmtool alone: transformers is not installed here, and the folder was not compared with it"
         if self.opened is None:
-            return "transformers", f"{self.library} has no such class: the folder was not opened with it"
-        each = " · ".join(f"{name} {number:.3g}" for name, number in self.differences.items())
-        drawn = f", and draws what the checkpoint has not: {', '.join(self.drawn[:4])}" if self.drawn else ""
+            return word, f"lmtool alone: {self.library} has no such class"
+        drawn = f", which draws what the checkpoint has not: {', '.join(self.drawn[:4])}" if self.drawn else ""
         faults = f" · {'; '.join(self.faults[:4])}" if self.faults else ""
-        said = f"{self.library} opens it as {self.opened}{drawn}{faults}"
-        return "transformers", f"{said} · largest differences: {each or 'not known'}"
+        each = ", ".join(f"{name} {number:.3g}" for name, number in self.differences.items())
+        return word, f"{self.library} as {self.opened}{drawn}{faults} · largest differences: {each or 'not known'}"
 
 
 @torch.no_grad()
@@ -66,7 +65,8 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
     """Open an exported folder with the class of transformers that its config.json names, and compare. original: the
     checkpoint's model. tokenizer: the one that was exported."""
     try:
-        library = importlib.import_module("transformers")
+        import transformers as library
+
         opens = getattr(library, architecture, None)
     except (ImportError, RuntimeError):  # RuntimeError: its own word for a module that cannot be imported
         return Parity(None)

@@ -13,10 +13,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import (
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaModel,
+    pipeline,
+)
 
 import lmtool
 from lmtool import cli
+from lmtool.config.tables import build
+from lmtool.tokenizers.configs import ByteBpeConfig
 from tests.breadth import slow_but
 from tests.commands.conftest import BAD, GOOD, TINY, but_for, finetune, follow_card, pretrain, sentence
 from tests.weights.published_folders import CLASSIFIERS, make_classifier
@@ -300,7 +309,8 @@ def test_heads_as_in_the_paper_and_as_in_transformers(
     run("export", "checkpoint=runs/paper", "output=paper", status=2)
     error = capsys.readouterr().err
     assert (
-        f"heads.sst2 has no place in transformers' classifier of model={family}, which has another {differing}" in error
+        f"heads.sst2 has no place in transformers' ...ForSequenceClassification of model={family}, which has another "
+        f"{differing}" in error
     )
     assert "task.head=transformers" in error and not Path("paper").exists()
     finetune("run", *words, "task.head=transformers", "model.feedforward_size=128")
@@ -314,15 +324,50 @@ def test_heads_as_in_the_paper_and_as_in_transformers(
 
 def test_what_is_no_classifier_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_classifier("bert", place / "several", 3)
-    # A choice is scored by a head of the same names; a file of 2019 names no class.
+    # A choice is scored by a head of the same names, and nothing says of how many; a file of 2019 names no class.
     path = place / "several/config.json"
     config = json.loads(path.read_text()) | {"problem_type": None, "architectures": ["BertForMultipleChoice"]}
     path.write_text(json.dumps(config))
     run("predict", "checkpoint=several", "text=a", status=2)
-    assert "no head that predicts words" in capsys.readouterr().err
+    assert "does not say how many choices a row has" in capsys.readouterr().err
     path.write_text(json.dumps({**config, "architectures": None}))
     run("predict", "checkpoint=several", "text=a", "device=cpu")
     assert "LABEL_" in capsys.readouterr().out
+
+
+def test_choices_of_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Out with how many choices a row has, and in: the same predictions."""
+    chance, columns = random.Random(4), ["text", "choice1", "choice2", "choice3"]
+    (place / "choices").mkdir()
+    for split in ("train", "dev"):
+        rows = [{name: sentence(chance, GOOD + BAD) for name in columns} | {"label": row % 3} for row in range(12)]
+        (place / "choices" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    run(
+        "finetune", "model=electra_tiny", "checkpoint=none", "task=custom", "task.kind=multiple_choice",
+        "task.path=choices", f"task.text=[{','.join(columns)}]", "task.choices=3", *TINY, "model.initializer_std=0.3",
+        "max_steps=1", "name=run", "cache_dir=cache",
+    )  # fmt: skip
+    run("export", "checkpoint=runs/run", "output=folder")
+    assert "as ElectraForMultipleChoice" in capsys.readouterr().out
+    said = []
+    for checkpoint in ("runs/run", "folder"):
+        words = ["input=choices/dev.jsonl", "output=said.jsonl", "precision=fp32", "device=cpu"]
+        run("predict", f"checkpoint={checkpoint}", *words)
+        said.append(Path("said.jsonl").read_text())
+    assert said[0] == said[1] and "choice3" in said[0]
+
+
+def test_a_bare_model_with_two_tables(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no table that predicts words, and a task does not need one."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    LlamaModel(LlamaConfig(**sizes, vocab_size=400, max_position_embeddings=64)).save_pretrained("bare")
+    build(ByteBpeConfig(), [Path("text.txt").read_text()], 400).save(Path("bare"))
+    assert json.loads(Path("bare/config.json").read_text())["tie_word_embeddings"] is False
+    run("predict", "checkpoint=bare", "text=a", "device=cpu", status=2)
+    error = capsys.readouterr().err
+    assert "has no head that predicts words" in error and "hint: lmtool finetune task=NAME checkpoint=bare" in error
+    finetune("run", "checkpoint=bare", "max_steps=1", "max_length=32", "device=cpu")
+    assert "taken: backbone" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

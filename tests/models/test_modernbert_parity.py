@@ -106,7 +106,7 @@ def test_config_map_in_both_directions():
     "changed,said",
     [
         ({"hidden_activation": "relu"}, "hidden_activation='relu'"),
-        ({"classifier_pooling": "mean"}, "classifier_pooling='mean'"),
+        ({"classifier_activation": "relu"}, "classifier_activation='relu'"),
         ({"norm_bias": True}, "norm_bias=True"),
         ({"layer_types": ["full_attention"] * 4 + ["sliding_attention"]}, "layer_types="),
     ],

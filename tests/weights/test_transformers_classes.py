@@ -3,7 +3,9 @@ that transformers has of a family, saved from random configurations and read her
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,18 @@ from torch import Tensor, nn
 import lmtool
 from lmtool import cli
 from lmtool.config.tables import Choice, build, builder_module, lookup
+from lmtool.data.layouts import with_format
 from lmtool.errors import UserError
 from lmtool.heads.lm import lm_head, masked_lm_head
 from lmtool.heads.replaced_token import ReplacedTokenHead
 from lmtool.heads.sequence import SequenceHead, pooler
 from lmtool.learners.model import ModelWithHeads
+from lmtool.models import llama
 from lmtool.models.base import Backbone
-from lmtool.models.family import PublishedClass
+from lmtool.models.family import PublishedClass, over_words
+from lmtool.weights.exporting import export_of
 from lmtool.weights.importing import write_import
+from lmtool.weights.parity import parity
 from lmtool.weights.task_heads import HEADS
 from tests.breadth import slow_but
 from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, sample
@@ -91,10 +97,11 @@ def head_of(name: str, backbone: Backbone) -> nn.Module:
     return SequenceHead(backbone.hidden_size, 2)
 
 
-def write_checkpoint(family: str, published: PublishedClass, folder: Path) -> None:
-    """A checkpoint of ours with the heads of a class of transformers: a task's learner's, or those of pretraining."""
+def write_checkpoint(family: str, published: PublishedClass, folder: Path, **fields: Any) -> None:
+    """A checkpoint of ours with the heads of a class of transformers: a task's learner's, or those of pretraining.
+    fields: of the model's configuration, in the place of the tiny one's."""
     torch.manual_seed(11)
-    config, tokenizer = config_of(family), build(FAMILIES[family][1], TEXTS, ROWS)
+    config, tokenizer = config_of(family).model_copy(update=fields), build(FAMILIES[family][1], TEXTS, ROWS)
     backbone, classifier = build(config, 3), None
     task = next((TASKS[head] for head in published.heads if head in HEADS), None)
     if task is not None:
@@ -185,10 +192,9 @@ def test_what_is_exported(family: str, name: str, tmp_path: Path, capsys: pytest
     published = next(entry for entry in classes_of(family) if entry.name == name)
     write_checkpoint(family, published, tmp_path / "ours")
     capsys.readouterr()
-    words = [f"checkpoint='{tmp_path / 'ours'}'", f"output='{tmp_path / 'theirs'}'", "offline=true"]
-    assert cli.main(["export", *words]) == 0, capsys.readouterr()
+    exported(tmp_path)
     screen = capsys.readouterr().out
-    assert f"transformers {transformers.__version__} opens it as {name}" in " ".join(screen.split())
+    assert f"opened by transformers {transformers.__version__} as {name}" in " ".join(screen.split())
 
     loader = getattr(transformers, next(AUTO[end] for end in AUTO if name.endswith(end)))
     theirs, report = loader.from_pretrained(tmp_path / "theirs", output_loading_info=True)
@@ -199,7 +205,7 @@ def test_what_is_exported(family: str, name: str, tmp_path: Path, capsys: pytest
     assert all(".pooler." in f".{key}" for key in drawn) and (
         name.endswith("Model") or family == "bigbird" or not drawn
     )
-    assert ("draws what the checkpoint has not" in screen) == bool(drawn)
+    assert ("which draws what the checkpoint has not" in screen) == bool(drawn)
     task = next((TASKS[head] for head in published.heads if head in HEADS), {})
     labels = task.get("labels")
     assert labels is None or list(theirs.config.id2label.values()) == labels
@@ -208,19 +214,197 @@ def test_what_is_exported(family: str, name: str, tmp_path: Path, capsys: pytest
     assert largest_difference(loaded.model(**rows), outputs_of(theirs.eval(), rows), rows) < 1e-5
 
 
+def exported(place: Path, status: int = 0) -> None:
+    """Export place/ours to place/theirs."""
+    words = [f"checkpoint='{place / 'ours'}'", f"output='{place / 'theirs'}'", "offline=true"]
+    assert cli.main(["export", *words]) == status
+
+
+def test_a_map_that_is_wrong_in_both_directions_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the other side sees it: what lmtool reads again is what it wrote."""
+    wrong = over_words("LlamaForTokenClassification", "classifier")
+    declared = replace(llama.PUBLISHED, classes=(wrong, *llama.PUBLISHED.classes[1:]))
+    declared = replace(declared, outside=(*declared.outside, "classifier."))
+    for name in ("to_published", "from_published"):
+        monkeypatch.setattr(llama, name, getattr(declared, name))
+    monkeypatch.setattr(llama, "PUBLISHED", declared)
+    write_checkpoint("llama", wrong, tmp_path / "ours")
+    capsys.readouterr()
+    exported(tmp_path, 3)
+    captured = capsys.readouterr()
+    screen = " ".join(captured.out.split())
+    assert "missing keys none" in screen and "logits largest difference 0 " in screen
+    assert "draws what the checkpoint has not: score.bias, score.weight · unexpected classifier.bias" in screen
+    assert "is not what was exported" in captured.err
+
+
+def test_what_transformers_cannot_open_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of its own is a fault; without it, or without the class, nothing is compared, and that is said."""
+    write_checkpoint("bert", classes_of("bert")[0], tmp_path / "ours")
+    original = lmtool.load(tmp_path / "ours").model.parts
+    tokenizer = build(FAMILIES["bert"][1], TEXTS, ROWS)
+    (tmp_path / "config.json").write_text("{}")
+    broken = parity(tmp_path, "BertForTokenClassification", original, tokenizer)
+    assert not broken.same and "OSError" in broken.row()[1] and "\n" not in broken.row()[1]
+    other = parity(tmp_path, "BertForNothing", original, tokenizer)
+    assert other.same and other.row()[1] == f"lmtool alone: transformers {transformers.__version__} has no such class"
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    absent = parity(tmp_path, "BertForTokenClassification", original, tokenizer)
+    assert absent.same and "lmtool alone: transformers is not installed here" in absent.row()[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "reason"),
+    [
+        ("bert", "span_classification", "transformers has no class for task.kind=span_classification"),
+        ("gpt", "multiple_choice", "transformers has no ...ForMultipleChoice of it"),
+        ("bigbird", "multiple_choice", "BigBirdForMultipleChoice: its pooler has another activation"),
+        ("bigbird", "extractive_qa", "BigBirdForQuestionAnswering: it has a feed-forward layer"),
+        ("t5", "token_classification", "T5ForTokenClassification: it has the encoder alone"),
+        ("bart", "token_classification", "transformers has no ...ForTokenClassification of it"),
+    ],
+)
+def test_a_head_without_a_class_is_refused(family: str, kind: str, reason: str) -> None:
+    tokenizer = build(FAMILIES[family][1], TEXTS, ROWS)
+    with pytest.raises(UserError, match=f"heads.x has no place in a published model={family}: {reason}"):
+        export_of(config_of(family), {}, {"kind": kind, "name": "x"}, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "name",
+    slow_but({"ModernBertForSequenceClassification"}, [entry.name for entry in classes_of("modernbert")]),
+)
+def test_a_mean_before_the_pooler(name: str, tmp_path: Path) -> None:
+    """classifier_pooling=mean, as the published ModernBERTs say, in and out; heads over tokens do not mind it."""
+    config = FAMILIES["modernbert"][0]().config
+    config.classifier_pooling = "mean"
+    torch.manual_seed(17)
+    theirs = noisy(getattr(transformers, name)(config))
+    theirs.save_pretrained(tmp_path / "ours")
+    with_format(build(FAMILIES["modernbert"][1], TEXTS, ROWS), "bert").save(tmp_path / "ours")
+    loaded = lmtool.load(tmp_path / "ours")
+    rows = rows_of("modernbert", loaded.config, False)
+    assert largest_difference(loaded.model(**rows), outputs_of(theirs, rows), rows) < 1e-5
+    if not name.endswith("MultipleChoice"):  # which says of how many choices only in our folders
+        exported(tmp_path)
+        again = getattr(transformers, name).from_pretrained(tmp_path / "theirs").eval()
+        assert largest_difference(loaded.model(**rows), outputs_of(again, rows), rows) < 1e-5
+
+
+def test_an_untied_model_without_an_output_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A classifier of a model with two tables has no use for the second, and goes out and in without it."""
+    family, published = "llama", classes_of("llama")[1]
+    write_checkpoint(family, published, tmp_path / "ours", tied=False)
+    exported(tmp_path)
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False and config["architectures"] == [published.name]
+    loaded = lmtool.load(tmp_path / "theirs")
+    assert (
+        not loaded.config.tied
+        and not loaded.report.new
+        and loaded.model(torch.tensor([[40, 41]])).logits.shape[-1] == 3
+    )
+
+
+CLASSES: dict[str, tuple[str, str]] = {
+    "bert": (
+        "Bert",
+        "ForMaskedLM ForMultipleChoice ForNextSentencePrediction ForPreTraining ForQuestionAnswering "
+        "ForSequenceClassification ForTokenClassification LMHeadModel Model",
+    ),
+    "roberta": (
+        "Roberta",
+        "ForCausalLM ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification "
+        "ForTokenClassification Model",
+    ),
+    "distilbert": (
+        "DistilBert",
+        "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification Model",
+    ),
+    "albert": (
+        "Albert",
+        "ForMaskedLM ForMultipleChoice ForPreTraining ForQuestionAnswering ForSequenceClassification "
+        "ForTokenClassification Model",
+    ),
+    "electra": (
+        "Electra",
+        "ForCausalLM ForMaskedLM ForMultipleChoice ForPreTraining ForQuestionAnswering "
+        "ForSequenceClassification ForTokenClassification Model",
+    ),
+    "gpt": (
+        "GPT2",
+        "DoubleHeadsModel ForQuestionAnswering ForSequenceClassification ForTokenClassification LMHeadModel Model",
+    ),
+    "gpt1": (
+        "OpenAIGPT",
+        "DoubleHeadsModel ForSequenceClassification LMHeadModel Model",
+    ),
+    "modernbert": (
+        "ModernBert",
+        "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification Model",
+    ),
+    "bigbird": (
+        "BigBird",
+        "ForCausalLM ForMaskedLM ForMultipleChoice ForPreTraining ForQuestionAnswering "
+        "ForSequenceClassification ForTokenClassification Model",
+    ),
+    "deberta": (
+        "Deberta",
+        "ForMaskedLM ForQuestionAnswering ForSequenceClassification ForTokenClassification Model",
+    ),
+    "deberta_v3": (
+        "DebertaV2",
+        "ForMaskedLM ForMultipleChoice ForQuestionAnswering ForSequenceClassification ForTokenClassification Model",
+    ),
+    "xlnet": (
+        "XLNet",
+        "ForMultipleChoice ForQuestionAnswering ForQuestionAnsweringSimple ForSequenceClassification "
+        "ForTokenClassification LMHeadModel Model",
+    ),
+    "llama": (
+        "Llama",
+        "ForCausalLM ForQuestionAnswering ForSequenceClassification ForTokenClassification Model",
+    ),
+    "qwen2": (
+        "Qwen2",
+        "ForCausalLM ForQuestionAnswering ForSequenceClassification ForTokenClassification Model",
+    ),
+    "t5": (
+        "T5",
+        "EncoderModel ForConditionalGeneration ForQuestionAnswering ForSequenceClassification "
+        "ForTokenClassification Model",
+    ),
+    "transformer": (
+        "Marian",
+        "ForCausalLM MTModel Model",
+    ),
+    "bart": (
+        "Bart",
+        "ForCausalLM ForConditionalGeneration ForQuestionAnswering ForSequenceClassification Model",
+    ),
+}
+"""The models that transformers has of each family: what their names begin with, and how they end."""
+
+
 def known_classes(family: str) -> list[str]:
-    """The models that transformers has of a family, by the names that its module gives away."""
+    stem, ends = CLASSES[family]
+    return [stem + end for end in ends.split()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_class_is_forgotten(family: str) -> None:
+    """Neither of those that transformers' module of the family gives away, nor of those that we know."""
     model = type(FAMILIES[family][0]())
     module = sys.modules[model.__module__]
-    base = next(
-        cls for cls in model.__mro__[::-1] if cls.__module__ == model.__module__ and "PreTrained" in cls.__name__
-    )
-    return [
-        name
-        for name in module.__all__
-        if isinstance(cls := getattr(module, name), type) and issubclass(cls, base) and cls is not base
-        and ("For" in name or name.endswith("Model"))
-    ]  # fmt: skip
+    bases = [cls for cls in model.__mro__ if cls.__module__ == model.__module__]
+    base = next(cls for cls in reversed(bases) if "PreTrained" in cls.__name__)
+    models = {name for name in module.__all__ if issubclass(getattr(module, name), base)}
+    models -= {name for name in models if name.endswith(("TrainedModel", "PretrainedModel", "PretrainedBartModel"))}
+    assert models == set(known_classes(family))
+    declared = module_of(family).PUBLISHED
+    assert {entry.name for entry in declared.classes} | set(declared.unlike) <= models
 
 
 HEADLESS = (
@@ -243,13 +427,7 @@ DROPPED = {
 }
 """Parts that no output of ours is read through; the report names them."""
 VARIANTS = {"tied": {"num_labels": 3}, "one_label": {"num_labels": 1}, "untied": {"tie_word_embeddings": False}}
-SAVED = [
-    (family, name, variant)
-    for family in FAMILIES
-    for name in known_classes(family)
-    for variant in VARIANTS
-    if not name.endswith(("PretrainedModel", "PretrainedBartModel"))
-]
+SAVED = [(family, name, variant) for family in FAMILIES for name in known_classes(family) for variant in VARIANTS]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,19 @@ class TaskLearner(BaseLearner):
         further = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
         return self.kind.rows({**further, **read}, origin, labelled=False)
 
+    def takes_texts(self, count: int) -> bool:
+        """Whether it can score so many texts that are of no row: a text, or a pair, in the place of the task's."""
+        return not self.scores_tokens or count == len(self.reads)
+
+    def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> Examples:
+        """Texts or pairs, `takes_texts` of them, as the task makes examples of them."""
+        known = len(self.reads) == len(texts[0])
+        names = self.reads if known else ("first", "second")[: len(texts[0])]
+        rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in enumerate(names)})
+        rows = self.read_rows(rows.columns, rows.origin) if known else rows
+        examples: Examples = self.examples(SplitData("sample", rows={self.config.name: rows}), max_length)
+        return examples
+
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
         return self.answers(rows, inference).records
 

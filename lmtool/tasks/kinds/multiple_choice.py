@@ -138,12 +138,16 @@ class MultipleChoiceLearner(SequenceLearner):
 
     def examples(self, data: SplitData, max_length: int) -> Any:
         rows = self.rows(data)
-        pairs = self.pair_examples(self.kind.pairs(rows), data.split, max_length)
+        pairs = self._examples(self.kind.pairs(rows), data.split, max_length)
         return ChoiceExamples(rows, pairs, self.config.choices, self.term)
 
-    def pair_examples(self, rows: Rows, split: str, max_length: int) -> SequenceExamples:
-        """Examples of pairs, each by itself: the columns `first` and `second`."""
-        return self._examples(rows, split, max_length)
+    def takes_texts(self, count: int) -> bool:
+        return count == 2
+
+    def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> SequenceExamples:
+        """A pair each: what stands before a choice, and the choice."""
+        firsts, seconds = map(list, zip(*texts, strict=True))
+        return self._examples(Rows.of_texts(first=firsts, second=seconds), "sample", max_length)
 
     def inspector(self, examples: Any, max_length: int) -> Any:
         return ChoiceInspector(self, examples.pairs, max_length)
