@@ -63,7 +63,9 @@ def wrong_in(text: str, local: bool = False) -> Iterator[str]:
     known, ends = fields(), _ends(len(fields())) if local else frozenset()
     for match in _WORD.finditer(text):
         key, value = match[1].replace("/", "."), match[2].rstrip(".:")
-        key = re.sub(r"^phases\.\d+\.|(?<=^task|^data)\.with\.\w+(?=\.)|^objective\.with\.\w+\.|\.KEY$", "", key)
+        key = re.sub(r"^phases\.\d+\.(?!share)|(?<=^task|^data)\.with\.\w+(?=\.)|\.KEY$", "", key)
+        if key.startswith(("objective.with.", "phases.")):  # of whatever the member is; of a part of the run
+            continue
         open_value = _OPEN.search(value) or text[match.end() : match.end() + 1] == "("
         if key.startswith("hydra.") or key.isupper() or key in _OF_FILES:
             continue

@@ -201,7 +201,8 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
         hint = f"write the values out; -m {key}=... sweeps over what stands outside of brackets"
         typed.problems.append(Problem(key, f"{key}={value}: a sweep inside a list or section", hint))
     elif override.is_sweep_override() and not multirun:
-        hint = f"-m sweeps over them; a list is '{key}=[{value}]', one text is '{key}=\"{value}\"'"
+        listed, text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')
+        hint = f"-m sweeps over them; where {key} takes a list it is {listed}, where it takes a text {text}"
         typed.problems.append(Problem(key, f"{key}={value}: several values for one run", hint))
     else:
         typed.sweeps = typed.sweeps or override.is_sweep_override()

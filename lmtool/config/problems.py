@@ -71,7 +71,8 @@ def _refused(command: type[Config], data: dict[str, Any], key: str, text: str) -
         sections = (f"{key}.", f"{key.rpartition('.')[0]}.")
         return next((f"{section}{match[0]}" for section in sections if section + match[1] in known), match[0])
 
-    message, *advice = re.split("[;:] (?=give )", re.sub(r"(?<![\w.=])([\w.]+)=", typed, text), maxsplit=1)
+    text = re.sub(r"(?<![\w.=])with\.(?=\w)", f"{key}.with.", re.sub(r"(?<![\w.=])([\w.]+)=", typed, text))
+    message, *advice = re.split("[;:] (?=give |write |did you mean )", text, maxsplit=1)
     named = [key] if key else [name for name in aliases.keys_in(message) if name in known]
     message = message if not key or message.startswith((f"{key}.", f"{key}=")) else f"{key}: {message}"
     explained = f"`lmtool show {named[0]}` explains it" if named else None
@@ -147,18 +148,18 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
     return problems
 
 
-def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None, form: str = "") -> Problem:
-    """A name that its group does not have. form: how the choice is typed, where that is not `key`."""
+def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None) -> Problem:
+    """A name that its group does not have. key: as it is typed; of a list of members, each is typed by its name."""
     offered = names(group) if offered is None else offered
-    typed = form or key
+    typed = "" if key.endswith(".members") else f"{key}="
     close = aliases.of_value(group, given) or _inside(given, offered) or nearest(given, offered)
-    hint = f"did you mean {typed}={close}?" if close else f"`lmtool list {group}` prints them with a line each"
+    hint = f"did you mean {typed}{close}?" if close else f"`lmtool list {group}` prints them with a line each"
     homes = [other for other in groups.all_groups() if other != group and given in groups.options(other)]
     if homes and not close:
         hint = f"{given} is an option of {homes[0]}: `lmtool show {homes[0]}={given}` says how it is used"
-    elif group in _PUBLISHED and (published := _PUBLISHED[group](given)) is not None:
+    elif typed and group in _PUBLISHED and (published := _PUBLISHED[group](given)) is not None:
         hint = f"{hint.removesuffix('?')}, or {published}?" if close else f"did you mean {published}?"
-    return Problem(key, f"{typed}={given} is not one of {', '.join(offered)}", hint)
+    return Problem(key, f"{typed or f'{key}: '}{given} is not one of {', '.join(offered)}", hint)
 
 
 def _inside(given: str, offered: Sequence[str]) -> str | None:
