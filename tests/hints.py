@@ -98,6 +98,8 @@ def _wrong_topic(verb: str, topic: str) -> Iterator[str]:
 
 
 def _takes(key: str, value: str) -> bool:
+    if key == "max_length":  # tests read shorter texts than a run may
+        return value.isdigit()
     group = key.replace(".", "/")
     if group in _groups():
         options = (*_options(group), *tables.names(group), "null")

@@ -238,6 +238,11 @@ def _has_option(group: str, name: str) -> bool:
     return name == "null" or name in groups.options(group) or (group in ("data", "task") and groups.is_path_like(name))
 
 
+def takes(command: type[Config], key: str, value: Any) -> bool:
+    """Whether a field of this key allows a plain value."""
+    return any(field is not None and _takes(field, value) for field in known_fields(command, {}).get(key, ()))
+
+
 def _takes_text(fields: Sequence[FieldInfo | None], text: str) -> bool:
     """Whether one of the fields allows the value that is typed so."""
     try:
