@@ -75,7 +75,7 @@ def wrong_in(text: str, local: bool = False) -> Iterator[str]:
             yield f"{match[0]}: the key does not take it"
     for match in _COMMAND.finditer(text):
         quoted, verb, *_ = match.groups()
-        rest = match[3].split()
+        rest = match[3].rstrip("?.").split()
         if verb not in manual.VERBS and quoted:
             yield f"{match[0]}: there is no such command"
         elif verb in COMMANDS:

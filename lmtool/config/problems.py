@@ -93,6 +93,8 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     elif (number := _number(value)) is not None and _takes(field, number):
         read_as_text = isinstance(value, str) and isinstance(yaml.safe_load(value), str)
         hint = f"YAML reads {value} as text: write {_plainly(number)}" if read_as_text else f"write {key}={number}"
+    elif not isinstance(value, list | dict) and value is not None and _takes(field, [value]):
+        hint = "write " + shlex.quote(f"{key}=[{aliases.shown(value)}]")
     hint = hint or f"{field.description or ''} (`lmtool show {key.split('[')[0]}`)".strip()
     return Problem(key, f"{key}: given {words.given(value)}; allowed: {allowed}", hint)
 
