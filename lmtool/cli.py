@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -250,28 +251,30 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
 
 def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
     """The decoded configuration of a command line. Raises ConfigError with every error in it."""
-    from lmtool.config import compose, overrides, plugins
     from lmtool.resolver import members, trunks
     from lmtool.resolver.decoding import decoded
+    from lmtool.commands.configs import COMMANDS
+    from lmtool.config import compose, overrides, plugins, problems
 
     plugins.load(arguments.plugins)
     primary = VERBS[verb].primary
     assert primary is not None
     offers = compose.what_is_offered(primary, arguments.config_dirs)
+    offers = replace(offers, takes=partial(problems.takes, COMMANDS[verb]))
     forms, words = _forms(verb), members.spelled_out(arguments.rest)
     if trunks.branch_of(words) is not None:
         return trunks.configuration(verb, words, offers, arguments.config_dirs, forms, running, arguments.config)
     if arguments.config is not None:
-        data, problems = _saved(verb, arguments.config)
+        data, found = _saved(verb, arguments.config)
         values, more = overrides.as_values(words, offers, **forms)
         from lmtool.config.auto import merge
 
-        data, problems = merge(data, values), problems + more
+        data, found = merge(data, values), found + more
     else:
         typed = overrides.read(words, offers, **forms)
-        data, problems = compose.compose(primary, typed, arguments.config_dirs), typed.problems
+        data, found = compose.compose(primary, typed, arguments.config_dirs), typed.problems
     data = members.with_sections(data, arguments.config_dirs)
-    return decoded(verb, data, earlier=problems, running=running)
+    return decoded(verb, data, earlier=found, running=running)
 
 
 def _forms(verb: str) -> dict[str, Any]:

@@ -5,8 +5,13 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
 
 import pytest
+
+from lmtool import errors
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
@@ -33,3 +38,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+_RAISED: list[str] = []
+_HELD: set[str] = set()
+
+
+def _noted(begin: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of an error, which notes its hint."""
+
+    @wraps(begin)
+    def noting(self: Any, *arguments: Any, **keywords: Any) -> None:
+        begin(self, *arguments, **keywords)
+        if self.hint:
+            _RAISED.append(self.hint)
+
+    return noting
+
+
+errors.LmtoolError.__init__ = _noted(errors.LmtoolError.__init__)
+errors.Problem.__init__ = _noted(errors.Problem.__init__)
+
+
+@pytest.fixture(autouse=True)
+def hints_can_be_typed() -> Iterator[None]:
+    """Every hint that a test provokes names keys, values and commands that there are. A module whose own configuration
+    classes stand for lmtool's has a fixture of this name that does nothing."""
+    _RAISED.clear()
+    yield
+    new = set(_RAISED) - _HELD
+    if new:
+        from tests.hints import wrong_in
+
+        wrong = [f"{problem}   in the hint: {hint}" for hint in sorted(new) for problem in wrong_in(hint)]
+        _HELD.update(new)
+        assert not wrong, "\n".join(wrong)

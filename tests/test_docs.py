@@ -144,6 +144,11 @@ def test_the_commands_of_the_questions_are_words_that_lmtool_knows(
         assert status == 0 or all("runs" in line or "no checkpoint" in line for line in missing), (words, missing)
 
 
+def test_a_model_without_a_recipe_is_in_no_hints_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "model=bert_tiny", "objective=clm", "--cfg", "job"]) == 2
+    assert "hint: give objective=mlm or model=" in capsys.readouterr().err
+
+
 def test_what_the_pages_point_to_is_there() -> None:
     for name in re.findall(r"`((?:tests|conf|scripts|docs)/[\w./]+)`", TOUR + EXTEND + QUESTIONS):
         assert (ROOT / name).exists(), name

@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lmtool.config import aliases, groups, tables, yaml_files
 from lmtool.config.nearest import nearest
@@ -29,6 +30,8 @@ class Offers:
     """Groups of which a run may have any number of options: GROUP=[ONE,TWO]."""
     keys: frozenset[str] = frozenset()
     """The command's keys beside the groups, those within sections left out."""
+    takes: Callable[[str, Any], bool] = lambda key, value: True
+    """Whether a key allows a value, for hints: the decoder decides."""
 
     def has(self, key: str) -> bool:
         """Whether the command has a key; of a section, whether one of its components has it."""

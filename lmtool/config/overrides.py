@@ -203,11 +203,20 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
         hint = f"write the values out; -m {key}=... sweeps over what stands outside of brackets"
         typed.problems.append(Problem(key, f"{key}={value}: a sweep inside a list or section", hint))
     elif override.is_sweep_override() and not multirun:
-        hint = f"-m sweeps over them; a list is '{key}=[{value}]', one text is '{key}=\"{value}\"'"
+        hint = "; ".join(["-m sweeps over them", *_as_one(override, key, value, offers)])
         typed.problems.append(Problem(key, f"{key}={value}: several values for one run", hint))
     else:
         typed.sweeps = typed.sweeps or override.is_sweep_override()
         typed.values.append(f"++{key}={value}")
+
+
+def _as_one(override: Override, key: str, value: str, offers: Offers) -> Iterator[str]:
+    """How several values are typed as one, where the key takes a list or a text."""
+    several = override.value()
+    if isinstance(several, ChoiceSweep) and offers.takes(key, [_plain(part) for part in several.list]):
+        yield f"a list is {shlex.quote(f'{key}=[{value}]')}"
+    if offers.takes(key, value):
+        yield "one text is " + shlex.quote(f'{key}="{value}"')
 
 
 def _has_pattern(value: Any) -> bool:

@@ -71,7 +71,8 @@ def _refused(command: type[Config], data: dict[str, Any], key: str, text: str) -
         sections = (f"{key}.", f"{key.rpartition('.')[0]}.")
         return next((f"{section}{match[0]}" for section in sections if section + match[1] in known), match[0])
 
-    message, *advice = re.split("[;:] (?=give )", re.sub(r"(?<![\w.=])([\w.]+)=", typed, text), maxsplit=1)
+    text = re.sub(r"(?<![\w.=])with\.(?=\w)", f"{key}.with.", re.sub(r"(?<![\w.=])([\w.]+)=", typed, text))
+    message, *advice = re.split("[;:] (?=give |write |did you mean )", text, maxsplit=1)
     named = [key] if key else [name for name in aliases.keys_in(message) if name in known]
     message = message if not key or message.startswith((f"{key}.", f"{key}=")) else f"{key}: {message}"
     explained = f"`lmtool show {named[0]}` explains it" if named else None
@@ -92,6 +93,8 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     elif (number := _number(value)) is not None and _takes(field, number):
         read_as_text = isinstance(value, str) and isinstance(yaml.safe_load(value), str)
         hint = f"YAML reads {value} as text: write {_plainly(number)}" if read_as_text else f"write {key}={number}"
+    elif not isinstance(value, list | dict) and value is not None and _takes(field, [value]):
+        hint = "write " + shlex.quote(f"{key}=[{aliases.shown(value)}]")
     hint = hint or f"{field.description or ''} (`lmtool show {key.split('[')[0]}`)".strip()
     return Problem(key, f"{key}: given {words.given(value)}; allowed: {allowed}", hint)
 
@@ -147,18 +150,18 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
     return problems
 
 
-def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None, form: str = "") -> Problem:
-    """A name that its group does not have. form: how the choice is typed, where that is not `key`."""
+def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None) -> Problem:
+    """A name that its group does not have. key: as it is typed; of a list of members, each is typed by its name."""
     offered = names(group) if offered is None else offered
-    typed = form or key
+    typed = "" if key.endswith(".members") else f"{key}="
     close = aliases.of_value(group, given) or _inside(given, offered) or nearest(given, offered)
-    hint = f"did you mean {typed}={close}?" if close else f"`lmtool list {group}` prints them with a line each"
+    hint = f"did you mean {typed}{close}?" if close else f"`lmtool list {group}` prints them with a line each"
     homes = [other for other in groups.all_groups() if other != group and given in groups.options(other)]
     if homes and not close:
         hint = f"{given} is an option of {homes[0]}: `lmtool show {homes[0]}={given}` says how it is used"
-    elif group in _PUBLISHED and (published := _PUBLISHED[group](given)) is not None:
+    elif typed and group in _PUBLISHED and (published := _PUBLISHED[group](given)) is not None:
         hint = f"{hint.removesuffix('?')}, or {published}?" if close else f"did you mean {published}?"
-    return Problem(key, f"{typed}={given} is not one of {', '.join(offered)}", hint)
+    return Problem(key, f"{typed or f'{key}: '}{given} is not one of {', '.join(offered)}", hint)
 
 
 def _inside(given: str, offered: Sequence[str]) -> str | None:
@@ -235,6 +238,11 @@ def _may_take(field: FieldInfo | None, value: Any) -> bool:
 def _has_option(group: str, name: str) -> bool:
     """Whether a group has an option; of files and folders, whether it could be one."""
     return name == "null" or name in groups.options(group) or (group in ("data", "task") and groups.is_path_like(name))
+
+
+def takes(command: type[Config], key: str, value: Any) -> bool:
+    """Whether a field of this key allows a plain value."""
+    return any(field is not None and _takes(field, value) for field in known_fields(command, {}).get(key, ()))
 
 
 def _takes_text(fields: Sequence[FieldInfo | None], text: str) -> bool:

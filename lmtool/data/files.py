@@ -136,12 +136,19 @@ def _in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 def check_encoding(key: str, encoding: str) -> None:
     """UserError where there is no such text encoding."""
+    if not _is_of_text(encoding):
+        like = nearest(encoding, filter(_is_of_text, encodings.aliases.aliases))
+        hint = f"did you mean {key}={like}?" if like else f"leave {key} out for utf-8, or set {key}=latin-1"
+        raise UserError(f"{key}={encoding} is no text encoding", hint)
+
+
+def _is_of_text(encoding: str) -> bool:
+    """Whether an encoding is there and writes text."""
     try:
         "\n".encode(encoding)
-    except (LookupError, UnicodeError) as problem:
-        like = nearest(encoding, encodings.aliases.aliases)
-        hint = f"did you mean {key}={like}?" if like else f"leave {key} out for utf-8, or set {key}=latin-1"
-        raise UserError(f"{key}={encoding} is no text encoding", hint) from problem
+    except (LookupError, UnicodeError):
+        return False
+    return True
 
 
 def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str]]:

@@ -151,10 +151,12 @@ def shown(names: Sequence[str]) -> str:
     return ", ".join(listed) + more
 
 
-def no_column(where: str, name: str, names: Sequence[str], key: str) -> UserError:
-    """The error for a column that is not there, with the nearest that is. key: the key that names it."""
+def no_column(where: str, name: str, names: Sequence[str], key: str, listed: bool = False) -> UserError:
+    """The error for a column that is not there, with the nearest that is. key: the key that names it. listed: it takes
+    a list."""
     like = nearest(name, names)
-    hint = f"did you mean {key}={like}?" if like else f"name the column: {key}=COLUMN"
+    form = "{}=[{}]" if listed else "{}={}"
+    hint = f"did you mean {form.format(key, like)}?" if like else f"name the column: {form.format(key, 'COLUMN')}"
     return UserError(f"{where}: no column {name}; there are {shown(names) or 'none'}", hint)
 
 

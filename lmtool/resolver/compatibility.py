@@ -197,8 +197,10 @@ def _defaults(group: str) -> Iterator[Any]:
 
 
 def _suggested_roles(model: ModelConfig) -> Roles:
-    suggested: Any = Choice("tokenizer").validate(model.recipe()["tokenizer"])
-    return suggested.roles
+    """The special tokens of the vocabulary that a model's recipe names; None, unknown, where it names none."""
+    named = model.recipe().get("tokenizer")
+    suggested: Any = Choice("tokenizer").validate(named) if named else None
+    return None if suggested is None else suggested.roles
 
 
 def _published_objective(model: ModelConfig) -> dict[str, Any]:

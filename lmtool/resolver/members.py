@@ -4,7 +4,8 @@ typed is composed and before it is decoded. A saved configuration holds the sect
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,11 @@ def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dic
             continue
         section = dict(section)
         if isinstance(section.get("members"), list):
-            form = {"task": _task, "objective": _objective, "data": _text}[key]
+            of_tasks = partial(_task, "task.members")
+            form: Callable[..., Any] = {"task": of_tasks, "objective": _objective, "data": _text}[key]
             section["members"] = [form(member, config_dirs) for member in section["members"]]
         if key != "task" and section.get("name") == "task" and "task" in section:
-            section["task"] = _task(section["task"], config_dirs)
+            section["task"] = _task(f"{key}.task", section["task"], config_dirs)
         completed[key] = section
     if isinstance(data.get("phases"), list):
         completed["phases"] = [_phase(phase, number, config_dirs) for number, phase in enumerate(data["phases"])]
@@ -85,8 +87,8 @@ def _phase(phase: Any, number: int, config_dirs: Sequence[Path]) -> Any:
     return nested
 
 
-def _task(member: Any, config_dirs: Sequence[Path]) -> Any:
-    """The section of a task that is named, alone or with the keys that differ; any other stays."""
+def _task(key: str, member: Any, config_dirs: Sequence[Path]) -> Any:
+    """The section of a task that is named, alone or with the keys that differ; any other stays. key: its place."""
     given = member if isinstance(member, str) else None
     if isinstance(member, dict) and "kind" not in member and isinstance(member.get("name"), str):
         given = member["name"]
@@ -94,7 +96,7 @@ def _task(member: Any, config_dirs: Sequence[Path]) -> Any:
         return member
     offered = _tasks(config_dirs)
     if given not in offered:
-        raise ConfigError([unknown_choice("task", "task", given, offered)])
+        raise ConfigError([unknown_choice("task", key, given, offered)])
     section = compose.option("task", given, config_dirs)
     return merge(section, member) if isinstance(member, dict) else section
 
@@ -102,9 +104,9 @@ def _task(member: Any, config_dirs: Sequence[Path]) -> Any:
 def _objective(member: Any, config_dirs: Sequence[Path]) -> Any:
     """A member of a mixture of objectives: what is no objective's name is a task's."""
     if isinstance(member, dict) and member.get("name") == "task" and "task" in member:
-        return {**member, "task": _task(member["task"], config_dirs)}
+        return {**member, "task": _task("objective.members", member["task"], config_dirs)}
     if isinstance(member, str) and lookup("objective", member) is None and member in _tasks(config_dirs):
-        return {"name": "task", "task": _task(member, config_dirs)}
+        return {"name": "task", "task": _task("objective.members", member, config_dirs)}
     return member
 
 
@@ -114,7 +116,7 @@ def _text(member: Any, config_dirs: Sequence[Path]) -> Any:
     if not isinstance(given, str) or given == "???":
         return member
     if given.startswith("task:"):
-        return {"name": "task", "task": _task(given.removeprefix("task:"), config_dirs)}
+        return {"name": "task", "task": _task("data.members", given.removeprefix("task:"), config_dirs)}
     offered = compose.what_is_offered("pretrain", config_dirs).groups.get("data", ())
     if given not in offered:
         if lookup("data", given) is not None:

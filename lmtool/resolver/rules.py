@@ -22,6 +22,7 @@ from lmtool.schema.run import (
     TransferConfig,
     UseConfig,
 )
+from lmtool.config.plugins import command_line
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
 
 
@@ -140,7 +141,7 @@ def vocabulary_fits_embedding(tokenizer: Any, model: Any) -> Iterator[Problem]:
 def latest_names_another(name: str | None) -> Iterator[Problem]:
     """runs/latest is a link to the newest run."""
     if name == "latest":
-        hint = "give another name=; to resume the newest run: lmtool resume runs/latest"
+        hint = f"give another name=; to resume the newest run: {command_line('resume', 'runs/latest')}"
         yield Problem("name", "name=latest: runs/latest is a link to the newest run", hint)
 
 

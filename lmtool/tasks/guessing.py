@@ -164,8 +164,9 @@ def _of_columns(
     typed = [part for name in text or () for part in ([name] if name in columns else parts_of(name))]
     unknown = [name for name in (*typed, *([label] if label else [])) if name not in columns]
     if unknown:
-        key = "task.text" if unknown[0] in typed else "task.label"
-        raise no_column(f"task={value}", unknown[0], [*columns], key)
+        of_texts = unknown[0] in typed
+        key = "task.text" if of_texts else "task.label"
+        raise no_column(f"task={value}", unknown[0], [*columns], key, listed=of_texts)
     read = typed or _words_of(columns)
     kinds = {
         name: _kinds(values, bool(_parallel(columns, name)), kind is None and name.lower() in _SEVERAL)

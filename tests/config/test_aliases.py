@@ -173,5 +173,4 @@ def test_a_key_that_does_not_take_the_value_is_not_hinted_at_with_it() -> None:
     assert unknown_key("max_stps", "many", COMMANDS["pretrain"], base).hint == (
         "did you mean max_steps? `lmtool show max_steps` says what it takes"
     )
-    # A name that only a --config-dir has is no mistake.
-    assert unknown_key("modle", "mine", COMMANDS["pretrain"], base).hint == "did you mean model=mine?"
+    assert unknown_key("modle", "bert_mini", COMMANDS["pretrain"], base).hint == "did you mean model=bert_mini?"

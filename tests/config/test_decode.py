@@ -14,6 +14,11 @@ from lmtool.errors import ConfigError, Problem
 from .fakes import DieselConfig, DriveConfig, SteamConfig
 
 
+@pytest.fixture(autouse=True)
+def hints_can_be_typed() -> None:
+    """The keys here are those of a drive, which no command has."""
+
+
 def drive(**changes: Any) -> dict[str, Any]:
     good = {"road": "north", "engine": {"name": "steam"}, "wheels": {"name": "round"}, "paint": {"name": "colour"}}
     return good | changes

@@ -15,6 +15,7 @@ OFFERS = Offers(
     {"model": ("bert", "gpt"), "task": ("cola", "sst2"), "model/positions": ("learned",), "experiment": ("a",)},
     {"model": "bert", "task": None, "experiment": None},
     keys=frozenset({"seed", "checkpoint", "max_steps"}),
+    takes=lambda key, value: key == "data.path",
 )
 
 
@@ -36,7 +37,8 @@ def test_null_takes_a_choice_away() -> None:
         ("model=brt", "model=brt is not one of bert, gpt", "model=bert"),
         ("model=[bert,gpt]", "takes one model", "-m model=bert,gpt"),
         ("task=sst2,cola", "several choices", "-m task=sst2,cola"),
-        ("seed=1,2", "several values", "seed=[1,2]"),
+        ("seed=1,2", "several values", "-m sweeps over them"),
+        ("data.path=a.txt,b.txt", "several values", "a list is 'data.path=[a.txt,b.txt]'; one text is 'data.path="),
         ("data.path=it's", "meaning of its own", "it's"),
         ("data.path=a(b.csv", "meaning of its own", "'data.path=\"a(b.csv\"'"),
         ("data.path=[é", "meaning of its own", "'data.path=\"[é\"'"),

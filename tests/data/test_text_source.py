@@ -9,7 +9,7 @@ import pytest
 from lmtool.data import files, sources
 from lmtool.data import text as text_module
 from lmtool.data.configs import TextConfig
-from lmtool.data.files import read_lines, read_pieces
+from lmtool.data.files import check_encoding, read_lines, read_pieces
 from lmtool.data.sources import Source, held_out, split_place
 from lmtool.data.text import TextSource
 from lmtool.errors import UserError
@@ -193,6 +193,9 @@ def test_other_encodings(tmp_path):
         assert opened.fingerprint == source(tmp_path / "utf8.txt").fingerprint, encoding
     refused(tmp_path / "utf8.txt", "data.encoding=utf-9 is no text encoding", encoding="utf-9")
     refused(tmp_path / "utf8.txt", "no text encoding", encoding="rot13")
+    with pytest.raises(UserError) as caught:
+        check_encoding("data.encoding", "rot13")
+    assert "rot13?" not in (caught.value.hint or ""), "a hint does not repeat what was refused"
     write(tmp_path / "wide.txt", text.encode("utf-16"))
     assert "data.encoding=utf-16" in refused(tmp_path / "wide.txt", r"wide.txt:1:1: UTF-16").hint
     write(tmp_path / "odd.txt", text.encode("utf-16")[:-1])

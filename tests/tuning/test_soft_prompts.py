@@ -241,7 +241,7 @@ def test_a_recipe_is_that_of_the_method():
                 "kind": "regression", "name": "mine", "path": "rows", "metrics": ["pearson"], "metric": "pearson"}},
             "tuning.init=class_labels: task.kind=regression has no labels", "give tuning.init=vocabulary",
         ),
-        ({"tuning": {"name": "ptuning", "deep": True, "encoder": "mlp"}}, "with deep=true there is none", None),
+        ({"tuning": {"name": "ptuning", "deep": True, "encoder": "mlp"}}, "with tuning.deep=true there is none", None),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(sections, message, hint):

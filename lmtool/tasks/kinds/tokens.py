@@ -112,7 +112,7 @@ class TokenClassification(TaskKind):
                 place, tag = problem.args
                 given = f"the tag {tag!r}" if tag else "no tag"
                 raise UserError(
-                    f"{_place(columns, origin, number, place)}: {given}; the tags are read in "
+                    f"{_place(columns, origin, number, place)}: {given} where the tags are in "
                     f"task.scheme={self.config.scheme}",
                     "correct the line, or name the scheme of the files: task.scheme=bio, iob1, iobes or none",
                 ) from problem
