@@ -251,10 +251,10 @@ def run(verb: str, config: Any, overrides: list[str]) -> Any:
 
 def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
     """The decoded configuration of a command line. Raises ConfigError with every error in it."""
+    from lmtool.config import compose, overrides, plugins, problems
     from lmtool.resolver import members, trunks
     from lmtool.resolver.decoding import decoded
-    from lmtool.commands.configs import COMMANDS
-    from lmtool.config import compose, overrides, plugins, problems
+    from lmtool.schema.run import COMMANDS
 
     plugins.load(arguments.plugins)
     primary = VERBS[verb].primary

@@ -25,8 +25,8 @@ gc.disable()
 
 @pytest.fixture(autouse=True)
 def fp32_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """precision=auto is fp32 on every CPU. In bf16, scores depend on the kernel that a batch's shape selects: a batch of
-    one row differs by 1e-4 from the same row among others, and tests compare to 1e-5 and finer."""
+    """precision=auto is fp32 on every CPU. In bf16, scores depend on the kernel that a batch's shape selects: one row
+    alone differs by 1e-4 from the same row among others, and tests compare to 1e-5 and finer."""
     monkeypatch.setattr("lmtool.training.precision.cpu_has_bf16", lambda: False)
 
 

@@ -423,7 +423,7 @@ def test_no_target_in_any_yaml_or_source() -> None:
     from lmtool.config.groups import conf_dir
 
     files = [*conf_dir().rglob("*.yaml"), *SOURCES]
-    naming = [file for file in files if "_target_" in file.read_text(encoding="utf-8")]
+    naming = [file for file in files if re.search(r"\b_target_\b", file.read_text(encoding="utf-8"))]
     assert naming == [PACKAGE / "config" / "compose.py"]  # where those of others are refused
 
 

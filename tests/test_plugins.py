@@ -242,7 +242,8 @@ def test_a_tuning_method_that_adds_modules_and_virtual_tokens(tmp_path: Path) ->
         cut_off("tuned", "step_00000020"),
         f"{tune} name=cut",
         "evaluate --plugin outsider checkpoint=runs/tuned device=cpu precision=fp32 output=again.jsonl",
-        "predict --plugin outsider checkpoint=runs/tuned device=cpu precision=fp32 'text=the cat ran' output=first.jsonl",
+        "predict --plugin outsider checkpoint=runs/tuned device=cpu precision=fp32 "
+        "'text=the cat ran' output=first.jsonl",
         f"plan {tune}",
         "python " + LOADED,
         "export --plugin outsider checkpoint=runs/tuned output=exported",

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lmtool.commands.export import tell, warn_of
 from lmtool.conversion.adapters import import_adapter
 from lmtool.conversion.architectures import cross
 from lmtool.conversion.vocabularies import replace_tokenizer
 from lmtool.conversion.word_vectors import holds_vectors, import_vectors, vectors_below
-from lmtool.commands.export import tell, warn_of
 from lmtool.errors import CheckFailed, UserError
 from lmtool.schema.run import ImportConfig
 from lmtool.session.trained import classifies, require_same_reading

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtool.session.trained import has_segments
 from lmtool.data.assembly import Template
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Examples
-from lmtool.models.configs import ModelConfig
 from lmtool.data.split import Rows
+from lmtool.models.configs import ModelConfig
+from lmtool.session.trained import has_segments
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtool.conversion.texts import layout_of, reading_of
 from lmtool.config.checkpoint import find
 from lmtool.config.plugins import command_line
+from lmtool.conversion.texts import layout_of, reading_of
 from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lmtool.drafts import real_folder, replace_bytes
-from lmtool.reporting.text import counted
+from lmtool.terminal import counted
 
 INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"
 TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"

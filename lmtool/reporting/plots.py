@@ -34,7 +34,8 @@ from lmtool.reporting.drawing import (
     tidy,
 )
 from lmtool.reporting.run_files import RunFiles, loss_terms, phase_starts, scored_loss, series
-from lmtool.reporting.text import counted, exponent, lower_is_better, number, plain, shortened, title
+from lmtool.reporting.text import exponent, lower_is_better, number, plain, shortened, title
+from lmtool.terminal import counted
 
 _RATE = FuncFormatter(lambda value, _: exponent(value))
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.plugins import command_line
 from lmtool.config.rules import rule
 from lmtool.config.tables import entries
 from lmtool.errors import Problem
@@ -22,7 +23,6 @@ from lmtool.schema.run import (
     TransferConfig,
     UseConfig,
 )
-from lmtool.config.plugins import command_line
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
 
 

@@ -17,9 +17,9 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.reporting.console import Output
 from lmtool.resolver.decoding import decoded
 from lmtool.schema.run import FinetuneConfig, PretrainConfig, UseConfig
-from lmtool.reporting.console import Output
 from lmtool.tasks.configs import TaskConfig, tasks_of
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer

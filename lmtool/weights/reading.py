@@ -21,6 +21,7 @@ from lmtool.weights.bases import Base, saved_base
 from lmtool.weights.classifiers import is_multi_label
 from lmtool.weights.folders import PublishedFolder, fetched, published_folder, weight_file
 from lmtool.weights.pickled import read_pickled
+from lmtool.weights.task_heads import CLASSIFIER, head_of_class
 from lmtool.weights.unread import unread
 
 

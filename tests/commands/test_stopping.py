@@ -15,8 +15,8 @@ import pytest
 from lmtool import cli
 from lmtool.data import store_draft, vocabulary
 from lmtool.distillation.store.outputs import TermWriter
-from lmtool.session import fit as training
 from lmtool.reporting.run_files import read_run
+from lmtool.session import fit as training
 from lmtool.signals import take_late
 from tests.commands.conftest import TINY, finetune, pretrain
 
