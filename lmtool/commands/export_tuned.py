@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lmtool.commands.configs import ExportConfig
 from lmtool.commands.opening import words
 from lmtool.config.checkpoint import find
+from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
@@ -30,7 +31,7 @@ from lmtool.weights.merging import folded
 from lmtool.weights.peft.adapter import READERS, read_adapter, task_type_of, write_adapter, writer_of
 from lmtool.weights.peft.maps import published_maps
 from lmtool.weights.peft.tuned import Tuned
-from lmtool.weights.reading import Weights, read, their_names
+from lmtool.weights.reading import Weights, read
 
 
 def export_tuned(config: ExportConfig) -> None:
@@ -83,9 +84,10 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     added = {name: tensor for name, tensor in state.items() if name in parts.added}
     task = head_to_export(loaded.saved, plain)
     export = export_of(loaded.config, plain, task, tokenizer if task is None else tokenizer.with_padding())
+    _require_readable_base(loaded, export.architecture, base, config.offline)
     maps = published_maps(loaded.config, export.kept, _linear_maps(parts, plain))
     learned = {id(tensor) for name, tensor in plain.items() if name in own}
-    heads = their_names(loaded.config, {name: tensor for name, tensor in export.kept.items() if id(tensor) in learned})
+    heads = {path: tensor for path, tensor in export.tensors.items() if id(tensor) in learned}
     told = Tuned(loaded.config, section, added, maps, task_type_of(export.architecture), list(heads))
     card = _card(checkpoint, base, section["name"], export.architecture)
     written = write_adapter(told, heads, *_named(base), tokenizer, card, folder)
@@ -95,6 +97,21 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
         command = words(["lmtool", "export", f"checkpoint={base.checkpoint}", "output=FOLDER"])
         Output().line(f"its base is a run of lmtool: transformers reads it after {command}")
     return f"for PEFT on {export.architecture}"
+
+
+def _require_readable_base(loaded: Loaded, architecture: str, base: Base, offline: bool) -> None:
+    """UserError where transformers would draw a new backbone: its class calls it by another prefix than the classes of
+    the family do, and the base is a folder of another one."""
+    declared = builder_module(entry_of(loaded.config)).PUBLISHED
+    model_class = declared.named_class({"architectures": [architecture]})
+    published = published_folder(base.addresses[0], offline)
+    names = [] if published is None else published.config.get("architectures") or []
+    if declared.prefix and model_class.prefix and architecture not in names:
+        raise UserError(
+            f"format=peft: transformers reads no backbone of {base.checkpoint} into {architecture}, which calls it "
+            f"{model_class.prefix}* and not {declared.prefix}*, and draws a new one",
+            "leave format= out: the merged weights open as they are",
+        )
 
 
 def _linear_maps(parts: CheckpointModel, plain: Mapping[str, Tensor]) -> list[str]:
