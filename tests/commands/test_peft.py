@@ -36,6 +36,28 @@ def logits_of(model: torch.nn.Module, rows: dict[str, torch.Tensor]) -> torch.Te
         return model(**rows).logits
 
 
+def test_a_base_that_transformers_does_not_read(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Llama's question answering calls its backbone by another name than every other class of it."""
+    make("llama", place / "published")
+    paragraphs = []
+    for number in range(12):
+        context = f"The happy cat saw ship {number}."
+        answers = [{"text": "cat", "answer_start": context.index("cat")}]
+        paragraphs.append({"context": context, "qas": [{"id": str(number), "question": "who?", "answers": answers}]})
+    Path("asked.json").write_text(json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    run(
+        "finetune", "checkpoint=published", "task=squad", "task.path=asked.json", "tuning=lora", "max_steps=1",
+        "batch_examples=4", "max_length=40", "task.stride=4", "name=run", "cache_dir=cache", "device=cpu",
+    )  # fmt: skip
+    capsys.readouterr()
+    run("export", "checkpoint=runs/run", "output=adapter", "format=peft", status=2)
+    assert "transformers reads no backbone of published into LlamaForQuestionAnswering" in capsys.readouterr().err
+    _, report = transformers.AutoModelForQuestionAnswering.from_pretrained("published", output_loading_info=True)
+    assert "transformer.embed_tokens.weight" in report["missing_keys"]
+    run("export", "checkpoint=runs/run", "output=merged")
+    assert "as LlamaForQuestionAnswering · largest differences" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("family", "method"),
     slow_but([("gpt", "lora"), ("t5", "ia3")], [("bert", "lora"), ("gpt", "lora"), ("gpt", "ia3"), ("t5", "ia3")]),
