@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lmtool.config.checkpoint import find
 from lmtool.config.plugins import command_line
+from lmtool.config.tables import builder_module, entry_of
 from lmtool.conversion.texts import layout_of, reading_of
 from lmtool.data.layouts import with_format
 from lmtool.errors import CheckFailed, UserError
@@ -93,7 +94,10 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     export = export_of(loaded.config, plain, task, tokenizer)
     stands_on = PublishedBase(loaded.config, export.kept, export.tensors, published_maps(loaded.config, export.kept))
     learned = {id(tensor) for name, tensor in plain.items() if name in own}
+    _require_readable_base(loaded, export.architecture, base, config.offline)
     changed = _published_names(loaded.config, export, {n for n, tensor in export.kept.items() if id(tensor) in learned})
+    # Heads have the names of their class, which may not be those of the family's other classes.
+    changed += [name for name, tensor in export.tensors.items() if id(tensor) in learned and name not in changed]
     told = Tuned(section, added, stands_on, task_type_of(export.architecture), changed)
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
@@ -104,10 +108,24 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     write_adapter(told, *_named(base), labels, folder, further)
     _require_same(loaded, folder, added, stands_on, checkpoint)
     _open_with_peft(loaded, folder, export, read_base(base, own, checkpoint, config.offline))
-    if "://" not in base.checkpoint and published_folder(base.checkpoint) is None:
-        command = command_line("export", f"checkpoint={base.checkpoint}", "output=FOLDER")
+    if (command := _exports_base(base)) is not None:
         Output().line(f"its base is a run of lmtool: transformers reads it after {command}")
     return f"for PEFT on {export.architecture}"
+
+
+def _require_readable_base(loaded: Loaded, architecture: str, base: Base, offline: bool) -> None:
+    """UserError where transformers would draw a new backbone: its class calls it by another prefix than the classes of
+    the family do, and the base is a folder of another one."""
+    declared = builder_module(entry_of(loaded.config)).PUBLISHED
+    model_class = declared.named_class({"architectures": [architecture]})
+    published = published_folder(base.addresses[0], offline)
+    names = [] if published is None else published.config.get("architectures") or []
+    if declared.prefix and model_class.prefix and architecture not in names:
+        raise UserError(
+            f"format=peft: transformers reads no backbone of {base.checkpoint} into {architecture}, which calls it "
+            f"{model_class.prefix}* and not {declared.prefix}*, and draws a new one",
+            "leave format= out: the merged weights open as they are",
+        )
 
 
 def _published_names(model: ModelConfig, export: Export, names: Collection[str]) -> list[str]:
@@ -117,6 +135,13 @@ def _published_names(model: ModelConfig, export: Export, names: Collection[str])
     }
     published = their_names(model, marks)
     return [name for name, mark in published.items() if name in export.tensors and bool(mark.any())]
+
+
+def _exports_base(base: Base) -> str | None:
+    """What is typed before transformers reads the base: of a run of lmtool; None where it is published."""
+    if "://" in base.checkpoint or published_folder(base.checkpoint) is not None:
+        return None
+    return command_line("export", f"checkpoint={masked(base.checkpoint)}", "output=FOLDER")
 
 
 def _named(base: Base) -> tuple[str, str | None]:
@@ -156,8 +181,8 @@ def _open_with_peft(loaded: Loaded, folder: Path, export: Export, base: Weights)
     if loaded.config.architecture == "encoder_decoder" and loaded.model.parts.task is None:
         rows["decoder_input_ids"] = rows["input_ids"][:, :2]
     with torch.no_grad():
-        expected = loaded.model(**rows).logits
-    assert expected is not None
+        ours = loaded.model(**rows)
+    expected = ours.hidden if ours.logits is None else ours.logits
     try:
         theirs = their_names(loaded.config, base.tensors)
         logits = peft_logits(folder, export.architecture, export.config, theirs, rows)
@@ -186,6 +211,8 @@ def _card(checkpoint: str, base: Base, export: Export, folder: Path, method: str
     }
     rows = "".join(f"| {name} | {masked(str(value))} |\n" for name, value in facts.items())
     name, revision = _named(base)
+    command = _exports_base(base)
+    folder_of_base, before = (name, "") if command is None else ("FOLDER", f"# before: {command}\n")
     given: dict[str, Any] = {
         key: export.config[key] for key in ("num_labels", "label2id", "problem_type") if key in export.config
     }
@@ -198,7 +225,7 @@ def _card(checkpoint: str, base: Base, export: Export, folder: Path, method: str
 from peft import PeftModel
 from transformers import AutoTokenizer, {export.architecture}
 
-base = {export.architecture}.from_pretrained({name!r}{keys})
+{before}base = {export.architecture}.from_pretrained({folder_of_base!r}{keys})
 model = PeftModel.from_pretrained(base, {folder.name!r}).eval()
 tokenizer = AutoTokenizer.from_pretrained({folder.name!r})
 ```"""
