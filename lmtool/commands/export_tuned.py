@@ -104,8 +104,7 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     write_adapter(told, *_named(base), labels, folder, further)
     _require_same(loaded, folder, added, stands_on, checkpoint)
     _open_with_peft(loaded, folder, export, read_base(base, own, checkpoint, config.offline))
-    if "://" not in base.checkpoint and published_folder(base.checkpoint) is None:
-        command = words(["lmtool", "export", f"checkpoint={base.checkpoint}", "output=FOLDER"])
+    if (command := _exports_base(base)) is not None:
         Output().line(f"its base is a run of lmtool: transformers reads it after {command}")
     return f"for PEFT on {export.architecture}"
 
@@ -117,6 +116,13 @@ def _published_names(model: ModelConfig, export: Export, names: Collection[str])
     }
     published = their_names(model, marks)
     return [name for name, mark in published.items() if name in export.tensors and bool(mark.any())]
+
+
+def _exports_base(base: Base) -> str | None:
+    """What is typed before transformers reads the base: of a run of lmtool; None where it is published."""
+    if "://" in base.checkpoint or published_folder(base.checkpoint) is not None:
+        return None
+    return words(["lmtool", "export", f"checkpoint={masked(base.checkpoint)}", "output=FOLDER"])
 
 
 def _named(base: Base) -> tuple[str, str | None]:
@@ -156,8 +162,8 @@ def _open_with_peft(loaded: Loaded, folder: Path, export: Export, base: Weights)
     if loaded.config.architecture == "encoder_decoder" and loaded.model.parts.task is None:
         rows["decoder_input_ids"] = rows["input_ids"][:, :2]
     with torch.no_grad():
-        expected = loaded.model(**rows).logits
-    assert expected is not None
+        ours = loaded.model(**rows)
+    expected = ours.hidden if ours.logits is None else ours.logits
     try:
         theirs = their_names(loaded.config, base.tensors)
         logits = peft_logits(folder, export.architecture, export.config, theirs, rows)
@@ -186,6 +192,8 @@ def _card(checkpoint: str, base: Base, export: Export, folder: Path, method: str
     }
     rows = "".join(f"| {name} | {masked(str(value))} |\n" for name, value in facts.items())
     name, revision = _named(base)
+    command = _exports_base(base)
+    folder_of_base, before = (name, "") if command is None else ("FOLDER", f"# before: {command}\n")
     given: dict[str, Any] = {
         key: export.config[key] for key in ("num_labels", "label2id", "problem_type") if key in export.config
     }
@@ -198,7 +206,7 @@ def _card(checkpoint: str, base: Base, export: Export, folder: Path, method: str
 from peft import PeftModel
 from transformers import AutoTokenizer, {export.architecture}
 
-base = {export.architecture}.from_pretrained({name!r}{keys})
+{before}base = {export.architecture}.from_pretrained({folder_of_base!r}{keys})
 model = PeftModel.from_pretrained(base, {folder.name!r}).eval()
 tokenizer = AutoTokenizer.from_pretrained({folder.name!r})
 ```"""
