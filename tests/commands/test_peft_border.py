@@ -299,9 +299,9 @@ WRITTEN = [
     *((family, "text", name) for family in (*CAUSAL, *SEQ2SEQ) for name in PROMPTS),
 ]
 QUICKLY = [
-    ("bert", "labels", "lora"), ("gpt", "labels", "dora"), ("modernbert", "labels", "rslora"),
-    ("gpt", "labels", "its biases"), ("deberta", "labels", "all biases"), ("t5", "labels", "ia3"),
-    ("qwen2", "labels", "ia3"), ("bart", "text", "prompt"), ("gpt", "text", "p-tuning"),
+    ("distilbert", "labels", "lora"), ("deberta", "labels", "ia3"), ("gpt", "labels", "dora"),
+    ("modernbert", "labels", "rslora"), ("gpt", "labels", "its biases"), ("deberta", "labels", "all biases"),
+    ("t5", "labels", "ia3"), ("qwen2", "labels", "ia3"), ("bart", "text", "prompt"), ("gpt", "text", "p-tuning"),
     ("llama", "text", "deep p-tuning"), ("qwen2", "text", "prefix"),
 ]  # fmt: skip
 NOT_ALIKE = {
