@@ -187,8 +187,11 @@ SAVED |= {
     for kind in ("text", "labels")
     if (family, kind) != ("transformer", "labels")
 }
-ONE_OF_ITS_KIND = [case for case in SAVED if case.split()[0] not in FAMILIES]
-QUICK = [*ONE_OF_ITS_KIND, "albert text", "modernbert labels", "deberta_v3 text", "xlnet labels", "t5 labels"]
+QUICK = [
+    "patterns", "rslora with patterns", "all linear modules", "dora", "all biases", "biases in B", "both tables",
+    "one table", "an output layer", "ia3 of joined maps", "ia3 and biases apart", "prompt", "p-tuning", "prefix",
+    "prompts on both sides", "modernbert labels", "xlnet labels", "t5 labels",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", slow_but(QUICK, SAVED))
@@ -296,9 +299,9 @@ WRITTEN = [
     *((family, "text", name) for family in (*CAUSAL, *SEQ2SEQ) for name in PROMPTS),
 ]
 QUICKLY = [
-    ("bert", "labels", "lora"), ("gpt", "labels", "dora"), ("modernbert", "labels", "rslora"),
-    ("gpt", "labels", "its biases"), ("deberta", "labels", "all biases"), ("t5", "labels", "ia3"),
-    ("qwen2", "labels", "ia3"), ("bart", "text", "prompt"), ("gpt", "text", "p-tuning"),
+    ("distilbert", "labels", "lora"), ("deberta", "labels", "ia3"), ("gpt", "labels", "dora"),
+    ("modernbert", "labels", "rslora"), ("gpt", "labels", "its biases"), ("deberta", "labels", "all biases"),
+    ("t5", "labels", "ia3"), ("qwen2", "labels", "ia3"), ("bart", "text", "prompt"), ("gpt", "text", "p-tuning"),
     ("llama", "text", "deep p-tuning"), ("qwen2", "text", "prefix"),
 ]  # fmt: skip
 NOT_ALIKE = {
@@ -338,6 +341,22 @@ def test_peft_opens_what_is_exported(family, kind, name, folders, capsys):
     again = lmtool.load("back")
     assert close(again.model(**given).logits, ours)
     assert kind == "text" or list(again.task["labels"]) == LABELS
+
+
+def test_a_base_of_lmtool_is_exported_first(folders, capsys):
+    """The README.md of the adapter says by which command; typed, it opens."""
+    given = rows("gpt", "text")
+    run("import", f"checkpoint={folders('gpt', 'text')}", "output=first")
+    tuned_checkpoint(Path("first"), TUNED["dora"], Path("tuned"))
+    run("export", "checkpoint=tuned", "output=adapter", "format=peft")
+    assert "its base is a run of lmtool: transformers reads it after" in capsys.readouterr().out
+    code = Path("adapter/README.md").read_text().split("```python\n")[1].split("```")[0]
+    run(*code.partition("# before: lmtool ")[2].partition("\n")[0].split())
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert close(lmtool.load("tuned").model(**given).logits, logits_of(names["model"], given))
+    run("import", "checkpoint=adapter", "output=back")
+    assert close(lmtool.load("back").model(**given).logits, logits_of(names["model"], given))
 
 
 def test_without_peft_the_export_says_so(folders, capsys, monkeypatch):

@@ -37,6 +37,10 @@ COUNTS = [
     (BERT, {"name": "lora", "rank": 16, "projections": ("q_proj",)}, 0, 294_912, CLASSIFIER),
     (BERT, {"name": "lora", "projections": LINEARS}, 0, 12 * 8 * (4 * 2 * 768 + 2 * (768 + 3072)), CLASSIFIER),
     (T5, {"name": "lora"}, 0, 884_736, CLASSIFIER),
+    # Liu et al. 2024: a length of each output besides; and biases, as of bitfit, or of the maps alone.
+    (BERT, {"name": "lora", "dora": True}, 0, 294_912 + 24 * 768, CLASSIFIER),
+    (BERT, {"name": "lora", "bias": "all"}, 102_912 - 768, 294_912, 768 + CLASSIFIER),
+    (BERT, {"name": "lora", "bias": "lora_only"}, 24 * 768, 294_912, CLASSIFIER),
     # One layer is applied twelve times: one pair of matrices a map.
     (ALBERT, {"name": "lora"}, 0, 2 * 8 * (768 + 768), CLASSIFIER),
     # Liu et al. 2022: a vector for keys, one for values, one inside the feed-forward part.

@@ -190,6 +190,9 @@ def read_adapter(folder: Path) -> Adapter:
     updates = {name: tensor for name, tensor in tensors.items() if name.endswith(ends)}
     if not updates:
         raise UserError(f"{folder / WEIGHTS} has no tensor that ends with {ends[0]}", "save the adapter again, whole")
+    whole = next((name for name, tensor in updates.items() if not tensor.is_floating_point()), None)
+    if whole is not None:
+        raise UserError(f"{folder / WEIGHTS}: {whole} holds {updates[whole].dtype}, and no fractions", "save it again")
     others = {name.replace(_BASE_LAYER, ""): tensor for name, tensor in tensors.items() if name not in updates}
     # With bias="all" the file also has the biases of a head's two copies, of which the complete head is read.
     copies = (".original_module.", ".modules_to_save.")
@@ -226,4 +229,4 @@ def peft_logits(
         transformers.logging.enable_progress_bar()
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], -1)
-    return output.prediction_logits if "prediction_logits" in output else output.logits
+    return next(output[name] for name in ("logits", "prediction_logits", "last_hidden_state") if name in output)

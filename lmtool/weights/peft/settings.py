@@ -1,5 +1,5 @@
-"""What the adapter_config.json of a folder of PEFT says, with the meaning that its library gives it (peft 0.21, the
-config.py of each method, `check_target_module_exists` in tuners/tuners_utils.py, `get_pattern_key` in utils/other.py).
+"""What the adapter_config.json of a folder of PEFT says, with the meaning that its library gives it: of peft 0.21 the
+config.py of each method, which modules are meant in tuners/tuners_utils.py, which rank and scale in utils/other.py.
 
 A key of another type is refused, and so is by its name a variant that lmtool does not compute. A key that is not known
 here is listed (`unread`): the library writes every field of a method, and has new ones with each version.
