@@ -10,6 +10,7 @@ from lmtool import arguments, manual
 from lmtool.config import groups, problems, tables
 from lmtool.schema.inspection import OF_COMMANDS
 from lmtool.schema.run import COMMANDS
+from lmtool.costs.devices import DEVICES
 
 UNKNOWN = "\0"
 """Stands for what is put into a message when it is raised."""
@@ -100,11 +101,13 @@ def _wrong_topic(verb: str, topic: str) -> Iterator[str]:
 def _takes(key: str, value: str) -> bool:
     if key == "max_length":  # tests read shorter texts than a run may
         return value.isdigit()
+    if key == "device" and value in DEVICES:  # of `lmtool plan`
+        return True
     group = key.replace(".", "/")
     if group in _groups():
         options = (*_options(group), *tables.names(group), "null")
         parts = value.strip("[]").split(",")
-        return group == "experiment" or groups.is_path_like(value) or all(part in options for part in parts)
+        return group in ("experiment", "sweep") or groups.is_path_like(value) or all(part in options for part in parts)
     found = fields()[key]
     sections = [choice.group for field in found if field is not None and (choice := problems.choice_of(field))]
     return (

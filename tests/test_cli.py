@@ -137,12 +137,15 @@ ERRORS: list[tuple[str, list[str]]] = [
         "finetune task=pydocs checkpoint=none",
         ["model=auto: checkpoint=none has no model", "or model=bert_tiny"],
     ),
-    ("pretrain data=text data.path=café.txt modle=x", ["error: unknown key modle\nhint: did you mean model=x?\n"]),
+    (
+        "pretrain data=text data.path=café.txt modle=bert",
+        ["error: unknown key modle\nhint: did you mean model=bert?\n"],
+    ),
     ("pretrain model.hidden_size=-4", ["model.hidden_size: given -4", "at least"]),
-    ("pretrain model.num_heads=7", ["hidden_size=768 is not a multiple of num_heads=7"]),
+    ("pretrain model.num_heads=7", ["model.hidden_size=768 is not a multiple of model.num_heads=7"]),
     ("pretrain max_steps=1e3", ["max_steps: given 1000.0", "write max_steps=1000"]),
     ("pretrain precision=fp15", ["auto, fp32, bf16 or fp16", "did you mean precision="]),
-    ("pretrain device=gpu", ["device: given", "auto, cpu, cuda or cuda:N"]),
+    ("pretrain device=gpu", ["device: given", "did you mean device=cuda?"]),
     ("pretrain name=my%run", ["name: given", "text that matches"]),
     ("pretrain data=text", ["missing required value: data.path", "give data.path="]),
     ("pretrain data=text data.path=it's", ["meaning of its own", "quote it"]),
@@ -168,7 +171,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain model=bart_tiny objective=rtd", ["give objective=denoising or model=electra"]),
     ("pretrain model=bert model=gpt", ["model=bert and model=gpt: a run takes one model"]),
     ("pretrain model=bert_base", ["did you mean model=bert?"]),
-    ("pretrain batch_size=8", ["did you mean batch_examples=8 or batch_tokens=8"]),
+    ("pretrain batch_size=8", ["did you mean batch_examples=8 batch_tokens=null?"]),
     ("pretrain runs/first", ["runs/first is no override", "checkpoint=runs/first"]),
     (
         "pretrain objective=mixture objective.members=[mlm,mlmm]",
@@ -201,7 +204,10 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("finetune task=[sst2,cola]", ["takes one task", "-m task=sst2,cola"]),
     ("finetune model=bert_tiny task=custom", ["missing required value: task.path"]),
     ("finetune model=bert_tiny task=sst2 task.labels=[true,false]", ["quote your labels"]),
-    ("finetune model=bert_tiny task=sst2 task.loss.label_smoothin=1", ["did you mean task.loss.label_smoothing=1?"]),
+    (
+        "finetune model=bert_tiny task=sst2 task.loss.label_smoothin=0.1",
+        ["did you mean task.loss.label_smoothing=0.1?"],
+    ),
     ("finetune model=bert_tiny task=sst2 tuning=lore", ["tuning=lore is not one of", "did you mean tuning=lora?"]),
     ("-m finetune model=bert_tiny task=sst2,colla seed=1,2", ["did you mean task=cola?"]),
     ("-m pretrain seed=1,-2 max_stepss=3", ["seed: given -2", "did you mean max_steps=3?"]),
@@ -436,9 +442,9 @@ def test_debug_shows_the_traceback_of_a_users_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "verysecretvalue")
-    assert cli.main(["pretrain", "modle=verysecretvalue", "--debug"]) == 2
+    assert cli.main(["pretrain", "run_dr=verysecretvalue", "--debug"]) == 2
     error = capsys.readouterr().err
-    assert "Traceback" in error and "error: unknown key modle" in error and "verysecretvalue" not in error
+    assert "Traceback" in error and "error: unknown key run_dr" in error and "verysecretvalue" not in error
 
 
 def test_secrets_are_not_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

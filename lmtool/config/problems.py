@@ -229,10 +229,11 @@ def _fitting_hint(meaning: Meaning, value: Any, command: type[Config], known: Co
 
 
 def _may_take(field: FieldInfo | None, value: Any) -> bool:
-    """Whether a field allows a value; a section by a name, which may be an option of the user's own."""
-    if field is None or choice_of(field) is not None:
-        return isinstance(value, str)
-    return _takes(field, value)
+    """Whether a field allows a value; a section the name of an option."""
+    choice = None if field is None else choice_of(field)
+    if choice is not None:
+        return isinstance(value, str) and _has_option(choice.group, value)
+    return isinstance(value, str) if field is None else _takes(field, value)
 
 
 def _has_option(group: str, name: str) -> bool:

@@ -53,7 +53,7 @@ from lmtool.tuning.configs import TuningConfig
 
 _START = (
     "give checkpoint=hf://google-bert/bert-base-uncased or others of the hub, checkpoint=runs/NAME (a run of lmtool "
-    "pretrain), or model=bert_tiny for random weights"
+    "pretrain), or model=bert_tiny for random weights; a task's data are read from task.path=FOLDER"
 )
 SHORTEST = 8
 """The least that max_length may be."""
