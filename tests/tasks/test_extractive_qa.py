@@ -271,9 +271,7 @@ def test_bad_answers_are_refused_with_their_place(tmp_path, fields, message):
     if "is not in" in message:
         data = data_of("squad", tmp_path, changed(**fields), bad_answers="skip")
         assert (
-            len(data.train) == 5
-            and data.facts["skipped_answers"] == 1
-            and "1 row skipped" in data.facts["warnings"][0]
+            len(data.train) == 5 and data.facts["skipped_answers"] == 1 and "1 row skipped" in data.facts["warnings"][0]
         )
 
 
