@@ -18,7 +18,7 @@ ANSWERS = [
     ("ls", 2, "did you mean lmtool runs?"),
     ("--version", 0, f"lmtool {__version__}"),
     ("version", 2, "did you mean lmtool --version?"),
-    ("help pretrain", 0, "max_steps: 10000"),
+    ("help pretrain", 0, "max_steps: auto"),
     ("pretrain --model bert", 2, "write model=bert"),
     ("pretrain --model=bert", 2, "write model=bert"),
     ("pretrain --optimizer.lr 1e-3 seed=1", 2, "write optimizer.lr=1e-3"),
