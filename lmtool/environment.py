@@ -1,9 +1,13 @@
-"""What the command line sets in the environment before torch is loaded, for itself and for the processes it starts.
-Standard library only."""
+"""What the command line sets in the environment: before torch is loaded, and for the processes that a part of it
+starts. Standard library only."""
 
 from __future__ import annotations
 
-# What the user has set stays.
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+# Read by torch's libraries when they are loaded; what the user has set stays.
 ENVIRONMENT = {
     # OpenMP threads wait by spinning, and on a machine with other work the spinners starve the worker: a tiny BERT
     # (width 128) trained at 3,000 tokens a second beside other processes, and with this at 16,000 and more beside two
@@ -19,7 +23,22 @@ ENVIRONMENT = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     # Torch's profiler writes a line of its own to the terminal when it starts and stops, at every level below this one.
     "KINETO_LOG_LEVEL": "6",
-    # A Python that is started with -m or -c imports from the working folder first: a `json.py` among the files of a
-    # stranger would be run by the processes of a sweep, a launcher or a compiler. lmtool's own are started with -P too.
-    "PYTHONSAFEPATH": "1",
 }
+
+# A Python that is started with -m or -c imports from the working folder first: a `ctypes.py` among the files of a
+# stranger would be run. lmtool starts its own with -P; this is for those that libraries start.
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+
+
+@contextmanager
+def inherited(values: Mapping[str, str]) -> Iterator[None]:
+    """Within, the environment has these values, for the processes that are started."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

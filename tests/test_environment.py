@@ -15,6 +15,7 @@ from lmtool import cli
 from lmtool.data import tokenizing
 from lmtool.data.portions import Portion
 from lmtool.environment import ENVIRONMENT
+from lmtool.training.compiling import compiled
 from lmtool.training.precision import cpu_has_bf16
 from tests.data.data_fixtures import wordpiece
 
@@ -74,11 +75,20 @@ def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     assert len(portion.tokens) and not Path(PLANTED).exists()
 
 
+def test_what_libraries_start_leaves_the_working_folder_out(monkeypatch):
+    """While a run compiles, and only then: a process that a user's own code starts is not touched."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with compiled(True, "eager"):
+        assert os.environ["PYTHONSAFEPATH"] == "1"
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
 def test_lmtool_in_the_working_folder_is_found():
     """As in a checkout that is not installed."""
     command = [sys.executable, "-S", "-m", "lmtool", "--version"]
     root = Path(lmtool.__file__).resolve().parents[1]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=clean, check=False)
     assert done.stdout == f"lmtool {lmtool.__version__}\n"
 
 

@@ -16,7 +16,19 @@ PACKAGE = Path(lmtool.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A room imports only what is named here (and itself). `types` needs torch, so rooms without torch do not name it.
-GROUND = {"drafts", "errors", "types", "streams", "manifest", "network", "ranks", "secrets", "signals", "terminal"}
+GROUND = {
+    "drafts",
+    "environment",
+    "errors",
+    "types",
+    "streams",
+    "manifest",
+    "network",
+    "ranks",
+    "secrets",
+    "signals",
+    "terminal",
+}
 CONFIG = GROUND | {"config"}
 NN = CONFIG | {"nn"}
 MODELS = NN | {"models"}

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lmtool import errors
 from lmtool.drafts import real_folder
+from lmtool.environment import SAFE_PATH, inherited
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.runs import code
@@ -150,20 +151,13 @@ class Launch:
         """The environment that the processes of the jobs inherit."""
         threads, _ = self._threads()
         changed: dict[str, str] = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        changed |= SAFE_PATH if self._parallel else {}
         if self.name.startswith("submitit"):
             os.chmod(real_folder(self.sweep.path / ".submitit"), 0o700)  # its files are run, and hold all values
             path = [str(code.copied(self.sweep.path, self.plugins)), *filter(None, [os.environ.get("PYTHONPATH")])]
-            # Started with -m, python would look into the working folder first, which may be lmtool's own.
-            changed |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
-        before = {name: os.environ.get(name) for name in changed}
-        os.environ.update(changed)
-        try:
+            changed["PYTHONPATH"] = os.pathsep.join(path)
+        with inherited(changed):
             yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
 
     def _launch(self, left: Sequence[Place]) -> None:
         fingerprint = code.fingerprint(self.plugins)

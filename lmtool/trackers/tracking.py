@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from lmtool.config import plugins
+from lmtool.environment import SAFE_PATH
 from lmtool.runs.files import to_json
 from lmtool.secrets import masked_data
 from lmtool.trackers.base import RunFacts
@@ -141,6 +142,7 @@ class TrackerThread:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env={**os.environ, **SAFE_PATH},  # for what its library starts
                 text=True,
                 encoding="utf-8",
                 start_new_session=True,  # Ctrl-C and a scheduler's signal are for the run

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from lmtool.environment import SAFE_PATH, inherited
 from lmtool.errors import UserError
 from lmtool.nn.regions import CompiledRegions, regions_by
 
@@ -89,5 +90,6 @@ def compiled(on: bool, backend: str | Callable[..., Any] = "inductor") -> Iterat
     import torch._dynamo  # takes a second
 
     # DDP's own optimizer of graphs cuts a whole model's; these end where a layer does.
-    with torch._dynamo.config.patch(recompile_limit=GRAPHS, optimize_ddp=False), regions_by(CompiledRegions(backend)):
+    changes = torch._dynamo.config.patch(recompile_limit=GRAPHS, optimize_ddp=False)
+    with inherited(SAFE_PATH), changes, regions_by(CompiledRegions(backend)):
         yield

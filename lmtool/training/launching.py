@@ -20,6 +20,7 @@ from typing import Any
 
 from lmtool import errors, ranks
 from lmtool.config.plugins import command_line
+from lmtool.environment import inherited
 from lmtool.errors import UserError
 from lmtool.ranks import LAUNCHER, PID, Ends, Place, place_of, started_together
 from lmtool.signals import Interrupted
@@ -114,12 +115,8 @@ def _environment(processes: int) -> Iterator[None]:
     own = {LAUNCHER: str(os.getpid())}
     if THREADS not in os.environ:
         own[THREADS] = str(max(cores() // processes, 1))
-    os.environ.update(own)
-    try:
+    with inherited(own):
         yield
-    finally:
-        for name in own:
-            os.environ.pop(name, None)
 
 
 @contextmanager
