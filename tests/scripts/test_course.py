@@ -191,18 +191,21 @@ def test_the_shipped_course_composes_and_names_what_it_wrote(script, monkeypatch
 
 
 def test_models_that_are_compared_have_the_same_compute_and_positions(script):
-    """But for GPT with learned positions, which stands beside the GPT that is compared to say what they do."""
-    course = script("course_text").read_course((ROOT / "docs" / "course.md").read_text(encoding="utf-8"))
+    """Where a claim sets one pretrained model against another, finetuned on the same rows or probed."""
+    text = script("course_text")
+    course = text.read_course((ROOT / "docs" / "course.md").read_text(encoding="utf-8"))
     trained, compared = {}, []
     for line in (line for topic in course.topics for line in topic.commands if line.startswith("lmtool ")):
         keys = dict(word.split("=", 1) for word in shlex.split(line) if "=" in word)
         if line.startswith("lmtool pretrain"):
-            trained[f"runs/{keys.get('name')}"] = keys.get("max_flops"), keys.get("model/positions")
-        elif keys.get("name") == "families":
-            compared = [name for name in keys["checkpoint"].split(",") if name != "runs/gpt"]
+            trained[str(keys.get("name"))] = keys.get("max_flops"), keys.get("model/positions")
         elif keys.get("target") == "pydocs":
-            compared += keys["checkpoint"].strip("[]").split(",")
-    assert len(compared) == 5 + 2 and {trained[name] for name in compared} == {("5e12", "rotary")}
+            compared += re.findall(r"runs/(\w+)", keys["checkpoint"])
+    for claim in (part for topic in course.topics for part in topic.parts if isinstance(part, text.Claim)):
+        for value in (claim.left, claim.right) if "families" in str(claim.left) else ():
+            compared += [name.replace("-", "_") for name in re.findall(r"\*runs-([\w-]+?)_\*", value.folder)]
+    assert sorted(compared) == ["bert", "bert", "bert", "electra", "gpt_rotary", "gpt_rotary"]
+    assert {trained[name] for name in compared} == {("5e12", "rotary")}
 
 
 def composed(line: str, page: str, capsys: pytest.CaptureFixture[str]) -> None:
