@@ -61,10 +61,11 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
         fingerprint = "" if tokenizer is None else tokenizer.fingerprint
         base = Base(address, path, start.revision, tuple(sorted(parts)), digest(held), fingerprint)
     source = {"checkpoint": config.checkpoint, "base": address, "revision": start.revision}
-    classifier = None if described is None else _labelled(described, heads).classifier_config()
+    published = {} if described is None else dict(_labelled(described, heads).classifier_config())
+    published |= {"generation": saved["generation"]} if "generation" in saved else {}
     output = Path(config.output).expanduser()
     written = own if base is not None else {**held, **own}
-    write_import(written, model, tokenizer, source, output, classifier, tuning, base)
+    write_import(written, model, tokenizer, source, output, published, tuning, base)
     _require_same(load(str(output), offline=True).model.parts.state_dict(), {**held, **own}, output)
     numbers = count(sum(tensor.numel() for tensor in own.values()))
     Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {numbers} values beside {address}")

@@ -15,6 +15,7 @@ from torch import Tensor
 from lmtool.config.checkpoint import CARRIED, DATA, MODEL, OPTIMIZER, read_manifest
 from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
+from lmtool.generation.configs import GENERATION
 from lmtool.manifest import write_manifest
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
@@ -165,7 +166,7 @@ def write_export(
         settings = json.loads((draft / "tokenizer_config.json").read_text(encoding="utf-8"))
         _write_json(draft / "tokenizer_config.json", {**settings, **reading.settings()})
         if model.architecture != "encoder":
-            _write_json(draft / "generation_config.json", special_ids(model, tokenizer))
+            _write_json(draft / GENERATION, special_ids(model, tokenizer))
         (draft / "README.md").write_text(card, encoding="utf-8")
 
     whole_folder(output, fill)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
+from lmtool.generation.configs import GENERATION, published_settings
 from lmtool.models.published import PublishedConfig
 from lmtool.weights.classifiers import refusal, task_of
 from lmtool.weights.hub import Absent, Address
@@ -93,9 +94,11 @@ class PublishedFolder:
             ) from problem
 
     def saved_config(self) -> dict[str, Any]:
-        """What a checkpoint of ours would have in its config.json: the model, the tokenizer in this folder, and the
-        task of a text classifier."""
+        """What a checkpoint of ours would have in its config.json: the model, the tokenizer in this folder, how it
+        generates, and the task of a text classifier."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
+        generation = self._generation()
+        config |= {"generation": generation} if generation else {}
         task = self._task() if head_of_class(self.config) is not None else None
         return config if task is None else {**config, "task": task}
 
@@ -115,6 +118,12 @@ class PublishedFolder:
                 int(length) for length in lengths if isinstance(length, int | float) and 1 <= length <= 10**9
             ),
         }
+
+    def _generation(self) -> dict[str, Any]:
+        """How it generates by default, in the fields of `GenerationConfig`: its own file says so, or of old its
+        config.json."""
+        file = self.path / GENERATION
+        return published_settings(read_object(self.checkpoint, file) if file.is_file() else self.config)
 
     def _task(self) -> dict[str, Any] | None:
         return self._readable(lambda: task_of(self.config))
@@ -196,7 +205,7 @@ def _from_hub(checkpoint: str, offline: bool) -> PublishedFolder:
     path = address.file(CONFIG, offline)
     # The cache keeps a folder for each commit: what is read later is of the same one, whatever happens to a branch.
     commit = path.parent.name
-    for name in TOKENIZER:
+    for name in (*TOKENIZER, GENERATION):
         with suppress(Absent):
             address.file(name, offline, commit)
     return PublishedFolder(checkpoint, path.parent, PublishedConfig(read_object(checkpoint, path)), commit)
