@@ -69,7 +69,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     _require_same(load(str(output), offline=True).model.parts.state_dict(), {**held, **own}, output)
     numbers = count(sum(tensor.numel() for tensor in own.values()))
     Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {numbers} values beside {address}")
-    if classifier is not None and (labels := classifier["task"].get("labels")):
+    if labels := published.get("task", {}).get("labels"):
         Output().line(f"PEFT keeps no names of labels; they are taken for one of {', '.join(map(str, labels))}")
 
 
