@@ -25,7 +25,11 @@ def run(config: GenerateConfig, overrides: list[str]) -> None:
     writer = trained.learner().writer()
     texts, origin = _prompts(config, trained)
     prompts = writer.prompts(texts, origin)
-    settings = GenerationConfig.model_validate({name: getattr(config, name) for name in GenerationConfig.model_fields})
+    own = trained.saved.get("generation", {})
+    typed = GenerationConfig.model_validate({name: getattr(config, name) for name in GenerationConfig.model_fields})
+    settings = typed.with_published(own)
+    if others := settings.unlike(own):
+        output.line(f"of the checkpoint's own settings these are not used: {' '.join(others)}", "yellow")
     limit = min(writer.space.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
     if limit < settings.max_new_tokens:
         output.line(f"warning: the model is full after {limit} of max_new_tokens={settings.max_new_tokens}", "yellow")

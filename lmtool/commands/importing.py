@@ -47,9 +47,9 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
             "give a folder with config.json and model.safetensors, or hf://org/name@revision",
         )
     loaded = load(config.checkpoint, offline=config.offline)
-    kept, classifier = loaded.model.parts.state_dict(), None
+    kept, saved = loaded.model.parts.state_dict(), published.saved_config()
     if classifies(published, read(config.checkpoint, config.offline)):
-        classifier = published.classifier_config()
+        saved = published.classifier_config()
         if loaded.tokenizer is not None:
             require_same_reading(published, loaded.config, loaded.tokenizer)
     folder = Path(config.output).expanduser()
@@ -59,7 +59,7 @@ def run(config: ImportConfig, overrides: list[str]) -> None:
         "file": weight_file(published, config.offline).name,
         "ignored_keys": list(loaded.report.ignored),
     }
-    write_import(kept, loaded.config, loaded.tokenizer, source, folder, classifier)
+    write_import(kept, loaded.config, loaded.tokenizer, source, folder, saved)
 
     again = load(str(folder), offline=True)
     theirs = wide(read_published(published, config.offline))

@@ -50,11 +50,12 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     own = {**restored.added, **_in_place(adapter, described, base, start, restored.changed)}
     tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
     held = _held(start, own, head)
-    classifier, named = None, True
+    published: dict[str, Any] = {"generation": saved["generation"]} if "generation" in saved else {}
+    named = True
     if head is not None:
         labelled, named = _labelled(described, adapter, {**held, **own}, head)
-        classifier = labelled.classifier_config()
-        _require_complete(adapter, model, classifier["task"], {**held, **own}, head)
+        published |= labelled.classifier_config()
+        _require_complete(adapter, model, published["task"], {**held, **own}, head)
     place = folder if has_tokenizer(folder) else start.folder
     tokenizer = Tokenizer.load(place) if has_tokenizer(place) else None
     beside = None
@@ -66,7 +67,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     source = {"checkpoint": config.checkpoint, "base": address, "revision": start.revision}
     output = Path(config.output).expanduser()
     written = own if beside is not None else {**held, **own}
-    write_import(written, model, tokenizer, source, output, classifier, tuning, beside)
+    write_import(written, model, tokenizer, source, output, published or None, tuning, beside)
     _require_same(load(str(output), offline=True).model.parts.state_dict(), {**held, **own}, output)
     numbers = count(sum(tensor.numel() for tensor in own.values()))
     Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {numbers} values beside {address}")
@@ -76,7 +77,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
         Output().line(f"merged, where tuning={tuning['name']} edits nothing: {', '.join(folded[:3])}{more}")
     if adapter.settings.unread:
         Output().line(f"not read in its {CONFIG}: {', '.join(adapter.settings.unread)}")
-    if classifier is not None and not named and (labels := classifier["task"].get("labels")):
+    if not named and (labels := published.get("task", {}).get("labels")):
         Output().line(f"it has no names of labels; they are taken for one of {', '.join(map(str, labels))}")
 
 

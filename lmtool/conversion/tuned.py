@@ -141,12 +141,7 @@ def _exports_base(base: Base) -> str | None:
     """What is typed before transformers reads the base: of a run of lmtool; None where it is published."""
     if "://" in base.checkpoint or published_folder(base.checkpoint) is not None:
         return None
-<<<<<<< HEAD:lmtool/conversion/tuned.py
     return command_line("export", f"checkpoint={masked(base.checkpoint)}", "output=FOLDER")
-||||||| 5971cc7:lmtool/commands/export_tuned.py
-=======
-    return words(["lmtool", "export", f"checkpoint={masked(base.checkpoint)}", "output=FOLDER"])
->>>>>>> h3:lmtool/commands/export_tuned.py
 
 
 def _named(base: Base) -> tuple[str, str | None]:

@@ -66,7 +66,12 @@ class BeamSearch(Strategy):
         constraints, texts = self.constraints(decoding, request), [[] for _ in request.starts]  # type: ignore[var-annotated]
         ends_E = torch.tensor(sorted(ends), dtype=torch.int64, device=device)
         active, longest = list(range(len(texts))), max(request.limits)
-        log_probs_RV = constraints.apply(decoding.begin().log_softmax(-1))
+
+        def scored(logits_RV: Tensor) -> Tensor:
+            # The probabilities are those that the model learned: of all rows of its table, those without a token too.
+            return constraints.apply(logits_RV.log_softmax(-1)[:, : decoding.vocabulary])
+
+        log_probs_RV = scored(decoding.begin())
         candidates = max(2, 1 + len(ends)) * beams
         if candidates > log_probs_RV.shape[1]:
             raise UserError(
@@ -107,7 +112,7 @@ class BeamSearch(Strategy):
             rows = (parent_NC[left_M].gather(1, next_NB) + left_M[:, None] * wide).flatten().tolist()
             chosen_R = token_NC[left_M].gather(1, next_NB).flatten()
             constraints.advance(chosen_R, rows)
-            log_probs_RV = constraints.apply(decoding.advance(chosen_R, rows).log_softmax(-1))
+            log_probs_RV = scored(decoding.advance(chosen_R, rows))
 
     def _settled(self, ended: _Ended, live_NB: Tensor, step: int, active: list[int], request: Request) -> Tensor:
         """(N,) whether nothing that is still searched is expected to be better than what has ended."""

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from lmtool.config.base import Config
+from lmtool.errors import UserError
+
+GENERATION = "generation_config.json"
+PUBLISHED = {
+    "num_beams": "beams", "length_penalty": "length_penalty", "early_stopping": "early_stopping",
+    "no_repeat_ngram_size": "no_repeat_ngram", "repetition_penalty": "repetition_penalty",
+    "forced_eos_token_id": "forced_eos", "min_new_tokens": "min_new_tokens", "max_new_tokens": "max_new_tokens",
+}  # fmt: skip
+"""Our fields by the keys of a published GENERATION file."""
+_DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+"""The same of sampling, with what transformers takes for a key that is not there."""
 
 
 class GenerationConfig(Config):
@@ -40,6 +52,35 @@ class GenerationConfig(Config):
         0, ge=0, description="No sequence of this many tokens comes twice (Paulus et al. 2018). 0: any may."
     )
 
+    repetition_penalty: float | None = Field(
+        None,
+        gt=0,
+        description="Tokens that the text has already: their logits are divided by it where positive, else multiplied "
+        "(Keskar et al. 2019). Null: as a published checkpoint says, else 1, which changes nothing.",
+    )
+    forced_eos: bool | None = Field(
+        None,
+        description="Whether the last token for which there is room is the end token, whatever the model says. Null: "
+        "as a published checkpoint says, else false.",
+    )
+
+    def with_published(self, settings: Mapping[str, Any]) -> GenerationConfig:
+        """With what a published checkpoint says of fields that are null. settings: see `published_settings`. UserError
+        where it says what a field does not take."""
+        nulls = {name for name in ("repetition_penalty", "forced_eos") if self.__dict__[name] is None}
+        own = {name: value for name, value in settings.items() if name in nulls}
+        try:
+            return type(self).model_validate({**self.model_dump(), **own})
+        except ValidationError as problem:
+            said = str(own.get("repetition_penalty"))[:60]
+            message = f"the checkpoint's {GENERATION} says repetition_penalty={said}: above 0"
+            raise UserError(message, "give repetition_penalty=1.0") from problem
+
+    def unlike(self, settings: Mapping[str, Any]) -> list[str]:
+        """What a published checkpoint sets otherwise, as overrides."""
+        plain = {name: value for name, value in settings.items() if isinstance(value, bool | int | float)}
+        return [f"{name}={str(value).lower()}" for name, value in plain.items() if value != self.__dict__[name]]
+
     @model_validator(mode="after")
     def _of_one_method(self) -> GenerationConfig:
         if self.min_new_tokens > self.max_new_tokens:
@@ -51,3 +92,13 @@ class GenerationConfig(Config):
         if self.beams == 1 and (self.length_penalty != 1.0 or self.early_stopping is not False):
             raise ValueError("length_penalty and early_stopping are of beam search: give beams=4 too")
         return self
+
+
+def published_settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Our fields as a published generation_config.json, or a config.json from before there was one, sets them."""
+    settings = {field: data[key] for key, field in PUBLISHED.items() if data.get(key) is not None}
+    if "forced_eos" in settings:
+        settings["forced_eos"] = True
+    if data.get("do_sample") is True:
+        settings |= {key: data.get(key, default) for key, default in _DRAWN.items()}
+    return settings

@@ -3,7 +3,7 @@
 A decoder continues its prompts, an encoder-decoder answers its inputs. Prompts of different length are read packed,
 and every text has its own length in the cache: what a text becomes does not depend on those beside it.
 
-Shape letters: N prompts, R texts under way, H hidden width, V vocabulary.
+Shape letters: N prompts, R texts under way, H hidden width, V rows of the token table.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from lmtool.types import Packed, send
 
 
 class Decoding(ABC):
-    """head: reads tokens off the hidden states; of `vocabulary` rows, since a table may have rows that stand for no
-    token."""
+    """head: reads tokens off the hidden states. vocabulary: rows of its table that stand for tokens, the first ones:
+    those behind them may have probability, and are never chosen."""
 
     def __init__(self, backbone: Backbone, head: LMHead, vocabulary: int):
         self.backbone, self.head, self.vocabulary = backbone, head, vocabulary
@@ -35,7 +35,7 @@ class Decoding(ABC):
 
     @abstractmethod
     def begin(self) -> Tensor:
-        """Read the prompts: logits (N, V) of the first new token of each, fp32."""
+        """Read the prompts: logits (N, V) of the first new token of each, fp32, rows that stand for no token too."""
 
     @abstractmethod
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> Tensor:
@@ -45,7 +45,7 @@ class Decoding(ABC):
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """(R, V), fp32. NotFinite where one is no finite number."""
-        logits_RV = self.head(hidden_RH, self.backbone.embed.token.weight)[:, : self.vocabulary].float()
+        logits_RV = self.head(hidden_RH, self.backbone.embed.token.weight).float()
         # A sum is several times as fast as a look at each, and finite where they all are.
         if not bool(torch.isfinite(logits_RV.sum())):
             raise NotFinite("predictions")

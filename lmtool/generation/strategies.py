@@ -49,7 +49,7 @@ class Strategy(ABC):
         """The new tokens of each prompt, without the token that ended it."""
 
     def constraints(self, decoding: Decoding, request: Request) -> Constraints:
-        return Constraints(self.config, request.ends, request.starts, decoding.device)
+        return Constraints(self.config, request.ends, request.starts, request.limits, decoding.device)
 
 
 class TokenByToken(Strategy):
@@ -65,7 +65,8 @@ class TokenByToken(Strategy):
         active, step = list(range(len(texts))), 0
         logits_RV = decoding.begin()
         while True:
-            tokens_R = self.choose(constraints.apply(logits_RV), request.keys[active], step)
+            allowed_RV = constraints.apply(logits_RV[:, : decoding.vocabulary])
+            tokens_R = self.choose(allowed_RV, request.keys[active], step)
             step += 1
             rows = []
             for row, (number, token) in enumerate(zip(active, tokens_R.tolist(), strict=True)):

@@ -243,12 +243,14 @@ def _mark_between(words: Sequence[str]) -> str | None:
     """What stands between the labels of cells of which some hold several, each as short and as often as labels are;
     None where each cell is one value."""
     for mark in _MARKS:
+        # First, since a column of texts fails it at once.
+        if not all(0 < len(part.split()) < _LONG for word in words for part in word.split(mark)):
+            continue
         cells = [tuple(part.strip() for part in word.split(mark)) for word in words]
         parts = Counter(part for cell in cells for part in cell)
         shared = Counter(part for cell in set(cells) for part in set(cell))
         few = len(parts) <= max(2, parts.total() / 2) and max(shared.values(), default=0) > 1
-        short = all(0 < len(part.split()) < _LONG for part in parts)
-        if few and short and parts.total() > len(words):
+        if few and parts.total() > len(words):
             return mark
     return None
 

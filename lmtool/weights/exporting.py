@@ -15,6 +15,7 @@ from lmtool.config.checkpoint import CARRIED, DATA, MODEL, OPTIMIZER, read_manif
 from lmtool.config.tables import builder_module, entry_of
 from lmtool.drafts import draft_of
 from lmtool.errors import UserError
+from lmtool.generation.configs import GENERATION
 from lmtool.manifest import write_manifest
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
@@ -181,7 +182,7 @@ def write_export(
         write_reading(draft, tokenizer, reading, card)
         require_same_ids(draft, model, tokenizer)
         if model.architecture != "encoder":
-            _write_json(draft / "generation_config.json", generation_keys(model, tokenizer))
+            _write_json(draft / GENERATION, generation_keys(model, tokenizer))
 
     whole_folder(output, fill)
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from lmtool.config.checkpoint import ADAPTER
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
+from lmtool.generation.configs import GENERATION, published_settings
 from lmtool.models.published import PublishedConfig
 from lmtool.weights.classifiers import NUM_CHOICES, refusal, task_of
 from lmtool.weights.hub import Absent, Address
@@ -94,9 +95,11 @@ class PublishedFolder:
             ) from problem
 
     def saved_config(self) -> dict[str, Any]:
-        """What a checkpoint of ours would have in its config.json: the model, the tokenizer in this folder, and the
-        task of a text classifier."""
+        """What a checkpoint of ours would have in its config.json: the model, the tokenizer in this folder, how it
+        generates, and the task of a text classifier."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
+        generation = self._generation()
+        config |= {"generation": generation} if generation else {}
         task = self._task() if head_of_class(self.config) is not None and self._unlike() is None else None
         return config if task is None else {**config, "task": task}
 
@@ -141,6 +144,12 @@ class PublishedFolder:
         names, unlike = self.config.get("architectures"), self.family().PUBLISHED.unlike
         known = [name for name in names if name in unlike] if isinstance(names, list) else []
         return f"{known[0]}, whose head lmtool does not read: {unlike[known[0]]}" if known else None
+
+    def _generation(self) -> dict[str, Any]:
+        """How it generates by default, in the fields of `GenerationConfig`: its own file says so, or of old its
+        config.json."""
+        file = self.path / GENERATION
+        return published_settings(read_object(self.checkpoint, file) if file.is_file() else self.config)
 
     def _task(self) -> dict[str, Any] | None:
         return self._readable(lambda: task_of(self.config))
@@ -224,7 +233,7 @@ def _from_hub(checkpoint: str, offline: bool) -> PublishedFolder:
     path = address.file(CONFIG, offline)
     # The cache keeps a folder for each commit: what is read later is of the same one, whatever happens to a branch.
     commit = path.parent.name
-    for name in TOKENIZER:
+    for name in (*TOKENIZER, GENERATION):
         with suppress(Absent):
             address.file(name, offline, commit)
     return PublishedFolder(checkpoint, path.parent, PublishedConfig(read_object(checkpoint, path)), commit)

@@ -28,15 +28,16 @@ def write_import(
     tokenizer: Tokenizer | None,
     source: Mapping[str, Any],
     output: Path,
-    classifier: Mapping[str, Any] | None = None,
+    published: Mapping[str, Any] | None = None,
     tuning: Mapping[str, Any] | None = None,
     base: Base | None = None,
     further: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept masked in its
-    config.json, but for the revision: a commit looks like a key, and is none. classifier: the configuration of a text
-    classifier (`PublishedFolder.classifier_config`). tuning: the section of the method that the tensors were tuned by.
-    base: what they are beside. further: what stands in JSON files beside it, by their names.
+    config.json, but for the revision: a commit looks like a key, and is none. published: the configuration of a
+    published folder (`PublishedFolder.saved_config`, of a text classifier `classifier_config`). tuning: the section of
+    the method that the tensors were tuned by. base: what they are beside. further: what stands in JSON files beside it,
+    by their names.
 
     UserError where the folder is not empty or cannot be written.
     """
@@ -47,8 +48,8 @@ def write_import(
         "source": {**masked_data(dict(source)), "revision": source.get("revision")},
         "model": json.loads(model.model_dump_json()),
     }
-    given = classifier or {}
-    config |= {name: given[name] for name in ("task", "max_length") if name in given}
+    given = published or {}
+    config |= {name: given[name] for name in ("task", "max_length", "generation") if name in given}
     config |= {} if tuning is None else {"tuning": dict(tuning)}
     if tokenizer is not None:
         config["tokenizer"] = {**given.get("tokenizer", {}), "name": "folder", "path": masked(str(output))}

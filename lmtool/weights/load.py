@@ -83,7 +83,8 @@ class Loaded:
             raise UserError(f"the checkpoint has no {missing}", "give one that a language model was trained in")
         writer = writer_of(self.model.parts.backbone, head, self.tokenizer, self.task)
         ids = writer.prompts(prompts, [("prompts", number) for number in range(len(prompts))])
-        new = writer.write(ids, GenerationConfig(**settings), seed)
+        config = GenerationConfig(**settings).with_published(self.saved.get("generation", {}))
+        new = writer.write(ids, config, seed)
         return [writer.text(*pair) for pair in zip(ids, new, strict=True)]
 
 

@@ -11,6 +11,7 @@ import lmtool
 from lmtool import cli
 from lmtool.terminal import visible
 from tests.commands.conftest import but_for, pretrain
+from tests.weights.published_folders import make
 
 
 def generate(*words: str, status: int = 0) -> None:
@@ -87,3 +88,31 @@ def test_sources_of_a_table_as_its_task_reads_them(place: Path, capsys: pytest.C
     generate("checkpoint=runs/pairs", "input=pairs/dev.tsv", "output=said.jsonl")
     rows = [json.loads(line) for line in Path("said.jsonl").read_text().splitlines()]
     assert [row["prompt"] for row in rows] == [line.partition("\t")[0] for line in lines]
+
+
+def test_a_published_checkpoint_says_how_texts_end_and_repeat(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make("bart", place / "published")
+    file = place / "published/generation_config.json"
+    said = json.loads(file.read_text())
+    assert said["forced_eos_token_id"] == 2  # as transformers saves BART
+    file.write_text(json.dumps({**said, "repetition_penalty": 1.7, "num_beams": 3}))
+    assert cli.main(["import", "checkpoint=published", "output=ours"]) == 0
+    prompts = ["The quick dog", "She sells sea shells"]
+    Path("prompts.txt").write_text("\n".join(prompts) + "\n")
+    texts = {}
+    for folder in ("published", "ours"):
+        loaded = lmtool.load(folder)
+        texts[folder] = loaded.generate(prompts, max_new_tokens=6)
+        assert texts[folder] == loaded.generate(prompts, max_new_tokens=6, forced_eos=True, repetition_penalty=1.7)
+        assert texts[folder] != loaded.generate(prompts, max_new_tokens=6, forced_eos=False, repetition_penalty=1.7)
+        assert texts[folder] != loaded.generate(prompts, max_new_tokens=6, forced_eos=True, repetition_penalty=1.0)
+        capsys.readouterr()
+        generate(f"checkpoint={folder}", "input=prompts.txt", "output=out.jsonl")
+        rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+        assert [row["text"] for row in rows] == texts[folder]
+        assert "settings these are not used: beams=3\n" in capsys.readouterr().out
+    assert texts["published"] == texts["ours"]
+    file.write_text(json.dumps({**said, "repetition_penalty": "much"}))
+    generate("checkpoint=published", "prompt=The", status=2)
+    assert "generation_config.json says repetition_penalty=much" in capsys.readouterr().err
+    generate("checkpoint=published", "prompt=The", "repetition_penalty=1.0")

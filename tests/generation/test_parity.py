@@ -30,7 +30,13 @@ SETTINGS = {
     "beam_long": {"beams": 4, "length_penalty": 2.0, "early_stopping": True},
     "beam_never": {"beams": 2, "length_penalty": 0.6, "early_stopping": "never"},
     "beam_ngram": {"beams": 3, "no_repeat_ngram": 3, "min_new_tokens": 5},
+    "greedy_penalty": {"repetition_penalty": 1.4, "no_repeat_ngram": 3},
+    "beam_penalty": {"beams": 4, "repetition_penalty": 1.1, "min_new_tokens": 4},
+    "greedy_forced": {"forced_eos": True, "max_new_tokens": 7},
+    "beam_forced": {"beams": 4, "forced_eos": True, "max_new_tokens": 7, "min_new_tokens": 7, "length_penalty": 0.5},
 }
+ROWS = 60
+"""Of the 97 rows of a table, those that stand for tokens in the test of a smaller vocabulary."""
 
 
 @cache
@@ -49,21 +55,22 @@ def end(family):
     return next(token for text in texts for token in text[5:] if token not in text[:5])
 
 
-def ours(family, prompts=PROMPTS, **settings):
+def ours(family, prompts=PROMPTS, vocabulary=None, **settings):
     model = pair(family).ours
     config = GenerationConfig(**{"max_new_tokens": NEW, **settings})
     start = None if family == "gpt" else START
-    return generate(model.backbone, model.heads["lm"], prompts, config, ends=[end(family)], start=start)
+    ends = [end(family)]
+    return generate(model.backbone, model.heads["lm"], prompts, config, ends, start=start, vocabulary=vocabulary)
 
 
-def theirs(family, prompt, **settings):
+def theirs(family, prompt, forced_eos=False, **settings):
     names = {"beams": "num_beams", "no_repeat_ngram": "no_repeat_ngram_size"}
     given = {names.get(name, name): value for name, value in {"max_new_tokens": NEW, **settings}.items()}
     more = {} if family == "gpt" else {"decoder_start_token_id": START}
     ids = torch.tensor([prompt])
     out = pair(family).theirs.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, eos_token_id=end(family), pad_token_id=0,
-        bos_token_id=None, forced_eos_token_id=None, **more, **given,
+        bos_token_id=None, forced_eos_token_id=end(family) if forced_eos else None, **more, **given,
     )[0].tolist()  # fmt: skip
     new = out[len(prompt) if family == "gpt" else 1 :]
     return new[: new.index(end(family))] if end(family) in new else new
@@ -72,8 +79,8 @@ def theirs(family, prompt, **settings):
 @pytest.mark.parametrize(
     ("family", "setting"),
     slow_but(
-        [(family, setting) for family in FAMILIES for setting in ("greedy_ngram", "beam_ngram")]
-        + [("gpt", setting) for setting in SETTINGS if not setting.endswith("ngram")],
+        [(family, setting) for family in FAMILIES for setting in ("greedy_ngram", "beam_ngram", "beam_forced")]
+        + [("gpt", setting) for setting in SETTINGS if not setting.endswith(("ngram", "beam_forced"))],
         itertools.product(FAMILIES, SETTINGS),
     ),
 )
@@ -82,6 +89,16 @@ def test_tokens_are_those_of_transformers(family, setting):
     got = ours(family, **settings)
     assert got == [theirs(family, prompt, **settings) for prompt in PROMPTS]
     assert got == [ours(family, [prompt], **settings)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_without_a_token_have_probability_and_are_not_chosen(family):
+    """A table may have more rows than the vocabulary has tokens: the model learned the probabilities of all of them, of
+    which beams are sums."""
+    settings = {"beams": 4, "length_penalty": 2.0, "max_new_tokens": 14}
+    unused = list(range(ROWS, 97))
+    got = ours(family, vocabulary=ROWS, **settings)
+    assert got == [theirs(family, prompt, suppress_tokens=unused, **settings) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
