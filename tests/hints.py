@@ -10,7 +10,7 @@ from lmtool import arguments, manual
 from lmtool.config import groups, problems, tables
 from lmtool.schema.inspection import OF_COMMANDS
 from lmtool.schema.run import COMMANDS
-from lmtool.costs.devices import DEVICES
+from lmtool.training.devices import DEVICES
 
 UNKNOWN = "\0"
 """Stands for what is put into a message when it is raised."""
