@@ -198,7 +198,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("finetune model=bert_tiny task=sst2 task.labels=[true,false]", ["quote your labels"]),
     (
         "finetune model=bert_tiny task=sst2 task.loss.label_smoothin=0.1",
-        ["did you mean task.loss.label_smoothing=0.1?"],
+        ["task.loss.label_smoothing=0.1?"],
     ),
     ("finetune model=bert_tiny task=sst2 tuning=lore", ["tuning=lore is not one of", "did you mean tuning=lora?"]),
     ("-m finetune model=bert_tiny task=sst2,colla seed=1,2", ["did you mean task=cola?"]),
