@@ -137,7 +137,7 @@ def _in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 def check_encoding(key: str, encoding: str) -> None:
     """UserError where there is no such text encoding."""
     if not _is_of_text(encoding):
-        like = nearest(encoding, filter(_is_of_text, encodings.aliases.aliases))
+        like = nearest(encoding, [name for name in encodings.aliases.aliases if _is_of_text(name)])
         hint = f"did you mean {key}={like}?" if like else f"leave {key} out for utf-8, or set {key}=latin-1"
         raise UserError(f"{key}={encoding} is no text encoding", hint)
 
