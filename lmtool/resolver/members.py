@@ -61,9 +61,10 @@ def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dic
             continue
         section = dict(section)
         if isinstance(section.get("members"), list):
-            of_tasks = partial(_task, "task.members")
-            forms: dict[str, Callable[..., Any]] = {"task": of_tasks, "objective": _objective, "data": _text}
-            section["members"] = [forms[key](member, config_dirs) for member in section["members"]]
+            forms: dict[str, Callable[[Any, Sequence[Path]], Any]]
+            forms = {"task": partial(_task, "task.members"), "objective": _objective, "data": _text}
+            form = forms[key]
+            section["members"] = [form(member, config_dirs) for member in section["members"]]
         if key != "task" and section.get("name") == "task" and "task" in section:
             section["task"] = _task(f"{key}.task", section["task"], config_dirs)
         completed[key] = section
