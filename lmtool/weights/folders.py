@@ -18,7 +18,7 @@ from lmtool.config.checkpoint import ADAPTER
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.models.published import PublishedConfig
-from lmtool.weights.classifiers import refusal, task_of
+from lmtool.weights.classifiers import label_names, refusal, task_of
 from lmtool.weights.hub import Absent, Address
 from lmtool.weights.task_heads import head_of_class
 
@@ -120,6 +120,10 @@ class PublishedFolder:
                 int(length) for length in lengths if isinstance(length, int | float) and 1 <= length <= 10**9
             ),
         }
+
+    def label_names(self) -> list[str]:
+        """The names of its labels, in their order."""
+        return self._readable(lambda: label_names(self.config))
 
     def _task(self) -> dict[str, Any] | None:
         return self._readable(lambda: task_of(self.config))
