@@ -21,7 +21,6 @@ from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.bases import Base, digest
-from lmtool.weights.classifiers import label_names
 from lmtool.weights.folders import PublishedFolder, published_folder
 from lmtool.weights.heads import form_of
 from lmtool.weights.importing import write_import
@@ -163,13 +162,13 @@ def _labelled(
     described: PublishedFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
 ) -> tuple[PublishedFolder, bool]:
     """The same with as many labels as the head has rows, and whether these have names: PEFT keeps none, lmtool does."""
-    config = {**described.config, **adapter.labels}
+    labelled = replace(described, config=PublishedConfig({**described.config, **adapter.labels}))
     rows = tensors.get(f"heads.{head.name}.output.weight")
-    if rows is not None and len(label_names(config)) != len(rows):
-        config["id2label"] = {str(number): unnamed(number) for number in range(len(rows))}
-    names = label_names(config)
-    named = names != [unnamed(number) for number in range(len(names))]
-    return replace(described, config=PublishedConfig(config)), named
+    if rows is not None and len(labelled.label_names()) != len(rows):
+        numbered = {str(number): unnamed(number) for number in range(len(rows))}
+        labelled = replace(labelled, config=PublishedConfig({**labelled.config, "id2label": numbered}))
+    names = labelled.label_names()
+    return labelled, names != [unnamed(number) for number in range(len(names))]
 
 
 def _require_complete(

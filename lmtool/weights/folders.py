@@ -20,6 +20,7 @@ from lmtool.errors import UserError
 from lmtool.generation.configs import GENERATION, published_settings
 from lmtool.models.published import PublishedConfig
 from lmtool.weights.classifiers import NUM_CHOICES, refusal, task_of
+from lmtool.weights.classifiers import label_names, refusal, task_of
 from lmtool.weights.hub import Absent, Address
 from lmtool.weights.task_heads import head_of_class
 
@@ -150,6 +151,10 @@ class PublishedFolder:
         config.json."""
         file = self.path / GENERATION
         return published_settings(read_object(self.checkpoint, file) if file.is_file() else self.config)
+
+    def label_names(self) -> list[str]:
+        """The names of its labels, in their order."""
+        return self._readable(lambda: label_names(self.config))
 
     def _task(self) -> dict[str, Any] | None:
         return self._readable(lambda: task_of(self.config))

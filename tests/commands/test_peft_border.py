@@ -248,6 +248,17 @@ def test_an_adapter_in_the_place_of_a_checkpoint_is_told_what_to_type(with_confi
     run("predict", "checkpoint=FOLDER", "text=a", "device=cpu", "precision=fp32")
 
 
+@pytest.mark.parametrize(
+    "labels", [{"id2label": ["no"]}, {"id2label": {"0": "no", "2": "yes"}}, {"id2label": {"x": 1}}]
+)
+def test_damaged_names_of_labels_are_one_line(labels, folders, capsys):
+    settings = peft.LoraConfig(task_type="SEQ_CLS", **LORA)
+    peft.get_peft_model(opened(folders("bert", "labels")), settings).save_pretrained("adapter")
+    Path("adapter/labels.json").write_text(json.dumps(labels))
+    run("import", "checkpoint=adapter", "output=ours", status=2)
+    assert "does not number its labels 0, 1, ..." in capsys.readouterr().err
+
+
 def test_keys_that_nothing_reads_are_listed(folders, capsys):
     settings = peft.LoraConfig(task_type="SEQ_CLS", **LORA)
     peft.get_peft_model(opened(folders("bert", "labels")), settings).save_pretrained("adapter")

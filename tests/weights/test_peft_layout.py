@@ -159,6 +159,7 @@ def test_modules_ranks_and_scales_are_those_of_peft() -> None:
         ({"rank_pattern": {"a": "b"}}, "rank_pattern: given"),
         ({"use_dora": "yes", "bias": "some"}, "(and 1 more)"),
         ({"base_model_name_or_path": 3}, "base_model_name_or_path: given 3"),
+        ({"task_type": "SEQ_CLASS"}, 'task_type: given "SEQ_CLASS" (text); allowed: SEQ_CLS'),
         ({"peft_type": "PREFIX_TUNING"}, "num_virtual_tokens: it is missing; allowed: a whole number, at least 1"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights=pissa_niter_4 changes the weights of the base"),
         ({"arrow_config": {"top_k": 2}}, "lmtool has no Arrow"),

@@ -194,12 +194,13 @@ def read_adapter(folder: Path) -> Adapter:
     if whole is not None:
         raise UserError(f"{folder / WEIGHTS}: {whole} holds {updates[whole].dtype}, and no fractions", "save it again")
     others = {name.replace(_BASE_LAYER, ""): tensor for name, tensor in tensors.items() if name not in updates}
-    # With bias="all" the file also has the biases of a head's two copies, of which the complete head is read.
-    copies = (".original_module.", ".modules_to_save.")
-    others = {name: tensor for name, tensor in others.items() if not any(copy in name for copy in copies)}
+    for copy in (".original_module.", ".modules_to_save."):
+        # With bias="all" the file also has the biases of a head's two copies; the head itself is complete beside them.
+        others = {name: others[name] for name in others if copy not in name or name.replace(copy, ".") not in others}
     path = folder / LABELS
     labels = read_object(str(folder), path) if path.is_file() else {}
-    return Adapter(folder, settings, {key: labels[key] for key in LABEL_KEYS if key in labels}, updates, others)
+    kept = {key: labels[key] for key in ("id2label", "problem_type") if key in labels}
+    return Adapter(folder, settings, kept, updates, others)
 
 
 @torch.no_grad()

@@ -21,6 +21,8 @@ from lmtool.errors import UserError
 CONFIG = ADAPTER
 MERGE = "merge it with PEFT (merge_and_unload), save the model, and import that"
 """What to do with an adapter that lmtool cannot read."""
+TaskType = Literal["SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION"]
+"""What PEFT calls the uses of a model."""
 Value = TypeVar("Value")
 Positive = Annotated[float, Field(gt=0)]
 
@@ -37,7 +39,7 @@ class AdapterSettings(BaseModel):
     """Keys that say how the adapter began or was trained, and change no number that it gives."""
 
     peft_type: str
-    task_type: str | None = None
+    task_type: TaskType | None = None
     base_model_name_or_path: str | None = None
     revision: str | None = None
     modules_to_save: list[str] | None = None
