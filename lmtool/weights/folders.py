@@ -19,8 +19,7 @@ from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.generation.configs import GENERATION, published_settings
 from lmtool.models.published import PublishedConfig
-from lmtool.weights.classifiers import NUM_CHOICES, refusal, task_of
-from lmtool.weights.classifiers import label_names, refusal, task_of
+from lmtool.weights.classifiers import NUM_CHOICES, label_names, refusal, task_of
 from lmtool.weights.hub import Absent, Address
 from lmtool.weights.task_heads import head_of_class
 
