@@ -14,6 +14,7 @@ from lmtool.commands.labelled import data_to_score
 from lmtool.commands.predictions import check_output, write_output
 from lmtool.commands.prompted import FilledPrompts, evaluate_prompted, fills_prompts
 from lmtool.commands.trained import Trained, load_trained, read_trained
+from lmtool.drafts import require_no_link
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.reporting.console import Output
@@ -27,6 +28,8 @@ from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     """Score, print, and write predictions and a report where these are named. Returns the metrics, the task's first."""
     check_output(config.output)
+    if config.report is not None:
+        require_no_link(Path(config.report).expanduser() / "plots")
     trained, output = load_trained(config), Output()
     if config.shots is not None or isinstance(trained.config, PretrainConfig):
         require_absent(config, ("exit", "exit_entropy"), f"{config.checkpoint} is scored without the head of a task")
