@@ -31,7 +31,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = (
-    "kills", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile", "secrets",
+    "kills", "stops", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile", "links",
+    "modules", "secrets",
 )  # fmt: skip
 SECONDS = 300  # of a trial, by the clock
 FEW = 4  # trials that import for themselves, rather than wait for all imports

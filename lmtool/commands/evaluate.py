@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmtool.drafts import require_no_link
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits
@@ -27,6 +28,8 @@ from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
     """Score, print, and write predictions and a report where these are named. Returns the metrics, the task's first."""
     check_output(config.output)
+    if config.report is not None:
+        require_no_link(Path(config.report).expanduser() / "plots")
     trained, output = load_trained(config), Output()
     if config.shots is not None or isinstance(trained.config, PretrainConfig):
         require_absent(config, ("exit", "exit_entropy"), f"{config.checkpoint} is scored without the head of a task")

@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lmtool.drafts import real_folder, replace_bytes
 from lmtool.terminal import counted
+from lmtool.drafts import replace_bytes
 
 INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"
 TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"
@@ -199,4 +199,4 @@ def write_png(figure: Figure, path: Path) -> None:
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None})
-    replace_bytes(real_folder(path.parent) / path.name, buffer.getvalue())
+    replace_bytes(path, buffer.getvalue())

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmtool.drafts import real_folder
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
@@ -107,9 +108,11 @@ def _draw(folder: Path, split: str, evaluation: Mapping[str, Any]) -> None:
 
     if "confusion" in evaluation:
         figure = plots.confusion_figure(*_commonest(evaluation["labels"], evaluation["confusion"]))
-        drawing.write_png(figure, folder / f"{split}_confusion.png")
+        drawing.write_png(figure, real_folder(folder) / f"{split}_confusion.png")
     if "bins" in evaluation:
-        drawing.write_png(plots.calibration_figure(evaluation["bins"]), folder / f"{split}_calibration.png")
+        drawing.write_png(
+            plots.calibration_figure(evaluation["bins"]), real_folder(folder) / f"{split}_calibration.png"
+        )
 
 
 def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> tuple[list[str], list[list[int]]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.config.plugins import command_line
-from lmtool.drafts import replace_bytes
+from lmtool.drafts import real_folder, replace_bytes
 from lmtool.errors import UserError, cannot_write
 from lmtool.reporting import html
 from lmtool.reporting.distillation import distillation_html, interchange_of
@@ -118,7 +118,7 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     for name, figure in figures.items():
         if figure is None:
             continue
-        drawing.write_png(figure, run.run_dir / "plots" / f"{'curves' if name == 'small' else name}.png")
+        drawing.write_png(figure, real_folder(run.run_dir / "plots") / f"{'curves' if name == 'small' else name}.png")
         narrow = over_steps[name](drawing.NARROW) if name in over_steps else None
         small = "" if narrow is None else drawing.svg(narrow)
         drawn[name] = html.figure(drawing.svg(figure), captions.get(name, ""), small)

@@ -38,12 +38,13 @@ def write_output(path: str, rows: Iterable[Mapping[str, Any]], key: str = "outpu
 
     try:
         delimiter = DELIMITERS.get(file.suffix.lower())
-        if key != "output":
+        typed = key == "output"  # else it lies in a folder that was
+        if not typed:
             file.parent.mkdir(parents=True, exist_ok=True)
         if delimiter is None:
-            write_rows(file, counted())
+            write_rows(file, counted(), typed)
         else:
-            write_delimited(file, counted(), delimiter)
+            write_delimited(file, counted(), delimiter, typed)
     except OSError as error:
         raise UserError(f"{key}={path}: {error.strerror}", f"give another {key}=") from error
     return written

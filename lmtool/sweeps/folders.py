@@ -122,7 +122,6 @@ class SweepFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             records.write(self.path, SUBMISSION, submission)
             for place in places:
-                require_no_link(place.folder / records.LOG)
                 if not (place.folder / records.SUBMITTED).is_file():
                     real_folder(place.folder)
                     submitted = {"overrides": place.overrides, "varied": place.varied, "config": place.config}
@@ -134,6 +133,9 @@ class SweepFolder:
 def _placed(
     folder: Path, texts: Sequence[str], varied: dict[str, str], config: dict[str, Any], data: dict[str, Any]
 ) -> Place:
+    if not (folder / records.SUBMITTED).is_file():  # that of an earlier job may have been moved to another disk
+        require_no_link(folder)
+    require_no_link(folder / records.LOG)
     here = {"name": None, "run_dir": str(folder)} if "run_dir" in data else {}
     return Place(int(folder.name.partition("_")[0]), folder, tuple(texts), varied, config, data | here)
 

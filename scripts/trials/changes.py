@@ -1,4 +1,4 @@
-"""Data that changed between a stop and the resuming, and caches that broke.
+"""Data that changed between a stop and the resuming, rows that went, and caches that broke.
 
 A changed text or label is refused by name: the rest of the run would be of other data. What is the same in substance
 (a new date, a touched file) is none of it. A broken cache is rebuilt, or refused; it is never trained on.
@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.training.kill_harness import outcome
 from trials.checkpoints import WAYS
 from trials.commands import refused, typed
 from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
@@ -78,7 +79,7 @@ LEGAL: dict[str, Change] = {"touched": _touch, "written again": _rewrite}
 def _trial(stage: Path, place: Path, seed: int) -> Verdict:
     chance = chance_of("changes", seed)
     copy(stage, place, "text.txt", "rows", "cache", "done/pre", "runs")
-    return (_cache if seed % 2 else _data)(stage, place, chance)
+    return (_data, _cache, _data, _cache, _rows)[seed % 5](stage, place, chance)
 
 
 def _data(stage: Path, place: Path, chance: random.Random) -> Verdict:
@@ -107,6 +108,29 @@ def _same(stage: Path, place: Path, run: str, shape: str) -> Verdict:
     if result_of(place / "runs" / run) != result_of(stage / "done" / run):
         raise Failed(Outcome.SILENT, "the run ends otherwise than an undisturbed one")
     return Verdict(Outcome.RECOVERED, shape)
+
+
+ROWS: dict[str, Change] = {
+    "deleted": lambda path, chance: path.unlink(),
+    "emptied": lambda path, chance: path.write_bytes(b"") and None,
+    "shortened": lambda path, chance: path.write_text("\n".join(_lines(path)[chance.randint(1, 5) :])) and None,
+}
+
+
+def _rows(stage: Path, place: Path, chance: random.Random) -> Verdict:
+    """Rows of a run are gone when it resumes: it says so, and learns what it would have learned."""
+    run, way = chance.choice(RUNS), chance.choice(list(ROWS))
+    ROWS[way](place / "runs" / run / "metrics.jsonl", chance)
+    with planted(f"{run}: metrics.jsonl {way}"):
+        answer = typed(place, "resume", f"runs/{run}")
+        if answer.status:
+            raise Failed(Outcome.DEAD_END, answer.errors[:300])
+        if "metrics.jsonl lacks " not in answer.out:
+            raise Failed(Outcome.SILENT, "not a word about rows that are gone")
+        ours, theirs = outcome(place / "runs" / run), outcome(stage / "done" / run)
+        if any(ours[name] != theirs[name] for name in theirs if name.endswith(".safetensors")):
+            raise Failed(Outcome.SILENT, "the weights differ from an undisturbed run")
+    return Verdict(Outcome.RECOVERED, f"{run}: metrics.jsonl {way}")
 
 
 def _cache(stage: Path, place: Path, chance: random.Random) -> Verdict:

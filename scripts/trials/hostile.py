@@ -33,13 +33,17 @@ def scenes() -> list[Scene]:
 
 def _trial(stage: Path, place: Path, seed: int) -> Verdict:
     every = scenes()
-    scene = every[seed % len(every)]
+    return play(every[seed % len(every)], stage, place, chance_of("hostile", seed))
+
+
+def play(scene: Scene, stage: Path, place: Path, chance: random.Random) -> Verdict:
+    """Plant a scene and type its command, in a folder beside which one lies that nobody may touch."""
     (place / _GUARDED).mkdir()
     (place / _GUARDED / "file").write_text("kept")
     work = place / "work"
     work.mkdir()
     copy(stage, work, "text.txt", "rows", "cache", "done", "published", "runs")
-    scene.plant(work, chance_of("hostile", seed))
+    scene.plant(work, chance)
     with planted(scene.about):
         before = files_in(work)
         answer = typed(work, *scene.words, watched=True)

@@ -43,14 +43,6 @@ def _looped(place: Path, chance: random.Random) -> None:
     (place / "texts" / "again").symlink_to(".")
 
 
-def _linked_run(place: Path, chance: random.Random) -> None:
-    (place / "run").symlink_to("../precious")
-
-
-def _linked_output(place: Path, chance: random.Random) -> None:
-    (place / "out").symlink_to("../precious/file")
-
-
 def _latest(content: str) -> Plant:
     def plant(place: Path, chance: random.Random) -> None:
         latest = place / "runs" / "latest"
@@ -114,8 +106,6 @@ SCENES += [
           ("checkpoint",)),
     Scene("a file of another folder as dev", (*FINETUNE, "task.files={../../precious/file: dev}"), _nothing,
           expected=EITHER),
-    Scene("a run folder that is a link elsewhere", tuple(PRETRAIN), _linked_run, ("run",)),
-    Scene("an output that is a link elsewhere", (*PREDICT, "output=out"), _linked_output, ("out",)),
 ]  # fmt: skip
 SCENES += [
     Scene(f"name={name!r}", replaced(PRETRAIN, "run_dir=null", f"name='{name}'"), _nothing, ("name",))
