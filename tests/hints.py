@@ -23,7 +23,8 @@ _OF_PROGRAMS = ("--master-port", "--nproc-per-node", "--upgrade")  # torchrun's 
 _OF_FILES = (
     "answer_start", "bias", "extra_ids", "id2label", "model_input_names", "model_type", "num_attention_heads",
     "pad_token_id", "peft_type", "problem_type", "step", "task_type", "tie_word_embeddings", "tokenizer_class",
-    "binary", "rate",
+    "binary", "rate", "do_lower_case", "eos_token_id", "init_lora_weights", "lora_bias", "num_transformer_submodules",
+    "num_virtual_tokens", "path_initial_model_for_weight_conversion", "return_tensors", "truncate_dim",
 )  # fmt: skip
 """Keys of other tools' files and calls, of a checkpoint's state.json, and of what a module prints of itself."""
 

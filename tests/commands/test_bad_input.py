@@ -150,7 +150,7 @@ def test_checkpoints_of_others(place: Path, capsys: pytest.CaptureFixture[str]) 
     config.write_text(json.dumps(json.loads(config.read_text()) | strange))
     Path("bert/stranger.py").write_text("raise SystemExit(9)")
     assert cli.main(words) == 0
-    assert "2 keys of its config.json not read: auto_map, foo" in capsys.readouterr().out
+    assert "config.json: auto_map, foo; files: stranger.py" in capsys.readouterr().out
 
 
 def test_a_line_of_input_is_a_row_whatever_stands_in_it(

@@ -72,7 +72,7 @@ def test_windows_that_reuse_tokens_are_called_windows(place: Path, capsys: pytes
     capsys.readouterr()
     assert cli.main(["evaluate", "checkpoint=runs/xlnet", "cache_dir=cache", "device=cpu"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "lanes in windows of 32 tokens, 8 apart, behind a memory of 24 tokens" in printed
+    assert "lane in windows of 32 tokens, 8 apart, behind a memory of 24 tokens" in printed
     assert "word perplexity" not in printed
 
 

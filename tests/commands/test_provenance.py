@@ -14,6 +14,7 @@ import yaml
 
 from lmtool import cli
 from lmtool.config.checkpoint import find, read_state
+from lmtool.terminal import counted
 from tests.commands.conftest import TINY, copied, finetune, pretrain, skip_reports, write_rows, write_text
 
 MIXTURE = "objective.members=[mlm,{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence]}}]"
@@ -156,7 +157,10 @@ def test_another_number_of_threads_is_reported(
     monkeypatch.setattr(torch, "get_num_threads", lambda: before + 1)
     assert cli.main(["resume", "runs/text"]) == 0
     screen = capsys.readouterr().out
-    assert f"warning: {before} threads before, {before + 1} now" in screen and f"OMP_NUM_THREADS={before} " in screen
+    assert (
+        f"warning: {counted(before, 'thread')} before, {before + 1} now" in screen
+        and f"OMP_NUM_THREADS={before} " in screen
+    )
 
 
 def test_the_newest_run_is_the_one_there_was(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

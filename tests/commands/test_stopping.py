@@ -16,7 +16,7 @@ from lmtool import cli
 from lmtool.data import store_draft, vocabulary
 from lmtool.distillation.store.outputs import TermWriter
 from lmtool.reporting.run_files import read_run
-from lmtool.session import fit as training
+from lmtool.session.companions import Predictions
 from lmtool.signals import take_late
 from tests.commands.conftest import TINY, finetune, pretrain
 
@@ -109,7 +109,7 @@ def test_after_the_last_step(
 ) -> None:
     """It is said to come too late; a second one ends the run, which then writes its results when it is resumed."""
     with monkeypatch.context() as patch:
-        signalling(patch, training, "write_predictions", *numbers)
+        signalling(patch, Predictions, "after", *numbers)
         run = pretrain("a", "max_steps=2", status=status)
     lines = capfd.readouterr().err.splitlines()
     came = f"{numbers[0].name} came after the last step, too late to stop: the run has finished, and writes its results"
@@ -140,7 +140,7 @@ def test_a_command_without_a_run(
 
 @pytest.mark.parametrize(
     ("owner", "name", "status"),
-    [(store_draft.StoreDraft, "_enter", 143), (training, "write_predictions", 143)],
+    [(store_draft.StoreDraft, "_enter", 143), (Predictions, "after", 143)],
 )
 def test_a_sweep_ends_with_its_job(
     place: Path, owner: Any, name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -151,7 +151,7 @@ def test_a_sweep_ends_with_its_job(
     with monkeypatch.context() as patch:
         signalling(patch, owner, name, signal.SIGTERM)
         assert cli.main(words) == status
-    finished = name == "write_predictions"
+    finished = name == "after"
     jobs = {path.parent.name: json.loads(path.read_text()) for path in Path("runs/s").glob("*/job.json")}
     assert {name: job["exit_status"] for name, job in jobs.items()} == {"0_seed-1": 0 if finished else 143}
     assert not [*Path("runs/s").rglob("LOCK")]

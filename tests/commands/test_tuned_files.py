@@ -15,10 +15,10 @@ from transformers import AutoModelForSequenceClassification
 
 import lmtool
 from lmtool import cli
-from lmtool.commands import finetune as finetuning
 from lmtool.manifest import write_manifest
 from lmtool.models import bert
 from lmtool.models.configs import BertConfig
+from lmtool.session import finetuning
 from lmtool.weights.reading import read
 from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
 from tests.weights.published_folders import make
