@@ -146,7 +146,8 @@ def _with_header(value: str, columns: Mapping[str, list[Any]], kind: str | None)
         texts = ["text"] if len(guessed.text) == 1 else [f"text_{number}" for number, _ in enumerate(guessed.text, 1)]
         roles = {guessed.label: "label", **dict(zip(guessed.text, texts, strict=True))}
         names = [roles.get(name, name) for name in names]
-    forms = [f"name them: {shlex.join([f'task={value}', f'task.header=[{','.join(names)}]'])}"]
+    header = f"task.header=[{','.join(names)}]"
+    forms = [f"name them: {shlex.join([f'task={value}', header])}"]
     with contextlib.suppress(UserError):
         words = _of_columns(value, _without_ids(columns), kind, None, None).words(value)
         forms.append(f"if it does name them: {shlex.join(words)}")
