@@ -19,8 +19,7 @@ from torch import Tensor
 
 from lmtool.commands.predict import answering, columns_of
 from lmtool.data.split import Rows
-from lmtool.learners.base import BaseLearner
-from lmtool.learners.inference import Inference, no_progress
+from lmtool.learners.base import BaseLearner, Inference, no_progress
 from lmtool.representations.reading import Layers, embedder, layout_of
 from lmtool.representations.vectors import Pooling
 from lmtool.session.requests import PAIR, TEXT

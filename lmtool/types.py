@@ -128,7 +128,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Lanes:
-    """Which lanes of a running text the documents of a batch are segments of, on the host (data/lanes.py).
+    """Which lanes of a running text the documents of a batch are segments of, on the host (data/loader.py).
 
     numbers: the lane of each document. read: how many tokens of its lane come before it; 0 in all or in none of them.
     count: how many lanes there are.

@@ -78,9 +78,8 @@ def work(options: argparse.Namespace) -> None:
     from lmtool.config.tables import build
     from lmtool.training.configs import AdamWConfig
     from lmtool.training.engine import Plain
-    from lmtool.training.memory import keep_freed_memory
     from lmtool.training.optimizers import named_parameters
-    from lmtool.training.precision import choose_precision
+    from lmtool.training.precision import choose_precision, keep_freed_memory
     from lmtool.training.step import apply_gradients, gradients
     from lmtool.types import Step
     from lmtool.weights.assemble import assemble

@@ -197,7 +197,7 @@ def masked_words(folder: Path, threads: int) -> dict[str, float] | None:
     from lmtool.data.sources import open_source
     from lmtool.learners.held_out import HeldOutSplits
     from lmtool.objectives.configs import MlmConfig
-    from lmtool.session.texts import text_of
+    from lmtool.session.phases import text_of
     from lmtool.session.trained import read_trained
     from lmtool.training.precision import choose_device, choose_precision
 

@@ -44,8 +44,8 @@ def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any, docume
     from lmtool.data.configs import TextConfig
     from lmtool.data.store import open_store
     from lmtool.objectives.configs import MlmConfig
-    from lmtool.objectives.examples.causal import CausalWindows
     from lmtool.objectives.examples.masked import MaskedWindows
+    from lmtool.objectives.examples.windows import CausalWindows
 
     source = build(TextConfig(path=str(folder / "documents.txt"), document="line"), cache_of(folder))
     store, length = open_store(source, "train", tokenizer, cache_of(folder)), settings["max_length"]

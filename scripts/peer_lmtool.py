@@ -99,7 +99,7 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
 def flops(learner: Any, loader: Any) -> float:
     """FLOPs of training on one real token: the head where it is computed, causal attention at half, by the mean length
     of the examples."""
-    from lmtool.costs.work import works_of
+    from lmtool.costs.plan import works_of
 
     facts = loader.facts()
     places = getattr(learner.config, "places", {})

@@ -64,7 +64,7 @@ def lmtool_predictor(folder: Path, settings: dict[str, Any], tokenizer: Any) -> 
     from peer_examples import LABELS
 
     from lmtool.config.tables import build
-    from lmtool.learners.inference import Inference
+    from lmtool.learners.base import Inference
     from lmtool.models.configs import BertConfig
     from lmtool.tasks.configs import ClassificationConfig
     from lmtool.training.precision import choose_device, choose_precision

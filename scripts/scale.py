@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from lmtool import streams
-from lmtool.data.sharing import dealt
+from lmtool.data.loader import dealt
 from lmtool.training.devices import NETWORK, NODE
 
 HERE = Path(__file__).resolve().parent
@@ -54,7 +54,7 @@ def planned(name: str, *more: str) -> Any:
     from lmtool import cli
     from lmtool.commands.plan import _assumed
     from lmtool.costs.plan_of_run import plan_of
-    from lmtool.costs.planned_place import place_of
+    from lmtool.costs.rate import place_of
     from lmtool.weights.assemble import assemble
 
     words = [*RUNS[name], *EXTRA[name], f"devices={GPUS}", f"max_tokens={TOKENS}", "max_steps=null", *more]
@@ -80,7 +80,7 @@ def planning(tokens: int, length: int) -> dict[str, float]:
     bytes that stay and bytes at most, of windows cut through documents."""
     from lmtool.data.loader import PackedLoader
     from lmtool.data.store import TokenStore
-    from lmtool.objectives.examples.causal import CausalWindows
+    from lmtool.objectives.examples.windows import CausalWindows
 
     documents = tokens // DOCUMENT
     lengths = np.full(documents, DOCUMENT, dtype=np.int64)

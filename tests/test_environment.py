@@ -13,7 +13,7 @@ import pytest
 import lmtool
 from lmtool import cli
 from lmtool.data import tokenizing
-from lmtool.data.portions import Portion
+from lmtool.data.tokenizing import Portion
 from lmtool.environment import ENVIRONMENT
 from lmtool.training.compiling import compiled
 from lmtool.training.precision import cpu_has_bf16

@@ -9,13 +9,13 @@ from typing import Any
 
 from lmtool.config.checkpoint import find
 from lmtool.data.configs import DataConfig
-from lmtool.data.problems import collected
+from lmtool.data.files import collected
 from lmtool.data.sources import documents, open_source
 from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.check import print_findings, print_problems
 from lmtool.reporting.console import Output
 from lmtool.schema.use import CheckConfig
-from lmtool.session.output_files import write_output
+from lmtool.session.requests import write_output
 from lmtool.tasks.checking import Texts, compared, findings, read_sound
 from lmtool.terminal import counted
 from lmtool.tokenizers.published import has_tokenizer

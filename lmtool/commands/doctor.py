@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 
 from lmtool.config.groups import conf_dir
-from lmtool.costs.memory import available_bytes
+from lmtool.costs.memory_of_run import available_bytes
 from lmtool.costs.rate import STEP_SHARE, measure_rate
 from lmtool.errors import CheckFailed, UserError
 from lmtool.network import answers

@@ -14,10 +14,9 @@ from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluation import print_difference, print_evaluation, write_evaluation
 from lmtool.schema.run import EvaluateConfig, FinetuneConfig, PretrainConfig
+from lmtool.session.evaluation import FilledPrompts, evaluate_prompted, evaluate_text, fills_prompts, require_absent
 from lmtool.session.labelled import data_to_score
-from lmtool.session.output_files import check_output, write_output
-from lmtool.session.prompted_evaluation import FilledPrompts, evaluate_prompted, fills_prompts
-from lmtool.session.text_evaluation import evaluate_text, require_absent
+from lmtool.session.requests import check_output, write_output
 from lmtool.session.trained import Trained, load_trained, read_trained
 from lmtool.tasks.analysis import analysis, difference
 from lmtool.tasks.kinds.early_exit import leaving

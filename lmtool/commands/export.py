@@ -14,7 +14,7 @@ from lmtool.config.plugins import command_line
 from lmtool.conversion.texts import compare_texts, layout_of, reading_of
 from lmtool.conversion.tuned import export_tuned, head_to_export
 from lmtool.conversion.word_vectors import export_vectors
-from lmtool.data.layouts import with_format
+from lmtool.data.formats import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.manifest import sha256
 from lmtool.models.configs import ModelConfig
@@ -26,8 +26,14 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.terminal import counted
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import assemble
-from lmtool.weights.autotokenizer import compare_autotokenizer
-from lmtool.weights.comparing import Comparison, compare_outputs, compare_tensors, compare_tokenizers, tied_names
+from lmtool.weights.comparing import (
+    Comparison,
+    compare_autotokenizer,
+    compare_outputs,
+    compare_tensors,
+    compare_tokenizers,
+    tied_names,
+)
 from lmtool.weights.exporting import Export, export_of, write_export
 from lmtool.weights.folders import PublishedFolder, published_folder
 from lmtool.weights.load import load, saved_config, saved_model

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmtool.config.checkpoint import find
 from lmtool.data.configs import DataConfig, HubConfig
-from lmtool.data.hub_source import folder_of
-from lmtool.data.shards import complete_shards
+from lmtool.data.hub_source import complete_shards, folder_of
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
 from lmtool.manifest import Damaged
@@ -23,10 +23,44 @@ from lmtool.reporting.text import size
 from lmtool.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session import suite
 from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of
-from lmtool.tasks.sources.hub import read_hub
+from lmtool.tasks.loading import read_hub
 from lmtool.tokenizers.configs import FolderConfig
-from lmtool.weights.fetching import files_of, is_remote
-from lmtool.weights.folders import tokenizer_folder
+from lmtool.weights.bases import saved_base
+from lmtool.weights.folders import TOKENIZER, fetched, published_folder, tokenizer_folder, weight_file
+from lmtool.weights.reading import shards_of_index
+from lmtool.weights.sentence_encoders import Dense, dense_file, sentence_encoder
+
+
+def is_remote(checkpoint: str) -> bool:
+    """Whether it, or the base of what was tuned, is on the hub. UserError where it cannot be read."""
+    if "://" in checkpoint:
+        return True
+    if published_folder(checkpoint, offline=True) is not None:
+        return False
+    base = saved_base(find(checkpoint))
+    address = None if base is None else base.address()
+    return address is not None and is_remote(address)
+
+
+def files_of(checkpoint: str, offline: bool) -> list[Path]:
+    """What a run reads of a checkpoint; of a tuned one its base's too. offline: no connection is opened. UserError
+    where a file cannot be had."""
+    published = published_folder(checkpoint, offline)
+    if published is None:
+        folder = find(checkpoint)
+        base = saved_base(folder)
+        address = None if base is None else base.address()
+        own = [path for path in folder.iterdir() if path.is_file()]
+        return own if address is None else [*own, *files_of(address, offline)]
+    files = [weight_file(published, offline)]
+    if files[0].name.endswith(".index.json"):
+        shards = sorted(set(shards_of_index(files[0]).values()))
+        files += [path for name in shards if (path := fetched(published, name, offline)) is not None]
+    encoder = sentence_encoder(published, offline)
+    behind = () if encoder is None else encoder.behind
+    files += [dense_file(published, module, offline) for module in behind if isinstance(module, Dense)]
+    return [*files, *(path for name in TOKENIZER if (path := published.path / name).is_file())]
+
 
 TrainingConfig = PretrainConfig | FinetuneConfig
 THERE, FETCHED, MISSING = "was there", "fetched", "missing"

@@ -10,8 +10,7 @@ from lmtool.generation.configs import GenerationConfig
 from lmtool.learners.writing import Writer
 from lmtool.reporting.console import Output, SafeStream
 from lmtool.schema.run import FinetuneConfig, GenerateConfig
-from lmtool.session.output_files import check_output, write_output
-from lmtool.session.requests import input_lines, input_table
+from lmtool.session.requests import check_output, input_lines, input_table, write_output
 from lmtool.session.trained import Trained, load_trained
 from lmtool.terminal import counted, visible
 

@@ -16,12 +16,11 @@ from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
 from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.inspection import Inspector
-from lmtool.learners.mixed_sources import examples_of, inspector_of
-from lmtool.learners.tally import FAMILY, Statistic, Tally
+from lmtool.learners.inspection import FAMILY, Inspector, Statistic, Tally
+from lmtool.learners.mixed_examples import examples_of, inspector_of
+from lmtool.reporting.check import print_shifts
 from lmtool.reporting.console import Output
 from lmtool.reporting.inspected import Inspected, print_inspected, write_inspected
-from lmtool.reporting.shift import print_shifts
 from lmtool.reporting.text import number
 from lmtool.schema.inspection import Looking
 from lmtool.schema.phases import words_of
@@ -30,7 +29,7 @@ from lmtool.session.finetuning import Finetuning
 from lmtool.session.pretraining import Pretraining
 from lmtool.session.screens import warnings_of
 from lmtool.session.start import require_fit, start_weights, starting_tokenizer
-from lmtool.tasks.shift import Shift, shifts
+from lmtool.tasks.checking import Shift, shifts
 from lmtool.training.precision import choose_device
 from lmtool.weights.assemble import assemble
 

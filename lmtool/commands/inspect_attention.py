@@ -15,7 +15,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.looks import print_heads, write_heads
 from lmtool.representations.attention import Head, attention_of, heads_of
 from lmtool.representations.reading import layout_of, longest_of, tokenizer_of
-from lmtool.schema.look import InspectAttentionConfig
+from lmtool.schema.use import InspectAttentionConfig
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.types import Packed
 from lmtool.weights.load import load

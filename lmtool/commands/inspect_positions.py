@@ -18,8 +18,8 @@ from lmtool.nn.configs import PositionsConfig
 from lmtool.nn.positions import Position, PositionSizes
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Places, print_places, write_places
-from lmtool.representations.places import place_scores
-from lmtool.schema.look import InspectPositionsConfig
+from lmtool.representations.attention import place_scores
+from lmtool.schema.use import InspectPositionsConfig
 from lmtool.training.precision import choose_device
 from lmtool.weights.load import load
 

@@ -8,10 +8,10 @@ from typing import Any
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Similar, print_similar, write_similar
-from lmtool.representations.hidden import HiddenStates
 from lmtool.representations.reading import layout_of, tokenizer_of
+from lmtool.representations.vectors import HiddenStates
 from lmtool.representations.words import word_vectors
-from lmtool.schema.look import InspectWordConfig
+from lmtool.schema.use import InspectWordConfig
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.load import load
 

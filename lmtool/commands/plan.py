@@ -7,19 +7,21 @@ them. With measure=true a few steps are run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lmtool.commands.plan_measured import STEPS, Measured, measured
 from lmtool.costs.memory_of_run import TrainingConfig, too_large
-from lmtool.costs.plan_fitting import what_fits
-from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of
-from lmtool.costs.planned_place import Place, place_of
+from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of, what_fits
+from lmtool.costs.rate import Place, place_of
+from lmtool.data.loader import PackedLoader
+from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
@@ -27,12 +29,70 @@ from lmtool.reporting.plan import RunPlan, plan_rows
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import count, size
 from lmtool.runs.identity import BUDGETS, budgets
-from lmtool.schema.plan import PlanKeys
+from lmtool.schema.inspection import PlanKeys
 from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.labelled import data_to_learn
 from lmtool.session.pretraining import Pretraining
+from lmtool.tasks.configs import GlueConfig
 from lmtool.terminal import counted
+from lmtool.training.profiling import StopTraining
+from lmtool.training.results import peak_memory
+from lmtool.types import Step
 from lmtool.weights.assemble import assemble
+
+WARM_UP, STEPS = 2, 5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """step_seconds: the median of a few steps, loading, evaluation and saving left out; tokens: in these, a step.
+    facts: of the loader. peak_bytes: of the process, or of the device."""
+
+    step_seconds: float
+    tokens: float
+    facts: dict[str, Any]
+    peak_bytes: int
+
+
+def measured(config: PretrainConfig | FinetuneConfig) -> Measured:
+    """Build the run as its command does and train a few steps of it. UserError where the words are several runs or none
+    of their own."""
+    if isinstance(config, FinetuneConfig) and isinstance(config.task, GlueConfig):
+        raise UserError(f"measure=true: task={config.task.name} is a run of every task in it", "give one: task=sst2")
+    if config.branch is not None:
+        raise UserError("measure=true: a branch continues another run", "leave out branch=, or measure=")
+    with temporary_session(config) as session:
+        timed = _TimedLoader(session.loader)
+        train_few_steps(session, timed, WARM_UP + STEPS, log_every=1)
+        return Measured(
+            statistics.median(timed.seconds[WARM_UP:]),
+            statistics.mean(timed.tokens[WARM_UP:]),
+            session.phases[0].loader.facts(),
+            peak_memory(session.run.precision.device),
+        )
+
+
+class _TimedLoader:
+    """A loader that ends the training after a few steps, and knows how long each was, from when it was given on."""
+
+    def __init__(self, loader: PackedLoader | PhasedLoader):
+        self._loader = loader
+        self.seconds: list[float] = []
+        self.tokens: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def steps(self, *arguments: Any) -> Iterator[Step]:
+        for step in self._loader.steps(*arguments):
+            began = time.perf_counter()
+            yield step
+            self.seconds.append(time.perf_counter() - began)
+            self.tokens.append(sum(batch.tokens for batch in step.batches))
+            if len(self.seconds) == WARM_UP + STEPS:
+                raise StopTraining
+
 
 # English text in vocabularies of 30,000 to 50,000 tokens.
 BYTES_A_TOKEN = 4.0

@@ -10,13 +10,20 @@ from pathlib import Path
 from lmtool.data.split import Rows
 from lmtool.data.tables import Table
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner
-from lmtool.learners.inference import Inference, no_progress
+from lmtool.learners.base import BaseLearner, Inference, no_progress
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import number
 from lmtool.schema.run import FinetuneConfig, PredictConfig
-from lmtool.session.output_files import DELIMITERS, beside_columns, check_output, write_output
-from lmtool.session.requests import PAIR, TEXT, asked_table, asked_texts
+from lmtool.session.requests import (
+    DELIMITERS,
+    PAIR,
+    TEXT,
+    asked_table,
+    asked_texts,
+    beside_columns,
+    check_output,
+    write_output,
+)
 from lmtool.session.trained import Trained, load_trained
 from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.kinds.early_exit import leaving

@@ -19,12 +19,21 @@ from lmtool.data.store import open_store
 from lmtool.errors import UserError
 from lmtool.models.base import Backbone
 from lmtool.reporting.console import Output
-from lmtool.reporting.probes import print_probes, write_probes
-from lmtool.representations.hidden import HiddenStates
-from lmtool.representations.layers import cached, majority, score_layers
-from lmtool.representations.probe import ITERATIONS, RIDGE
+from lmtool.reporting.evaluation import print_probes, write_probes
+from lmtool.representations.layers import (
+    ITERATIONS,
+    OFFSETS,
+    RIDGE,
+    TERM,
+    TokenTargets,
+    cached,
+    frequent_types,
+    majority,
+    score_layers,
+    windows_of,
+)
 from lmtool.representations.reading import layout_of, tokenizer_of
-from lmtool.representations.targets import OFFSETS, TERM, TokenTargets, frequent_types, windows_of
+from lmtool.representations.vectors import HiddenStates
 from lmtool.schema.run import ProbeConfig
 from lmtool.streams import Permutation
 from lmtool.tasks.loading import TaskData, load_task

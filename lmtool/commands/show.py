@@ -12,7 +12,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from lmtool.commands.list import about
-from lmtool.config import aliases, groups, plugins, tables, words, yaml_files
+from lmtool.config import aliases, groups, plugins, saved, tables, words
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest_keys
 from lmtool.config.problems import choice_of, section_class, several_of
@@ -132,13 +132,13 @@ def _defaults(same: list[ShownField]) -> list[tuple[str, str]]:
 def _value(place: ShownField, line: int | None) -> str:
     """The value the YAML gives, else the class's default."""
     if place.file is not None and line is not None:
-        value: Any = yaml_files.read(place.file)
+        value: Any = saved.read_yaml(place.file)
         for part in place.inside.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return "must be given" if value == "???" else _written(value)
     choice = choice_of(place.field)
     if choice is not None and place.file is not None:
-        for item in yaml_files.read(place.file).get("defaults", []):
+        for item in saved.read_yaml(place.file).get("defaults", []):
             if isinstance(item, dict) and place.inside in item:
                 chosen = item[place.inside]
                 return f"{choice.group if '.' in place.key else place.key}={chosen}" if chosen else "none chosen"
@@ -193,6 +193,6 @@ def _recipes(group: str, name: str) -> list[Path]:
 def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:
     """The component that an option is of, by the defaults list of its YAML."""
     path = groups.yaml_file(group, name, config_dirs)
-    written = {} if path is None else yaml_files.read(path)
+    written = {} if path is None else saved.read_yaml(path)
     base = next((item for item in written.get("defaults", []) if isinstance(item, str) and item != "_self_"), None)
     return _component(group, base, config_dirs) if base else name

@@ -58,7 +58,8 @@ def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
 
 def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
     from lmtool.config import plugins as loading
-    from lmtool.config import tables, yaml_files
+    from lmtool.config import saved as yaml_files
+    from lmtool.config import tables
     from lmtool.schema.inspection import OF_COMMANDS
     from lmtool.schema.run import COMMANDS
 
@@ -69,7 +70,7 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
     verbs = {}
     for verb, command in COMMANDS.items():
         keys = dict(_keys(command))
-        defaults = yaml_files.read(groups.conf_dir() / f"{VERBS[verb].primary}.yaml").get("defaults", [])
+        defaults = yaml_files.read_yaml(groups.conf_dir() / f"{VERBS[verb].primary}.yaml").get("defaults", [])
         named = {str(key).split()[-1] for item in defaults if isinstance(item, dict) for key in item}
         verbs[verb] = {name: {"group": name} for name in sorted(named & options.keys())} | keys
     components = {
@@ -81,14 +82,14 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
 
 def _options(group: str, config_dirs: Sequence[Path]) -> dict[str, str]:
     """The options of a group with the components that they are of, by the defaults list or the name in their YAML."""
-    from lmtool.config import yaml_files
+    from lmtool.config import saved as yaml_files
 
     named = {}
     for option in groups.options(group, config_dirs):
         base: Any = option
         for _ in range(10):
             path = groups.yaml_file(group, base, config_dirs)
-            written = {} if path is None else yaml_files.read(path)
+            written = {} if path is None else yaml_files.read_yaml(path)
             above = next(
                 (item for item in written.get("defaults", []) if isinstance(item, str) and item != "_self_"), None
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtool.config import aliases, groups, tables, yaml_files
+from lmtool.config import aliases, groups, saved, tables
 from lmtool.config.nearest import nearest
 from lmtool.errors import Problem
 
@@ -47,7 +47,7 @@ def offers_of(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple
     offered = groups.all_options(config_dirs)
     for name, options in extra.items():
         offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
-    written = yaml_files.read(primary)
+    written = saved.read_yaml(primary)
     defaults = written.get("defaults", [])
     has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
     several = frozenset(group for group in tables.groups() if any(entry.config.many for entry in tables.entries(group)))

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 
 from lmtool.config import hydra_plugins as hydra_plugins  # before Hydra looks for its plugins
-from lmtool.config import yaml_files
+from lmtool.config import saved
 from lmtool.config.overrides import GRID, OF_SWEEPS
 from lmtool.errors import UserError
 
@@ -37,7 +37,7 @@ class LimitedFiles(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path, self._normalize_file_name(config_path))
-        text, data = yaml_files.read(path, parse=_parsed)
+        text, data = saved.read_yaml(path, parse=_parsed)
         if not isinstance(data, dict | None):
             raise UserError(f"{path}: no keys and values in it", "write KEY: VALUE a line, as conf/ has them")
         if self.provider != "hydra":
@@ -116,4 +116,4 @@ _LOADER = type(
 @lru_cache(maxsize=1000)
 def _parsed(text: str) -> tuple[str, Any]:
     """A document, and what it says. Shared by all who ask: OmegaConf.create copies."""
-    return text, yaml_files.load(text, _LOADER)
+    return text, saved.load(text, _LOADER)

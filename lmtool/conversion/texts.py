@@ -24,8 +24,7 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
-from lmtool.weights.autotokenizer import tokenized
-from lmtool.weights.comparing import Comparison, difference
+from lmtool.weights.comparing import Comparison, difference, tokenized
 from lmtool.weights.exporting import Reading
 from lmtool.weights.folders import read_settings
 from lmtool.weights.heads import CheckpointModel, format_of

@@ -17,7 +17,7 @@ from lmtool.config.checkpoint import find
 from lmtool.config.plugins import command_line
 from lmtool.config.tables import builder_module, entry_of
 from lmtool.conversion.texts import layout_of, reading_of
-from lmtool.data.layouts import with_format
+from lmtool.data.formats import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
@@ -26,9 +26,8 @@ from lmtool.runs.checkpoints import read_weights, tensor_names
 from lmtool.schema.run import ExportConfig
 from lmtool.secrets import masked
 from lmtool.weights.assemble import assemble
-from lmtool.weights.autotokenizer import tokenized
 from lmtool.weights.bases import Base, saved_base
-from lmtool.weights.comparing import OTHER_CODE, ROUNDING, Comparison, compare_outputs, difference
+from lmtool.weights.comparing import OTHER_CODE, ROUNDING, Comparison, compare_outputs, difference, tokenized
 from lmtool.weights.exporting import Export, export_of, write_delta, write_reading
 from lmtool.weights.folders import published_folder
 from lmtool.weights.load import Loaded, load, saved_config, saved_model

@@ -13,13 +13,13 @@ from lmtool.config import saved as saved_configs
 from lmtool.config.tables import build
 from lmtool.errors import CheckFailed, UserError
 from lmtool.learners.held_out import EVALUATION_TOKENS, HeldOutSplits
-from lmtool.metrics.language import of_text
+from lmtool.metrics.texts import of_text
 from lmtool.reporting.console import Output
 from lmtool.resolver.compatibility import lacks_around
 from lmtool.schema.run import EvaluateConfig, ImportConfig, PretrainConfig
 from lmtool.secrets import masked, masked_data
+from lmtool.session.evaluation import text_to_score
 from lmtool.session.start import hub_tokenizer, require_fit
-from lmtool.session.text_evaluation import text_to_score
 from lmtool.session.trained import Trained, classifies, read_trained
 from lmtool.tokenizers.configs import FolderConfig
 from lmtool.tokenizers.published import has_tokenizer

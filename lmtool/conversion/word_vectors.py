@@ -19,8 +19,8 @@ from lmtool.models.word_configs import WordVectorsConfig
 from lmtool.reporting.console import Output
 from lmtool.schema.run import ExportConfig, ImportConfig
 from lmtool.tokenizers.configs import WordConfig
-from lmtool.tokenizers.listed import of_words
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.tokenizers.trained import of_words
 from lmtool.weights.exporting import whole_folder
 from lmtool.weights.importing import write_import
 from lmtool.weights.load import load, saved_config

@@ -7,11 +7,21 @@ and the sums over what a token sees; packed documents cost their own length only
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from lmtool.costs.activations import Kept
-from lmtool.costs.formats import VALUE_BYTES
+from torch import nn
+
+from lmtool.costs.activations import VALUE_BYTES, Kept
+from lmtool.heads.lm import AdaptiveLMHead, EnhancedMaskedLMHead, FamilyLMHead, LMHead
+from lmtool.heads.sampled import SampledLMHead, WordPairsHead
+from lmtool.models.base import Backbone, OneStack
+from lmtool.models.characters import WordCharacters
+from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.attention import MultiHead
+from lmtool.nn.positions import Position
+from lmtool.nn.prefix import VirtualTokens
 from lmtool.reporting.plan import RunPlan
 
 # What a process has beside what is counted: Python, torch, the tokenizer and the loader (390 to 415 MB measured on
@@ -136,3 +146,131 @@ def plan(
         rate=rate,
         devices=devices,
     )
+
+
+# What a learner costs, counted on its parts: the work of a token, and the sizes that memory depends on.
+#
+# The work is that of the architecture, as papers count it: every layer on every token. What a last layer spares where
+# few of its tokens are read is not taken off.
+
+
+_TABLES = (nn.Embedding, Position)
+
+
+def works_of(
+    learner: Any, places: Mapping[str, float], predicted: float, length: float, outputs: float = 0.5
+) -> Iterator[Work]:
+    """The work of every part of a learner.
+
+    places: the share of the tokens that a part runs at, by its name; predicted: of a head with a vocabulary that is
+    not in it, where every other part runs once an example. length: mean tokens of an example, both sides. outputs: of
+    an encoder-decoder the share of its decoder.
+    """
+    yield from _body(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
+    if getattr(getattr(learner, "config", None), "query_stream", False):
+        yield _asking(learner.backbone, predicted, length)
+    parts = {f"heads.{name}": head for name, head in learner.heads.items()}
+    own = getattr(learner, "objective", None)
+    if isinstance(own, nn.ModuleDict):
+        parts |= {f"objective.{name}": module for name, module in own.items()}
+    for name, part in parts.items():
+        if isinstance(part, Backbone):
+            yield from _body(part, length, outputs, places.get(name, 1.0), 3)
+        else:
+            if isinstance(part, EnhancedMaskedLMHead):
+                yield _decoding(parts.get("objective.generator", learner.backbone), length)
+            share = places.get(name, predicted if isinstance(part, LMHead) else 1 / length)
+            yield Work(share, _matrices([part]) + _vocabulary(part, learner.backbone))
+
+
+def _decoding(backbone: Any, length: float) -> Work:
+    """The enhanced mask decoder's: the last layer a second time."""
+    layers = list(backbone.depth())
+    last = layers[-1:]
+    return Work(1.0, _matrices(last), _attention(last), backbone.seen(len(layers) - 1, length))
+
+
+def _asking(backbone: Any, share: float, length: float) -> Work:
+    """A query stream's: all layers at the tokens that are predicted, which ask and are not asked."""
+    layers = list(backbone.depth())
+    asked = _matrices(part for layer in layers for part in (layer.self_attn.k_proj, layer.self_attn.v_proj))
+    return Work(share, _matrices(layers) - asked, _attention(layers), backbone.seen(0, length))
+
+
+def _passes(backbone: Backbone) -> float:
+    """The work of a step over a backbone in forwards: 1, as much again for the gradients of states where anything in
+    it learns, and for those of the matrices as far as these learn."""
+    parts = [part for part in backbone.modules() if not isinstance(part, _TABLES)]
+    matrices = [parameter for part in parts for parameter in part.parameters(recurse=False) if parameter.ndim > 1]
+    learn = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
+    learns = any(parameter.requires_grad for parameter in backbone.parameters())
+    return 1 + learns + learn / max(1, sum(parameter.numel() for parameter in matrices))
+
+
+def _body(backbone: Backbone, length: float, outputs: float, share: float, passes: float) -> Iterator[Work]:
+    """A backbone's layers, each of its tokens once, virtual ones too; shared layers as often as they are applied. The
+    rows of a prefix are seen, and are no work besides."""
+    if isinstance(backbone, EncoderDecoder):
+        embedding = _matrices([backbone.embed])
+        inputs, encoder, decoder = 1 - outputs, backbone.encoder.layers, backbone.decoder.layers
+        crossed: list[Any] = [layer.cross_attn for layer in decoder]
+        # Keys and values are made of the inputs.
+        made = [part for cross in crossed for name, part in cross.named_children() if name in ("k_proj", "v_proj")]
+        keys = _matrices(made)
+        seen, read = inputs * length + backbone.embed.virtual_count, outputs * length
+        inside = seen + backbone.encoder.ahead, read / 2 + backbone.decoder.ahead, seen + backbone.decoder.crossed
+        inputs = share * seen / length
+        yield Work(inputs, embedding + _matrices(encoder) + keys, _attention(encoder), inside[0], passes)
+        yield Work(share * outputs, embedding + _matrices(decoder) - keys, _attention(decoder), inside[1], passes)
+        yield Work(share * outputs, 0, sum(_width(cross) for cross in crossed), inside[2], passes)
+        return
+    whole = length + backbone.embed.virtual_count
+    if not isinstance(backbone, OneStack):
+        # A family with a forward of its own is taken as a whole, each of its parts once.
+        yield Work(share * whole / length, _matrices([backbone]), passes=passes)
+        return
+    layers = list(backbone.depth())
+    widths = [_attention([layer]) for layer in layers]
+    weighted = [width * backbone.seen(number, whole) for number, width in enumerate(widths)]
+    mean = sum(weighted) / max(1, sum(widths)) + backbone.ahead
+    yield Work(share * whole / length, _matrices([backbone.embed, *layers]), sum(widths), mean, passes)
+
+
+def _matrices(modules: Iterable[nn.Module]) -> int:
+    """Values of the matrices in modules that a token's vector is multiplied with; tables are looked up, and what
+    computes virtual tokens, or the keys and queries of places, does so once a batch."""
+    parts = [part for module in modules for part in module.modules()]
+    once = {inner for part in parts if isinstance(part, VirtualTokens) for inner in part.modules()}
+    readers = [part for part in parts if isinstance(part, WordCharacters)]
+    once |= {inner for reader in readers for inner in reader.modules()}
+    once |= {getattr(part, name) for part in parts if isinstance(part, MultiHead) for name in part.table_maps}
+    return sum(reader.products for reader in readers) + sum(
+        values.numel()
+        for part in parts
+        if part not in once and not isinstance(part, _TABLES)
+        for values in part.parameters(recurse=False)
+        if values.ndim > 1
+    )
+
+
+def _attention(layers: Iterable[nn.Module]) -> int:
+    """The widths of all layers' attention added up."""
+    return sum(_width(layer.self_attn) for layer in layers if hasattr(layer, "self_attn"))
+
+
+def _width(attention: Any) -> int:
+    """Of all heads together."""
+    return attention.q_proj.weight.shape[0]
+
+
+def _vocabulary(head: nn.Module, backbone: Backbone) -> int:
+    """Values of the table that a head reads tokens off, beside a map of its own; of pairs of words one row. Of a head
+    that samples its words those that it leaves out are taken off."""
+    if isinstance(head, WordPairsHead):
+        return head.output.token.embedding_dim
+    if isinstance(head, SampledLMHead):
+        return (head.computed - len(head.own_table)) * head.own_table.shape[1]
+    if not isinstance(head, LMHead) or (isinstance(head, FamilyLMHead) and head.output is not None):
+        return 0
+    table = backbone.embed.token.weight
+    return round(head.rows_read * table.shape[1]) if isinstance(head, AdaptiveLMHead) else table.numel()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, cast
 
 from torch import nn
 
-from lmtool.costs.activations import backbones_of, copied_bytes, head_bytes, kept_of, layers_of, lengthening
-from lmtool.costs.formats import Formats
+from lmtool.config.rules import broken
+from lmtool.costs.activations import Formats, backbones_of, copied_bytes, head_bytes, kept_of, layers_of, lengthening
 from lmtool.costs.memory_of_run import (
     TrainingConfig,
     configuration_of_peers,
@@ -22,18 +22,18 @@ from lmtool.costs.memory_of_run import (
     saved_values,
     values_of,
 )
-from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, Work, plan
-from lmtool.costs.planned_place import Place, here
-from lmtool.costs.timing import StepWork
-from lmtool.costs.work import works_of
+from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, Work, plan, works_of
+from lmtool.costs.rate import Place, StepWork, here
 from lmtool.data.phases import Shares
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.reporting.plan import PhasePlan, RunPlan
+from lmtool.reporting.text import size
 from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.schema.phases import words_of
 from lmtool.schema.run import PretrainConfig, RunConfig
 from lmtool.training.budgets import MOST_STEPS, kept_checkpoints, rows_an_interval
+from lmtool.training.configs import AdafactorConfig
 from lmtool.training.precision import Precision
 
 
@@ -217,3 +217,83 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
         single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, budgets=given,
         warnings=tuple(config.schedule.remarks(steps)),
     )  # fmt: skip
+
+
+# What makes a run fit that does not: overrides, each tried by planning the run with it.
+
+
+# Devices that are tried.
+_DEVICES = (2, 4, 8, 16, 32, 64, 128, 256)
+_AGAIN = {"gradient_checkpointing": True}
+
+
+def what_fits(config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> tuple[str, ...]:
+    """Lines of overrides with which the run fits, what they cost and what it takes then: the least of each kind, and
+    of the kinds that cost more than time only where no other does. planned: the plan of a configuration; empty where
+    nothing that is tried fits."""
+    lines = []
+    for kinds in (_cheap(config), _dear(config)):
+        for kind in kinds:
+            for words, changes, costs in kind:
+                other = config.model_copy(update=dict(changes))
+                if _goes_together(other) and (plan := planned(other)).fits:
+                    lines.append(f"{words}: {size(plan.needed_bytes)}{costs}")
+                    break
+        if lines:
+            break
+    return tuple(lines)
+
+
+def _goes_together(config: RunConfig) -> bool:
+    """Whether the rules over several keys let it be."""
+    values = {key: getattr(config, key) for key in type(config).model_fields}
+    return not list(broken(type(config), values, running=False))
+
+
+Override = tuple[str, Mapping[str, Any], str]
+"""Words, the values they set, what they cost."""
+
+
+def _cheap(config: RunConfig) -> Iterator[Iterable[Override]]:
+    """Smaller forwards, recomputed layers, both: from the least to the most of each kind."""
+    smaller = list(_micro_batches(config))
+    yield [(words, changes, ", the same result") for words, changes in smaller]
+    if not config.gradient_checkpointing:
+        yield [
+            (
+                f"gradient_checkpointing=true {words}".strip(),
+                {**changes, **_AGAIN},
+                ", the same result, a third more work",
+            )
+            for words, changes in [("", {}), *smaller]
+        ]
+
+
+def _dear(config: RunConfig) -> Iterator[Iterable[Override]]:
+    """More devices, or an optimizer that keeps less, beside the smallest forwards."""
+    words, least = [("", {}), *_micro_batches(config)][-1]
+    words = f"gradient_checkpointing=true {words}".strip()
+    yield [
+        (
+            f"devices={number} parallel=fsdp {words}",
+            {**least, **_AGAIN, "devices": number, "parallel": "fsdp"},
+            " a device",
+        )
+        for number in _DEVICES
+        if number > devices_of(config)
+    ]
+    adafactor = {"optimizer": AdafactorConfig(lr=config.optimizer.lr)}
+    yield [
+        (
+            f"optimizer=adafactor {words}",
+            {**least, **_AGAIN, **adafactor},
+            ", another optimizer with its own learning rates",
+        )
+    ]
+
+
+def _micro_batches(config: RunConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Forwards of half the tokens, and half of that, down to one sequence."""
+    tokens = config.micro_batch_tokens or config.batch_tokens or (config.batch_examples or 1) * config.max_length
+    while (tokens := tokens // 2) >= config.max_length:
+        yield f"micro_batch_tokens={tokens}", {"micro_batch_tokens": tokens}

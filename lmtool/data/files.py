@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -19,6 +20,34 @@ from lmtool.config.tables import nearest
 from lmtool.data.compressed import PACKED, Broken, open_bytes, without_packing
 from lmtool.data.configs import kind_of
 from lmtool.errors import UserError
+
+_collected: ContextVar[list[UserError] | None] = ContextVar("collected", default=None)
+
+
+def refuse(problem: UserError) -> None:
+    """Raise what is wrong with a row; where problems are collected, keep it instead: the reader then leaves the row
+    out and reads on."""
+    problems = _collected.get()
+    if problems is None:
+        raise problem
+    problems.append(problem)
+
+
+def collecting() -> bool:
+    """Whether problems are collected here."""
+    return _collected.get() is not None
+
+
+@contextmanager
+def collected() -> Iterator[list[UserError]]:
+    """Rows that are read inside and fail are left out; what is wrong with each comes here."""
+    problems: list[UserError] = []
+    token = _collected.set(problems)
+    try:
+        yield problems
+    finally:
+        _collected.reset(token)
+
 
 MAGIC = {
     b"\x1f\x8b": "gzip",

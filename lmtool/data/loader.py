@@ -6,19 +6,147 @@ Shape letters: E examples of an epoch, B steps of an epoch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import queue
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 
 from lmtool import streams
-from lmtool.data.lanes import CutInLanes
 from lmtool.data.plan import Examples, Plan, batch_borders
-from lmtool.data.prefetch import prefetch
-from lmtool.data.sharing import share_of
 from lmtool.errors import UserError
 from lmtool.types import Batch, Step
+
+Thing = TypeVar("Thing")
+
+_POLL_SECONDS = 0.1
+
+
+def prefetch(things: Iterable[Thing], ahead: int = 2) -> Iterator[Thing]:
+    """The same things in the same order, up to `ahead` of them made in advance by a thread.
+
+    An exception of the maker is raised here, at its place in the order. The thread ends when the things do, or soon
+    after this iterator is closed or dropped.
+    """
+    ready: queue.Queue[tuple[str, Thing | BaseException | None]] = queue.Queue(maxsize=ahead)
+    closed = threading.Event()
+
+    def hand(kind: str, thing: Thing | BaseException | None) -> bool:
+        while not closed.is_set():
+            try:
+                ready.put((kind, thing), timeout=_POLL_SECONDS)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for thing in things:
+                if not hand("thing", thing):
+                    return
+        except BaseException as problem:  # handed on whole: the reader raises it
+            hand("problem", problem)
+        else:
+            hand("end", None)
+
+    thread = threading.Thread(target=work, name="lmtool-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, thing = ready.get()
+            if kind == "end":
+                return
+            if kind == "problem":
+                raise thing  # type: ignore[misc]
+            yield thing  # type: ignore[misc]
+            del thing
+    finally:
+        closed.set()
+        thread.join()
+
+
+# How the processes that train together share the examples of a step, so that all of them have as much to do.
+#
+# Each computes all shares from the lengths of the step, and needs no word from the others. Shape letters: N examples
+# of the step, S of a share, B its forwards.
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process reads of a step. places: (S,) of its examples, in the order of the step. borders: (B+1,) of its
+    forwards in them. idle: how many forwards others have more."""
+
+    places: np.ndarray
+    borders: np.ndarray
+    idle: int
+
+
+def share_of(lengths: np.ndarray, rank: int, ranks: int, micro_batch_tokens: int | None) -> Share:
+    """The share of a process. lengths: (N,) tokens of each example. micro_batch_tokens: in one forward, at most."""
+    places = [np.arange(len(lengths))] if ranks == 1 else dealt(lengths, ranks)
+    borders = [batch_borders(lengths[own], None, micro_batch_tokens) for own in places]
+    most = max(map(len, borders))
+    return Share(places[rank], borders[rank], most - len(borders[rank]))
+
+
+def dealt(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
+    """By process, the places of its examples: the longest are dealt first, in turns that go back and forth, so that
+    shares differ by one example at most, and by little more than the spread of lengths in a turn in tokens."""
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    turn, seat = np.divmod(np.arange(len(order)), ranks)
+    owner = np.empty(len(order), dtype=np.int64)
+    owner[order] = np.where(turn % 2, ranks - 1 - seat, seat)
+    return [np.flatnonzero(owner == rank) for rank in range(ranks)]
+
+
+# Running text cut into lanes: how a model reads it that carries state from one batch to the next.
+#
+# The text of a split, its documents laid end to end, is cut into as many contiguous lanes as a step has examples.
+# Step t reads segment t of every lane, so that what a model keeps of a lane's segment is of the text right before the
+# next one (Mikolov et al. 2010 and every recurrent language model since; Dai et al. 2019, "Transformer-XL", section
+# 3.2). The order is the text's own, in every epoch; each epoch begins all lanes anew.
+#
+# Shape letters: L lanes, S segments of the longest lane, E segments of all lanes.
+
+
+# One segment: its first place in the text, how many it holds, its lane, and how many of the lane's come before it.
+SEGMENT = np.dtype([("start", "i8"), ("length", "i4"), ("lane", "i4"), ("before", "i8")])
+
+
+class LanedExamples(Examples, Protocol):
+    """Examples whose plan is that of `segments`, and whose batches say which lanes they are of (`Batch.lanes`).
+
+    lanes: how many there are.
+    """
+
+    lanes: int
+
+
+@runtime_checkable
+class CutInLanes(Protocol):
+    """Examples of running text, for a model that carries state. A loader reads them in lanes; whoever wants some of
+    them in another order reads them as they are, without state."""
+
+    def in_lanes(self, lanes: int) -> LanedExamples:
+        """The same text in this many lanes, or as many as it has places."""
+
+
+def segments(places: int, lanes: int, size: int) -> np.ndarray:
+    """(E,) records of `SEGMENT`, step by step and in a step lane by lane: `places` of a text in `lanes` contiguous
+    parts, whose sizes differ by one at most, each in segments of `size`. Nothing is left out: the last step may have
+    fewer lanes, and shorter segments."""
+    borders = np.arange(lanes + 1, dtype=np.int64) * places // lanes
+    starts_L, sizes_L = borders[:-1], np.diff(borders)
+    before_S1 = np.arange(0, max(int(sizes_L.max(initial=0)), 1), size, dtype=np.int64)[:, None]
+    lengths_SL = np.minimum(sizes_L - before_S1, size)
+    rows_SL = np.empty(lengths_SL.shape, dtype=SEGMENT)
+    rows_SL["start"], rows_SL["length"] = starts_L + before_S1, lengths_SL
+    rows_SL["lane"], rows_SL["before"] = np.arange(lanes), before_S1
+    return rows_SL[lengths_SL > 0]
+
 
 AHEAD = 2  # steps made in advance
 _BLOCK = 1 << 18  # examples that are put in order at a time

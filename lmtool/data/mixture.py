@@ -10,8 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from lmtool.data.configs import DataConfig
-from lmtool.data.mixture_configs import MixtureTextConfig
+from lmtool.data.configs import DataConfig, MixtureTextConfig
 from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.errors import UserError
 

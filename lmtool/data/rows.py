@@ -14,8 +14,7 @@ from typing import Any
 
 from lmtool.config.nearest import nearest
 from lmtool.data.compressed import without_packing
-from lmtool.data.files import read_lines
-from lmtool.data.problems import refuse
+from lmtool.data.files import read_lines, refuse
 from lmtool.errors import UserError
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}

@@ -14,22 +14,242 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import mmap
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from lmtool.data.sources import OnStage, Source, splits_of
-from lmtool.data.store_draft import FILES, StoreDraft
+from lmtool.data.tokenizing import ChildDied, Tokenized, dtype_of, portions, tokenize, workers_for
+from lmtool.drafts import sync_path
 from lmtool.errors import UserError
 from lmtool.manifest import MANIFEST, Damaged, Manifest, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
+
+FILES = {
+    "tokens": "tokens.bin",
+    "document_offsets": "document_offsets.bin",
+    "sentence_offsets": "sentence_offsets.bin",
+    "document_sentences": "document_sentences.bin",
+}
+SHARD = 16
+"""Portions between rows of the journal: some seconds of work."""
+
+
+@dataclass
+class Counts:
+    """What was written so far; seconds: that it took."""
+
+    portions: int = 0
+    tokens: int = 0
+    documents: int = 0
+    sentences: int = 0
+    last_border: int = 0  # sentences up to the end of the last document that has tokens
+    without_tokens: int = 0
+    unknown: int = 0
+    characters: int = 0
+    words: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class StoreDraft:
+    """The folder in which a store is built, and all that is left of it when building ends otherwise: what a later build
+    resumes from where it is killed, nothing after an error of the text.
+
+    alone: whether no other process builds the same: only then an earlier draft is taken up.
+    """
+
+    def __init__(self, place: Path, tokenizer: Tokenizer, alone: bool = True):
+        stem = f".{place.name}.{'draft' if alone else os.getpid()}"
+        self.folder, self._journal = place.with_name(stem), place.with_name(f"{stem}.jsonl")
+        self._tokenizer, self._alone = tokenizer, alone
+        dtypes = dict.fromkeys(FILES, np.dtype("<i8")) | {"tokens": dtype_of(tokenizer)}
+        self._dtypes: dict[str, np.dtype[Any]] = dtypes
+        self._counts = Counts()
+        self._hashes = {name: hashlib.sha256() for name in FILES}
+        self._files: dict[str, IO[bytes]] = {}
+
+    def __enter__(self) -> StoreDraft:
+        sizes = self._resume() if self._alone else None
+        if sizes is None:
+            self._discard()
+            self.folder.mkdir()
+            self._counts = Counts()
+        else:
+            for left in self.folder.iterdir():
+                if left.name not in FILES.values():
+                    left.unlink()
+            for name, file in FILES.items():
+                os.truncate(self.folder / file, sizes[name])
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        of_the_text = kind is not None and issubclass(kind, UserError) and not issubclass(kind, ChildDied)
+        if kind is None or of_the_text or not self._journal.exists():
+            self._discard()
+
+    def _discard(self) -> None:
+        self._journal.unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def write(self, source: Source, split: str, progress: OnStage | None) -> dict[str, Any]:
+        """Tokenize a split, from where an earlier build came to. Returns the facts of the store."""
+        total, stage = max(source.characters(split), 1), f"tokenizing {split}"
+        before = Counts(**asdict(self._counts))
+        began = time.perf_counter()
+        if before.portions and progress is not None:
+            progress(f"{stage}: an earlier build was cut short at {before.characters / total:.0%}; resuming", 0, 1)
+        with ExitStack() as stack:
+            for name, file in FILES.items():
+                self._files[name] = stack.enter_context(open(self.folder / file, "ab"))
+            if not before.portions:
+                for name in ("document_offsets", "sentence_offsets", "document_sentences"):
+                    self._append(name, np.zeros(1))
+            left = islice(portions(source.parts(split)), before.portions, None)
+            workers = workers_for(total - before.characters)
+            for portion in stack.enter_context(closing(tokenize(self._tokenizer, left, workers))):
+                self._enter(portion)
+                self._counts.seconds = before.seconds + time.perf_counter() - began
+                if self._counts.portions % SHARD == 0:
+                    self._close_shard()
+                if progress is not None:
+                    progress(stage, min(self._counts.characters, total - 1), total, self._rates(before))
+        if self._counts.tokens == 0:
+            raise UserError(f"the {split} text holds no tokens", "give text with data.path=")
+        self._counts.seconds = before.seconds + time.perf_counter() - began
+        if progress is not None:
+            progress(stage, total, total, self._rates(before))
+        return self._facts(source, split)
+
+    def _append(self, name: str, values: np.ndarray) -> None:
+        content = values.astype(self._dtypes[name]).tobytes()
+        self._files[name].write(content)
+        self._hashes[name].update(content)
+
+    def _enter(self, portion: Tokenized) -> None:
+        counts = self._counts
+        offsets = counts.tokens + np.concatenate([[0], np.cumsum(portion.sentence_lengths)])
+        # Sentences up to the end of each document that ends here; one without any has no tokens.
+        borders_P = counts.sentences + np.cumsum(portion.sentences)
+        borders = borders_P[portion.ends]
+        grown = np.diff(borders, prepend=counts.last_border) > 0
+        counts.without_tokens += int((~grown).sum())
+        borders = borders[grown]
+        self._append("tokens", portion.tokens)
+        self._append("sentence_offsets", offsets[1:])
+        self._append("document_sentences", borders)
+        self._append("document_offsets", offsets[borders - counts.sentences])
+        counts.last_border = int(borders[-1]) if len(borders) else counts.last_border
+        counts.portions += 1
+        counts.tokens += len(portion.tokens)
+        counts.documents += len(borders)
+        counts.sentences += len(portion.sentence_lengths)
+        for name in ("unknown", "characters", "words", "bytes"):
+            setattr(counts, name, getattr(counts, name) + getattr(portion, name))
+
+    def _rates(self, before: Counts) -> str:
+        """Bytes and tokens a second since this build began."""
+        seconds = max(self._counts.seconds - before.seconds, 1e-9)
+        size, tokens = self._counts.bytes - before.bytes, self._counts.tokens - before.tokens
+        return f"{size / seconds / 1e6:.2f} MB/s, {tokens / seconds:,.0f} tokens/s"
+
+    # --- the journal -----------------------------------------------------------------------------------------------
+
+    def _close_shard(self) -> None:
+        """Everything so far on the disk, and then the row that says so."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        row = {
+            "counts": asdict(self._counts),
+            "bytes": {name: file.tell() for name, file in self._files.items()},
+            "sha256": {name: sha256.hexdigest() for name, sha256 in self._hashes.items()},
+        }
+        with open(self._journal, "ab") as file:
+            file.write(_line(row))
+            file.flush()
+            os.fsync(file.fileno())
+        sync_path(self.folder.parent)
+        self._hashes = {name: hashlib.sha256() for name in FILES}
+
+    def _resume(self) -> dict[str, int] | None:
+        """The bytes of each file that are as the journal says, whose counts are taken over; None: of none."""
+        with contextlib.suppress(OSError), ExitStack() as stack:
+            rows = self._journal.read_bytes().splitlines(keepends=True)
+            files = {name: stack.enter_context(open(self.folder / file, "rb")) for name, file in FILES.items()}
+            sizes, kept = dict.fromkeys(FILES, 0), 0
+            for line in rows:
+                row = _row(line)
+                if row is None or any(
+                    hashlib.sha256(files[name].read(row["bytes"][name] - sizes[name])).hexdigest() != digest
+                    for name, digest in row["sha256"].items()
+                ):
+                    break
+                self._counts, sizes, kept = Counts(**row["counts"]), row["bytes"], kept + 1
+            if kept:
+                os.truncate(self._journal, sum(map(len, rows[:kept])))
+                return sizes
+        return None
+
+    # --- what is said of it ------------------------------------------------------------------------------------------
+
+    @property
+    def arrays(self) -> dict[str, dict[str, Any]]:
+        """Kind and number of the values of each file."""
+        counts = self._counts
+        lengths = {
+            "tokens": counts.tokens,
+            "document_offsets": counts.documents + 1,
+            "sentence_offsets": counts.sentences + 1,
+            "document_sentences": counts.documents + 1,
+        }
+        return {name: {"dtype": self._dtypes[name].str, "count": lengths[name]} for name in FILES}
+
+    def _facts(self, source: Source, split: str) -> dict[str, Any]:
+        counts = self._counts
+        return {
+            "split": split,
+            "documents": counts.documents,
+            "documents_without_tokens": counts.without_tokens,
+            "sentences": counts.sentences,
+            "tokens": counts.tokens,
+            "characters": counts.characters,
+            "words": counts.words,
+            "bytes": counts.bytes,
+            "characters_per_token": counts.characters / counts.tokens,
+            "unknown_fraction": counts.unknown / counts.tokens,
+            "seconds": round(counts.seconds, 3),
+            "bytes_per_second": round(counts.bytes / max(counts.seconds, 1e-9)),
+            "tokens_per_second": round(counts.tokens / max(counts.seconds, 1e-9)),
+            "tokenizer": self._tokenizer.fingerprint,
+            "source": source.fingerprint,
+        }
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    """A row of the journal behind its own hash, so that a damaged one is not believed."""
+    content = json.dumps(row).encode()
+    return hashlib.sha256(content).hexdigest().encode() + b" " + content + b"\n"
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    digest, _, content = line.partition(b" ")
+    content = content.removesuffix(b"\n")
+    return json.loads(content) if hashlib.sha256(content).hexdigest().encode() == digest else None
+
 
 VERSION = 4  # of the layout, of its facts and of how text becomes tokens and sentences: raise it when one changes
 

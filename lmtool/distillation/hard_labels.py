@@ -16,7 +16,7 @@ from torch import Tensor
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
 from lmtool.distillation.seen import Reading, Seen, Teacher
-from lmtool.distillation.store.keys import held_terms, order_of
+from lmtool.distillation.store.outputs import held_terms, order_of
 from lmtool.errors import UserError
 from lmtool.heads.predicted import Shares
 from lmtool.nn.stack import Tap

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lmtool import streams
-from lmtool.distillation.kept import Kept
+from lmtool.distillation.seen import Kept
 from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.nn.stack import Place, Side, Tap
 from lmtool.types import Batch, Packed, send

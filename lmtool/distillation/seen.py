@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,9 +18,35 @@ from lmtool.heads.predicted import Predicted
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch, term_of
 from lmtool.learners.mixture import Mixture
-from lmtool.nn.stack import Stack, Tap
+from lmtool.nn.context import AttentionKind, TakesAttended
+from lmtool.nn.stack import Place, Stack, Tap
+from lmtool.nn.tiled import Attended
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Loader, StepOutput
+
+
+class Kept(Tap):
+    """Keeps the states at some places, and what self-attentions in the layers before others compute with: by place,
+    those of each forward of a stack, in their order."""
+
+    def __init__(self, states: Collection[Place] = (), attention: Collection[Place] = ()):
+        self.states: dict[Place, list[Tensor]] = {place: [] for place in states}
+        self.attended: dict[Place, list[Attended]] = {place: [] for place in attention}
+
+    def wants(self, place: Place) -> bool:
+        return place in self.states
+
+    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+        self.states[place].append(x_TH)
+        return x_TH
+
+    def tokens(self, place: Place) -> list[int]:
+        """How many tokens each forward had at a place."""
+        states = [len(x_TH) for x_TH in self.states.get(place, ())]
+        return states + [len(attended.q_TAD) for attended in self.attended.get(place, ())]
+
+    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
+        return self.attended[place].append if kind == "self_attn" and place in self.attended else None
 
 
 @dataclass(frozen=True)

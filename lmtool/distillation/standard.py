@@ -2,24 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
 from lmtool.config.tables import build
 from lmtool.distillation.configs import LayerMap, StandardConfig
-from lmtool.distillation.configs.start import taken_layers
+from lmtool.distillation.configs.modes import taken_layers
 from lmtool.distillation.distilled import Distilled, own_weights
-from lmtool.distillation.initialization import start_from
-from lmtool.distillation.panel import Panel
-from lmtool.distillation.seen import Reading, Teacher, see
-from lmtool.distillation.terms.base import Term
+from lmtool.distillation.seen import Reading, Seen, Teacher, see
+from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
+from lmtool.heads.predicted import Averaged, Shares
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixture import Mixture
-from lmtool.nn.stack import Tap, Taps
-from lmtool.types import Batch, StepOutput
+from lmtool.nn.configs import Side
+from lmtool.nn.stack import Stack, Tap, Taps
+from lmtool.types import Batch, StepOutput, part_of
+from lmtool.weights.loading import load_into
+
+_NONE = "give distill.initialize=none"
+
+
+def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, taken: Mapping[Side, tuple[int, ...]]) -> str:
+    """Copy the embeddings of a teacher, these layers of its stacks (by side, one for each of the student's, counted
+    from 1), their final norms, and the heads of the same names and shapes. Returns what the first screen says of it.
+
+    What the student has alone (a table of segments, adapters) stays as it was drawn. UserError where the layers of the
+    two are of different kinds, and where the teacher was tuned by added parameters, which no copy has.
+    """
+    if teacher.added:
+        raise UserError(
+            f"distill.initialize copies layers, and distill.teacher={origin} was tuned by parameters that were added "
+            "to them",
+            f"export it, which merges them, and give the folder as distill.teacher=; or {_NONE}",
+        )
+    own, its = student.state_dict(), teacher.state_dict()
+    tensors = {name: tensor for name, tensor in own.items() if part_of(name) == "backbone"}
+    sources = {name: name for name in tensors}
+    for first, second in _layers(student, teacher, taken):
+        sources |= {name: second + name.removeprefix(first) for name in tensors if name.startswith(first)}
+    for name, source in sources.items():
+        if source in its:
+            tensors[name] = its[source]
+    tensors |= {name: tensor for name, tensor in its.items() if name.startswith("heads.")}
+    report = load_into(student, tensors, origin)
+    layers = [", ".join(f"{own} = {its}" for own, its in enumerate(numbers, 1)) for numbers in taken.values()]
+    heads = ", ".join(name for name in report.taken if name != "backbone")
+    return f"embeddings; layers {'; '.join(layers)}" + (f"; {heads}" if heads else "")
+
+
+def _layers(
+    student: BaseLearner, teacher: BaseLearner, taken: Mapping[Side, tuple[int, ...]]
+) -> Iterator[tuple[str, str]]:
+    """What the names of a layer's tensors begin with, and of those that it is a copy of."""
+    stacks = [
+        {module.side: (name, module) for name, module in learner.named_modules() if isinstance(module, Stack)}
+        for learner in (student, teacher)
+    ]
+    for side, numbers in taken.items():
+        (first, own), (second, its) = (stacks_of[side] for stacks_of in stacks)
+        pairs = zip(own.depth(), (list(its.depth())[number - 1] for number in numbers), strict=True)
+        for layer, source in pairs:
+            if type(layer) is not type(source):
+                raise UserError(
+                    f"distill.initialize: the student, model={student.backbone.config.name}, has layers of another "
+                    f"kind than its teacher, model={teacher.backbone.config.name}",
+                    _NONE,
+                )
+            places = [list(stack.layers).index(module) for stack, module in ((own, layer), (its, source))]
+            yield f"{first}.layers.{places[0]}.", f"{second}.layers.{places[1]}."
+
+
+# Several teachers as one: what they predict of the same targets is averaged, and each may teach other members of a
+# mixture.
+
+
+@dataclass(kw_only=True)
+class Panel(Teacher):
+    """members: the teachers, of which the first one's learner, precision and origin are the panel's. weights: of each
+    in an average, by origin. average: what is averaged."""
+
+    members: Sequence[Teacher]
+    weights: Mapping[str, float]
+    average: Literal["probabilities", "logits"]
+
+    @classmethod
+    def of(cls, members: Sequence[Teacher], weights: Mapping[str, float], average: Any) -> Panel:
+        """A panel of at least one."""
+        first = members[0]
+        return cls(first.learner, first.precision, first.origin, members=members, weights=weights, average=average)
+
+    @property
+    def teaches(self) -> frozenset[str]:
+        return frozenset().union(*(teacher.teaches for teacher in self.members))
+
+    def see(self, batch: Batch, states: Tap | None = None) -> Seen:
+        """states: sees nothing; whose states they would be is not known."""
+        seen = [(self.weights[teacher.origin], teacher.see(batch)) for teacher in self.members]
+        predicted = dict(self._joined(seen))
+        return Seen(self.learner, batch, predicted)
+
+    def _joined(self, seen: Sequence[tuple[float, Seen]]) -> Iterator[tuple[str, Shares]]:
+        for term in dict.fromkeys(term for _, each in seen for term in each.predicted):
+            parts = [(weight, each.predicted[term]) for weight, each in seen if term in each.predicted]
+            yield term, parts[0][1] if len(parts) == 1 else Averaged.of(parts, self.average)
 
 
 class Standard(Distilled):

@@ -48,7 +48,7 @@ class ObjectiveConfig(Config):
     prefixes: ClassVar[bool] = False
     """Whether a decoder's texts have a part that all of them sees."""
     reads_lanes: ClassVar[bool] = False
-    """Whether it reads joined text in lanes (data/lanes.py) on a model that carries state."""
+    """Whether it reads joined text in lanes (data/loader.py) on a model that carries state."""
     phase_fields: ClassVar[tuple[str, ...]] = ()
     """The fields that may differ between the phases of a run: they shape examples, and no parameter and no loss."""
     makes_inputs: ClassVar[bool] = False

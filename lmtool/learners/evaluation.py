@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from lmtool.errors import UserError
-from lmtool.learners.baseline import Predictor
-from lmtool.learners.terms import TermEvaluation, TermSums
-from lmtool.nn.carried import set_aside
+from lmtool.learners.baseline import Predictor, TermEvaluation, TermSums
+from lmtool.nn.cache import set_aside
 from lmtool.training.group import ALONE, Group
 from lmtool.training.precision import FP32_CPU, Precision
 from lmtool.types import Batch, Scores

@@ -14,7 +14,7 @@ from lmtool.data.split import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
-from lmtool.learners.mixed_sources import examples_of, scorer_of
+from lmtool.learners.mixed_examples import examples_of, scorer_of
 from lmtool.metrics import LOSS
 from lmtool.training.group import ALONE, Group
 from lmtool.training.precision import Precision

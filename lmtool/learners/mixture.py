@@ -15,14 +15,21 @@ from torch import nn
 from lmtool.config.base import Config
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.configs import Mixed
 from lmtool.learners.evaluation import Evaluation, Scorer
-from lmtool.learners.inference import Inference
-from lmtool.learners.mixed_examples import MixedBatch, MixedExamples, term_of
-from lmtool.learners.mixed_inspector import MixedInspector
-from lmtool.learners.mixed_sources import MixedSources, examples_of, inspector_of, predictors_of, scorer_of
+from lmtool.learners.mixed_examples import (
+    MixedBatch,
+    MixedExamples,
+    MixedInspector,
+    MixedSources,
+    examples_of,
+    inspector_of,
+    predictors_of,
+    scorer_of,
+    term_of,
+)
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
 from lmtool.nn.stack import Side

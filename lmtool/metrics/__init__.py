@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from lmtool.metrics.answers import ANSWER_METRICS
-from lmtool.metrics.bootstrap import Interval, interval, resample_count, resampled_rows
-from lmtool.metrics.classes import by_class, calibration
-from lmtool.metrics.intervals import mean_and_error, paired_standard_error, ratio_standard_error, t_quantile
-from lmtool.metrics.language import LANGUAGE_METRICS
-from lmtool.metrics.metric import LOSS, Metric
-from lmtool.metrics.scores import METRICS, compute, confusion
+from lmtool.metrics.intervals import (
+    Interval,
+    interval,
+    mean_and_error,
+    paired_standard_error,
+    ratio_standard_error,
+    resample_count,
+    resampled_rows,
+    t_quantile,
+)
+from lmtool.metrics.scores import LOSS, METRICS, Metric, by_class, calibration, compute, confusion
+from lmtool.metrics.texts import LANGUAGE_METRICS
 
 __all__ = [
     "LOSS",

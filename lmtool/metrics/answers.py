@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmtool.metrics.metric import Metric
+from lmtool.metrics.scores import Metric
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

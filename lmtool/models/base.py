@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from lmtool.config.tables import build
 from lmtool.models.configs import ModelConfig, TransformerConfig
-from lmtool.nn.cache import Cache
-from lmtool.nn.carried import CarriedState, State
+from lmtool.nn.cache import Cache, CarriedState, State
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings, positions_taken
 from lmtool.nn.feedforward import Activation
@@ -195,7 +194,7 @@ class Decoder(OneStack):
 class CarriesState(Protocol):
     """A backbone that carries state from one segment of a running text to the next.
 
-    Its forward takes `carried` (nn/carried.py): it reads `before`, the state in front of each document of the batch,
+    Its forward takes `carried` (nn/cache.py): it reads `before`, the state in front of each document of the batch,
     and sets `after`. Without it a document begins with the initial state, and nothing is left behind. What is kept of
     the tokens before these in a cache is another matter: generation begins with its prompt.
     """

@@ -42,7 +42,7 @@ from lmtool.models.family import (
     over_words,
 )
 from lmtool.models.keymap import KeyMap, Tied, encoder_pairs
-from lmtool.nn.block_pattern import BlockPattern, Blocks
+from lmtool.nn.block_sparse import BlockPattern, Blocks
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.layout import Full, Mask
 from lmtool.types import Packed

@@ -37,14 +37,13 @@ from torch import Tensor, nn
 
 from lmtool.models.base import Encoder, Vocabulary, new
 from lmtool.models.characters import Highway, Spellings, WordCharacters
-from lmtool.models.elmo_configs import ElmoConfig
+from lmtool.models.recurrent_configs import ElmoConfig
 from lmtool.nn.attention import only
 from lmtool.nn.cache import Cache
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import Draws, Dropout, draws_of
 from lmtool.nn.initialization import Draw, initialize_each, normal, uniform
-from lmtool.nn.recurrent import Lstm
-from lmtool.nn.recurrent_layers import steps_of
+from lmtool.nn.recurrent import Lstm, steps_of
 from lmtool.nn.stack import Tap, enter
 from lmtool.types import Packed
 

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from lmtool.models.base import Backbone
 from lmtool.models.encoder import post_norm_layer
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, TwoTransformersConfig
-from lmtool.nn.attention import SelfAttention
-from lmtool.nn.blocks import PostNormLayer
+from lmtool.nn.attention import CrossAttention, SelfAttention
+from lmtool.nn.blocks import PostNormCrossLayer, PostNormLayer
 from lmtool.nn.cache import Cache
 from lmtool.nn.context import EncoderState
-from lmtool.nn.cross_attention import CrossAttention
-from lmtool.nn.decoder_blocks import PostNormCrossLayer
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings, StackInput, positions_taken
 from lmtool.nn.feedforward import Activation, FeedForward

@@ -26,14 +26,12 @@ from torch import Tensor, nn
 from lmtool.models.base import Decoder, VocabularyHead, new
 from lmtool.models.recurrent_configs import LstmConfig
 from lmtool.nn import recurrent
-from lmtool.nn.cache import Cache
-from lmtool.nn.carried import Carried
+from lmtool.nn.cache import Cache, Carried
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, normal_by_inputs
 from lmtool.nn.positions import Position
-from lmtool.nn.recurrent import State
-from lmtool.nn.recurrent_layers import RecurrentLayer, SegmentStates, StateCache
+from lmtool.nn.recurrent import RecurrentLayer, SegmentStates, State, StateCache
 from lmtool.nn.stack import Tap
 from lmtool.types import Packed
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from lmtool.config import groups, yaml_files
+from lmtool.config import groups, saved
 from lmtool.config.auto import merge
 from lmtool.config.base import Config
 from lmtool.errors import UserError
@@ -154,7 +154,7 @@ def read(path: Path) -> Recipe:
     """A recipe from its YAML. Raises UserError with the first key that is wrong."""
     hint = f"see {_default()}"
     try:
-        return Recipe.model_validate(yaml_files.read(path, hint))
+        return Recipe.model_validate(saved.read_yaml(path, hint))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -32,7 +32,7 @@ from lmtool.nn.cache import Cache
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, generator_for, initialize_each, normal, orthogonal_blocks, zero
 from lmtool.nn.positions import Position
-from lmtool.nn.recurrent_layers import BidirectionalGru, StateCache
+from lmtool.nn.recurrent import BidirectionalGru, StateCache
 from lmtool.nn.stack import Stack
 
 _OF_ATTENTION = 0.001

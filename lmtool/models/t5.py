@@ -48,10 +48,8 @@ from lmtool.models.encoder_decoder_configs import T5Config
 from lmtool.models.family import Published, PublishedClass, of_answers
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, sizes
-from lmtool.nn.attention import SelfAttention
-from lmtool.nn.blocks import PreNormLayer
-from lmtool.nn.cross_attention import CrossAttention
-from lmtool.nn.decoder_blocks import PreNormCrossLayer
+from lmtool.nn.attention import CrossAttention, SelfAttention
+from lmtool.nn.blocks import PreNormCrossLayer, PreNormLayer
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.feedforward import FeedForward, GatedFeedForward
 from lmtool.nn.initialization import Draw, initialize_each, normal

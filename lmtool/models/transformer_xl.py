@@ -33,10 +33,9 @@ import torch
 from torch import Tensor
 
 from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
-from lmtool.models.transformer_xl_configs import TransformerXlConfig
+from lmtool.models.decoder_configs import TransformerXlConfig
 from lmtool.nn.blocks import PostNormLayer
-from lmtool.nn.cache import Cache
-from lmtool.nn.carried import Carried, State
+from lmtool.nn.cache import Cache, Carried, State
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward

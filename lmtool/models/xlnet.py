@@ -42,7 +42,7 @@ from lmtool.models.published import expect
 from lmtool.models.transformer_xl import Remembered
 from lmtool.models.two_streams import SignedDistances, Streams, TwoStreamAttention, asked_sight, content_sight
 from lmtool.nn.blocks import PostNormLayer
-from lmtool.nn.carried import Carried, State
+from lmtool.nn.cache import Carried, State
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward

@@ -19,8 +19,7 @@ from lmtool.nn.attention import only
 from lmtool.nn.context import Context, EncoderState
 from lmtool.nn.dropout import Dropout
 from lmtool.nn.layout import First
-from lmtool.nn.recurrent import Lockstep
-from lmtool.nn.recurrent_layers import StateCache, steps_of
+from lmtool.nn.recurrent import Lockstep, StateCache, steps_of
 from lmtool.types import send
 
 

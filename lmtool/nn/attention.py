@@ -18,18 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.nn.attended import Attended
-from lmtool.nn.block_pattern import Blocks
-from lmtool.nn.block_sparse import block_attention
-from lmtool.nn.context import AttentionKind, Context
+from lmtool.nn.block_sparse import Blocks, block_attention
+from lmtool.nn.context import AttentionKind, Context, EncoderState
 from lmtool.nn.dropout import DeviceDraws, Draws, Dropout, TokenDraws
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
 from lmtool.nn.keyed import keyed_attention, keyed_attention_of
 from lmtool.nn.layout import Layout
-from lmtool.nn.plain import is_plain
 from lmtool.nn.positions import Position, Turns
-from lmtool.nn.regions import region
-from lmtool.nn.tiled import tiled_attention
+from lmtool.nn.prefix import LayerPrefix
+from lmtool.nn.regions import is_plain, region
+from lmtool.nn.tiled import Attended, tiled_attention
 
 
 def attend(
@@ -312,3 +310,36 @@ class SelfAttention(MultiHead):
         alike = self.key_value_heads == self.num_heads and layout.key is layout.query and layout.packed
         looked_at = context.wanted(self.kind) is not None
         return alike and not between and not looked_at and joins(self.q_proj, self.k_proj, self.v_proj)
+
+
+# Attention of a decoder to the encoder's text.
+#
+# Shape letters: T tokens of the decoder, S tokens of the encoder, M tokens that are read, H hidden width, A heads, D
+# width of a head.
+
+
+class CrossAttention(MultiHead):
+    """Queries from the decoder, keys and values from the encoder (Vaswani et al. 2017, 3.2.3). It has no positions:
+    those of the two texts do not compare."""
+
+    kind = "cross_attn"
+
+    def keys_values(self, encoded: EncoderState, prefix: LayerPrefix | None = None) -> tuple[Tensor, Tensor]:
+        """(S, A, D) keys and values of the encoder's hidden states, behind those of a prefix where there is one."""
+        if self in encoded.kept:
+            return encoded.kept[self]
+        keys_values = self.heads(self.k_proj(encoded.hidden_SH)), self.heads(self.v_proj(encoded.hidden_SH))
+        if prefix is not None:
+            keys_values = prefix.before(*keys_values)
+        if encoded.keep:
+            encoded.kept[self] = keys_values
+        return keys_values
+
+    def forward(self, x_TH: Tensor, context: Context, read_M: Tensor | None = None) -> Tensor:
+        """(T, H) to (T, H). read_M: flat indices of the tokens whose result is wanted, (M, H) then. ValueError where
+        the context has no encoder."""
+        if context.encoded is None or context.cross_layout is None:
+            raise ValueError("cross-attention reads an encoder; the context has none")
+        k_SAD, v_SAD = self.keys_values(context.encoded, context.cross_prefix)
+        q_TAD = self.heads(self.q_proj(x_TH))
+        return self.attended(q_TAD, k_SAD, v_SAD, context.cross_layout, None, context, read_M)

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lmtool.nn.adapters import AdapterSlot
-from lmtool.nn.attention import SelfAttention, only
+from lmtool.nn.attention import CrossAttention, SelfAttention, only
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import Draws, Dropout
-from lmtool.nn.feedforward import FeedForward
+from lmtool.nn.feedforward import AdapterSlot, FeedForward
 from lmtool.nn.regions import region
 
 
@@ -62,4 +61,85 @@ class PreNormLayer(_Layer):
         x_TH = x_TH + self.attn_adapter(self.dropout1(attended_TH, draws), x_TH)
         normed_TH = self.norm2(x_TH)
         fed_TH = self.dropout2(self.ffn(normed_TH, draws), draws)
+        return x_TH + self.ffn_adapter(fed_TH, x_TH, read_MH=normed_TH)
+
+
+# One layer of a decoder that reads an encoder: self-attention, cross-attention, feed-forward; its norms behind the
+# sublayers or before them.
+#
+# Where a context reads some tokens alone, what comes behind the cross-attention is done for those alone, as in
+# `blocks`. Behind self-attention and feed-forward part are slots for adapters, see `adapters`.
+#
+# Shape letters: T tokens of the decoder, M of them that are read, H hidden width.
+
+
+class _CrossLayer(nn.Module):
+    """norms: of the self-attention, the cross-attention and the feed-forward part."""
+
+    def __init__(
+        self,
+        self_attn: SelfAttention,
+        cross_attn: CrossAttention,
+        ffn: FeedForward,
+        norms: tuple[nn.Module, nn.Module, nn.Module],
+        dropout: float,
+    ):
+        super().__init__()
+        self.self_attn = self_attn
+        self.norm1 = norms[0]
+        self.cross_attn = cross_attn
+        self.norm2 = norms[1]
+        self.ffn = ffn
+        self.norm3 = norms[2]
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.dropout3 = Dropout(dropout)
+        self.attn_adapter = AdapterSlot()
+        self.ffn_adapter = AdapterSlot()
+
+
+class PostNormCrossLayer(_CrossLayer):
+    """Sublayer, add, normalise (Vaswani et al. 2017; BART)."""
+
+    def forward(self, x_TH: Tensor, context: Context) -> Tensor:
+        """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
+        x_TH = self.between(x_TH, self.self_attn(x_TH, context), draws=context.draws)
+        attended = self.cross_attn(x_TH, context, context.read_M)
+        return self.behind(only(x_TH, context.read_M), attended, draws=context.read_draws)
+
+    @region(1, 2)
+    def between(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+        """What stands between the attentions, (T, H)."""
+        return self.norm1(x_TH + self.attn_adapter(self.dropout1(attended_TH, draws), x_TH, self.norm1))
+
+    @region(1, 2)
+    def behind(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+        """What comes behind the second, (T, H)."""
+        x_TH = self.norm2(x_TH + self.dropout2(attended_TH, draws))
+        fed_TH = self.dropout3(self.ffn(x_TH, draws), draws)
+        return self.norm3(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm3))
+
+
+class PreNormCrossLayer(_CrossLayer):
+    """Normalise, sublayer, add (T5)."""
+
+    def forward(self, x_TH: Tensor, context: Context) -> Tensor:
+        """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
+        attended = self.self_attn(x_TH, context, norm=self.norm1)
+        x_TH, normed_TH = self.between(x_TH, attended, draws=context.draws)
+        attended = self.cross_attn(normed_TH, context, context.read_M)
+        return self.behind(only(x_TH, context.read_M), attended, draws=context.read_draws)
+
+    @region(1, 2)
+    def between(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """What stands between the attentions: (T, H) the residual stream, and what the second reads of it."""
+        x_TH = x_TH + self.attn_adapter(self.dropout1(attended_TH, draws), x_TH)
+        return x_TH, self.norm2(x_TH)
+
+    @region(1, 2)
+    def behind(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+        """What comes behind the second, (T, H)."""
+        x_TH = x_TH + self.dropout2(attended_TH, draws)
+        normed_TH = self.norm3(x_TH)
+        fed_TH = self.dropout3(self.ffn(normed_TH, draws), draws)
         return x_TH + self.ffn_adapter(fed_TH, x_TH, read_MH=normed_TH)

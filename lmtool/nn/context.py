@@ -14,11 +14,11 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from lmtool.nn.attended import Attended
 from lmtool.nn.dropout import Draws, draws_of
 from lmtool.nn.layout import First, Full, Layout, Mask, behind
 from lmtool.nn.positions import Position
 from lmtool.nn.prefix import LayerPrefix
+from lmtool.nn.tiled import Attended
 from lmtool.types import Packed, Segments, send
 
 AttentionKind = Literal["self_attn", "cross_attn"]

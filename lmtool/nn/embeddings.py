@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.nn.dropout import Draws, Dropout
-from lmtool.nn.plain import is_plain
 from lmtool.nn.positions import Position
-from lmtool.nn.virtual import VirtualTokens
+from lmtool.nn.prefix import VirtualTokens
+from lmtool.nn.regions import is_plain
 from lmtool.types import Packed
 
 

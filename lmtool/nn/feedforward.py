@@ -5,13 +5,16 @@ Shape letters: T tokens, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.nn.configs import Activation as Activation
+from lmtool.nn.configs import AdapterReads
 from lmtool.nn.dropout import Draws, Dropout
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -56,3 +59,107 @@ class GatedFeedForward(FeedForward):
 
     def inner(self, x_TH: Tensor) -> Tensor:
         return self.activation(self.fc_gate(x_TH)) * self.fc_in(x_TH)
+
+
+# Adapters, small maps that learn between the sublayers of a layer, and the slots where they stand.
+#
+# Every layer has a slot behind its self-attention and one behind its feed-forward part. Cross-attention has none: the
+# published adapters of encoder-decoders leave it out (AdapterHub's presets; Mahabadi et al. 2021, "Compacter"). An
+# empty slot passes on what it is given.
+#
+# Shape letters: M tokens, H hidden width, K adapters that are fused.
+
+
+class AdapterSlot(nn.Module):
+    """The slot behind a sublayer and its dropout, before the residual sum; empty."""
+
+    def forward(
+        self, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None = None, read_MH: Tensor | None = None
+    ) -> Tensor:
+        """(M, H): what is added to the residual. out_MH: what the sublayer gives. norm: behind the sum; None where
+        nothing is normalised there. read_MH: what a feed-forward part read; None where it read the residual."""
+        return out_MH
+
+
+def _seen(
+    reads: AdapterReads, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None, read_MH: Tensor | None
+) -> Tensor:
+    if reads == "output":
+        return out_MH
+    if reads == "input":
+        return residual_MH if read_MH is None else read_MH
+    sum_MH = out_MH + residual_MH
+    return sum_MH if norm is None else norm(sum_MH)
+
+
+class BottleneckAdapter(AdapterSlot):
+    """Down to a bottleneck, an activation, up again, added to what the sublayer gives (Houlsby et al. 2019, 2.1).
+
+    scale: of what is added; None: it learns, from 1 on.
+    """
+
+    def __init__(
+        self, hidden_size: int, bottleneck: int, activation: Activation, reads: AdapterReads, scale: float | None = 1.0
+    ):
+        super().__init__()
+        self.reads: AdapterReads = reads
+        self.down = nn.Linear(hidden_size, bottleneck)
+        self.activation = ACTIVATIONS[activation]
+        self.up = nn.Linear(bottleneck, hidden_size)
+        self.scale: Tensor | float = nn.Parameter(torch.ones(1)) if scale is None else scale
+
+    def change(self, seen_MH: Tensor) -> Tensor:
+        """(M, H) what is added, of what is read."""
+        change_MH = self.up(self.activation(self.down(seen_MH)))
+        # Most are not scaled: a multiplication by 1 would cost as much as another one.
+        return change_MH if isinstance(self.scale, float) and self.scale == 1.0 else change_MH * self.scale
+
+    def forward(
+        self, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None = None, read_MH: Tensor | None = None
+    ) -> Tensor:
+        return out_MH + self.change(_seen(self.reads, out_MH, residual_MH, norm, read_MH))
+
+
+class StackedAdapters(AdapterSlot):
+    """Adapters one after the other, each in the place of the sublayer for the next (Pfeiffer et al. 2020, "MAD-X",
+    2.3): those below are trained already, the one on top learns."""
+
+    def __init__(self, below: Iterable[BottleneckAdapter], top: BottleneckAdapter):
+        super().__init__()
+        self.below = nn.ModuleList(below)
+        self.top = top
+
+    def forward(
+        self, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None = None, read_MH: Tensor | None = None
+    ) -> Tensor:
+        for adapter in (*self.below, self.top):
+            out_MH = adapter(out_MH, residual_MH, norm, read_MH)
+        return out_MH
+
+
+class FusedAdapters(AdapterSlot):
+    """Several trained adapters of the same place, mixed for each token by an attention over them (Pfeiffer et al. 2021,
+    "AdapterFusion", 3.2): the query is what they read, keys and values are what they add."""
+
+    def __init__(self, hidden_size: int, adapters: Sequence[BottleneckAdapter]):
+        super().__init__()
+        self.adapters = nn.ModuleList(adapters)
+        self.reads = adapters[0].reads
+        self.query = nn.Linear(hidden_size, hidden_size)
+        self.key = nn.Linear(hidden_size, hidden_size)
+        self.value = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def forward(
+        self, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None = None, read_MH: Tensor | None = None
+    ) -> Tensor:
+        seen_MH = _seen(self.reads, out_MH, residual_MH, norm, read_MH)
+        changes_MKH = torch.stack([cast(BottleneckAdapter, adapter).change(seen_MH) for adapter in self.adapters], 1)
+        scores_MK = (self.key(changes_MKH) @ self.query(seen_MH)[..., None]).squeeze(-1)
+        # The values' map is linear and without a bias, so it is applied to the mixture: K times less work.
+        mixture_MH = (scores_MK.softmax(-1)[:, None] @ changes_MKH).squeeze(1)
+        return out_MH + self.value(mixture_MH)
+
+    def distance(self) -> Tensor:
+        """The squared distance of the values' map from the identity, which is kept small in training (3.2)."""
+        weight = self.value.weight
+        return (weight - torch.eye(len(weight), dtype=weight.dtype, device=weight.device)).square().sum()

@@ -1,21 +1,23 @@
-"""Learned keys and values in front of every text, in the attention of each layer.
-
-A prefix of P is what a model keeps of P tokens that it has read before: it stands at the positions 0 to P - 1, a text
-begins at position P, and all that a text sees, it sees behind the prefix. No layer works on the prefix itself.
-
-Shape letters: P rows of a prefix, T tokens, S keys with the prefix in front of each document, A heads, D width of a
-head, W = A*D.
-"""
+"""Learned vectors in front of a text: keys and values in each layer (prefix tuning), virtual tokens (soft prompts)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from lmtool.nn.layout import behind
-from lmtool.types import Segments, send
+from lmtool.types import Packed, Segments, send
+
+# Learned keys and values in front of every text, in the attention of each layer.
+#
+# A prefix of P is what a model keeps of P tokens that it has read before: it stands at the positions 0 to P - 1, a
+# text begins at position P, and all that a text sees, it sees behind the prefix. No layer works on the prefix itself.
+#
+# Shape letters: P rows of a prefix, T tokens, S keys with the prefix in front of each document, A heads, D width of a
+# head, W = A*D.
 
 
 @dataclass(frozen=True)
@@ -74,3 +76,79 @@ def in_front(segments: Segments, count: int) -> Tensor:
     # The token at step `count` of a document is its first one, which `count` rows precede in the joined tensor too.
     own_S = steps_S + torch.tensor(segments.starts, dtype=torch.int64).repeat_interleave(lengths)
     return send(torch.where(steps_S < count, steps_S, own_S), segments.device)
+
+
+# Virtual tokens: learned vectors that stand in every text as tokens do.
+#
+# They go between the look-up of the tokens and what depends on the place, so they have positions, count towards the
+# longest text, and are seen by all that see their place. What comes out of a model are the states of the text's own
+# tokens.
+#
+# Shape letters: T tokens of a batch, S of them and virtual ones, N documents, P virtual tokens of a text, E width of
+# the token vectors.
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """How virtual tokens stand among those of a batch.
+
+    packed: all of them; a virtual token has the columns of the token that it stands beside. number_S: 0 for a token of
+    the batch, 1..P for a virtual one. source_S: the token of the batch that stands there, or beside it. batch_T: where
+    the tokens of the batch stand.
+    """
+
+    packed: Packed
+    number_S: Tensor
+    source_S: Tensor
+    batch_T: Tensor
+
+
+class VirtualTokens(nn.Module):
+    """`count` vectors in each text, behind its first `after` tokens (Lester et al. 2021: before all of them; behind
+    a class token: 1). `weight`: (P, E)."""
+
+    def __init__(self, count: int, width: int, after: int = 0):
+        super().__init__()
+        self.after = after
+        self.weight = nn.Parameter(torch.zeros(count, width))
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def vectors(self) -> Tensor:
+        """(P, E): what stands in the texts."""
+        return self.weight
+
+    def insertion(self, packed: Packed, before: Sequence[int] | None = None) -> Insertion:
+        """Where they stand in these texts. before: tokens of each document that a cache has read; a document that goes
+        on has its virtual tokens there. ValueError where a text that begins has fewer than `after` tokens."""
+        read = [0] * len(packed.lengths) if before is None else before
+        begins = [length > 0 and not past for length, past in zip(packed.lengths, read, strict=True)]
+        if any(begun and length < self.after for length, begun in zip(packed.lengths, begins, strict=True)):
+            raise ValueError(f"virtual tokens stand behind {self.after} tokens; a text has fewer")
+        lengths = tuple(length + len(self) * begun for length, begun in zip(packed.lengths, begins, strict=True))
+        places = Segments.packed(lengths)
+        documents_S = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        steps_S = torch.arange(sum(lengths)) - torch.tensor(places.starts)[documents_S]
+        added_S = torch.tensor(begins)[documents_S]
+        number_S = (steps_S - self.after + 1) * (added_S & (steps_S >= self.after) & (steps_S < self.after + len(self)))
+        # Behind them a token stands `count` places further on; they themselves stand beside the last one before them.
+        own_S = torch.where(added_S & (steps_S >= self.after), steps_S - len(self), steps_S)
+        own_S = torch.where(number_S > 0, max(self.after - 1, 0), own_S)
+        source_S = torch.tensor(packed.starts)[documents_S] + own_S
+        device = packed.tokens.device
+        number_S, source_S, batch_T = (
+            send(index, device) for index in (number_S, source_S, (number_S == 0).nonzero()[:, 0])
+        )
+        columns = {name: column.index_select(0, source_S) for name, column in packed.columns.items()}
+        prefixes = tuple(prefix + len(self) * begun for prefix, begun in zip(packed.prefixes, begins, strict=False))
+        tokens_S = packed.tokens.index_select(0, source_S)
+        return Insertion(Packed(tokens_S, lengths, columns, prefixes), number_S, source_S, batch_T)
+
+    def among(self, vectors_TE: Tensor, insertion: Insertion) -> Tensor:
+        """(S, E): the vectors of the batch's tokens, and these where they stand."""
+        if len(insertion.number_S) == len(vectors_TE):
+            return vectors_TE  # no text begins here
+        own_SE = vectors_TE.index_select(0, insertion.source_S)
+        virtual_SE = nn.functional.embedding((insertion.number_S - 1).clamp(min=0), self.vectors())
+        return torch.where(insertion.number_S[:, None] > 0, virtual_SE.to(own_SE.dtype), own_SE)

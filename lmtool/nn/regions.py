@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -102,3 +102,15 @@ def _tensors(argument: Any) -> list[Tensor]:
     if argument is None:
         return []
     return [argument] if isinstance(argument, Tensor) else list(argument)
+
+
+# Whether a module is torch's own and nobody watches it, so that what it computes may be computed in another way.
+
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def is_plain(module: nn.Module, kind: type[AnyModule]) -> TypeGuard[AnyModule]:
+    """Whether it is of this very class, without hooks: not edited (LoRA), parametrised or observed."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is kind and not any(hooks)

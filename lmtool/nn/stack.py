@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lmtool.errors import UserError
 from lmtool.nn.attention import only
-from lmtool.nn.block_pattern import BlockPattern
+from lmtool.nn.block_sparse import BlockPattern
 from lmtool.nn.cache import Cache
 from lmtool.nn.configs import Side as Side
 from lmtool.nn.context import AttentionKind, Context, EncoderState, TakesAttended

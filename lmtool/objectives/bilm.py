@@ -22,10 +22,10 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.evaluation import Evaluation, TermScorer
 from lmtool.learners.targets import labels_of, places_of
-from lmtool.metrics.language import perplexity
+from lmtool.metrics.texts import perplexity
 from lmtool.models.elmo import Elmo
-from lmtool.objectives.bilm_configs import BilmConfig
-from lmtool.objectives.checks.words import WordInspector
+from lmtool.objectives.checks.language import WordInspector
+from lmtool.objectives.configs import BilmConfig
 from lmtool.objectives.examples.words import BACKWARD, FORWARD, WordWindows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput

@@ -17,21 +17,16 @@ from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.generation.configs import GenerationConfig
 from lmtool.heads.lm import LMHead, lm_head
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
-from lmtool.learners.inference import Inference
-from lmtool.learners.language_modelling import PerplexityScorer, TextScorer
 from lmtool.learners.targets import labels_of, places_of
-from lmtool.learners.writing import Continuing, written
+from lmtool.learners.writing import Continuing, PerplexityScorer, TextScorer, written
 from lmtool.models.base import Decoder, through_lanes
-from lmtool.nn.carried import CarriedState
+from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import Draws
-from lmtool.objectives.checks.causal import CausalInspector
-from lmtool.objectives.checks.lanes import LanesInspector
-from lmtool.objectives.checks.streams import StreamInspector
+from lmtool.objectives.checks.language import CausalInspector, LanesInspector, StreamInspector
 from lmtool.objectives.configs import NextTokenConfig
-from lmtool.objectives.examples.causal import CarriedWindows, CausalSegments, CausalWindows
-from lmtool.objectives.examples.windows import Stream
+from lmtool.objectives.examples.windows import CarriedWindows, CausalSegments, CausalWindows, Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 

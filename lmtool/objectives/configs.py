@@ -127,7 +127,7 @@ class MlmConfig(TokenMaskingConfig, PairsConfig):
     name: Literal["mlm"] = Field("mlm", description="Masked language modelling.")
 
 
-@component("objective", "span", builder="lmtool.objectives.span:SpanLanguageModel")
+@component("objective", "span", builder="lmtool.objectives.mlm:SpanLanguageModel")
 class SpanConfig(PairsConfig):
     """Masked language modelling over spans of words, with the span boundary objective (SpanBERT, Joshi et al. 2020),
     or over n-grams (ALBERT, Lan et al. 2020)."""
@@ -284,7 +284,7 @@ class PrefixLmConfig(NextTokenConfig):
         return 0.5
 
 
-@component("objective", "span_corruption", builder="lmtool.objectives.span_corruption:SpanCorruption")
+@component("objective", "span_corruption", builder="lmtool.objectives.sequence_to_sequence:SpanCorruption")
 class SpanCorruptionConfig(NextTokenConfig):
     """T5's objective (Raffel et al. 2020, section 3.1.4): spans are cut out and a sentinel stands for each; the outputs
     are the sentinels, each followed by its span."""
@@ -304,7 +304,7 @@ class SpanCorruptionConfig(NextTokenConfig):
         return outputs / (1 + 2 * self.density / self.mean_length)
 
 
-@component("objective", "denoising", builder="lmtool.objectives.denoising:Denoising")
+@component("objective", "denoising", builder="lmtool.objectives.sequence_to_sequence:Denoising")
 class DenoisingConfig(NextTokenConfig):
     """BART's objective (Lewis et al. 2020, section 2.2): noise on the inputs, the text as it was for outputs. Each of
     the five noises has its share, 0 for none; they are applied in the order of the fields."""
@@ -341,3 +341,29 @@ class DenoisingConfig(NextTokenConfig):
     @property
     def predicted_fraction(self) -> float:
         return 0.5
+
+
+# Bidirectional language modelling, as configuration. Imports no torch.
+
+
+@component("objective", "bilm", builder="lmtool.objectives.bilm:BidirectionalLanguageModel")
+class BilmConfig(ObjectiveConfig):
+    """Bidirectional language modelling (Peters et al. 2018): every word from those before it, and from those behind
+    it."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("bidirectional_lm",)
+    roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", "unk")
+
+    name: Literal["bilm"] = Field("bilm", description="Bidirectional language modelling.")
+    negatives: int | None = Field(
+        8192,
+        ge=1,
+        description="Words beside the true one over which training computes its softmax, drawn log-uniformly for each "
+        "step, the same for both directions; the words of the vocabulary stand in the order of their frequency. Null, "
+        "or a number beyond the vocabulary: all words. Evaluation has all.",
+    )
+
+    @property
+    def places(self) -> dict[str, float]:
+        """Each word in two directions."""
+        return {"heads.lm": 2.0}

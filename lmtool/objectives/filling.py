@@ -17,8 +17,7 @@ from torch import Tensor
 from lmtool.data.formats import text_format
 from lmtool.data.split import Rows
 from lmtool.errors import NotFinite, UserError
-from lmtool.learners.base import BaseLearner
-from lmtool.learners.inference import Inference
+from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -10,8 +10,10 @@ Shape letters: T tokens, M masked places, H hidden width of the model, G of the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.config.tables import build
@@ -21,8 +23,59 @@ from lmtool.models.base import Backbone
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.embeddings import Embeddings
 from lmtool.objectives.configs import RtdConfig
-from lmtool.objectives.sharing import DisentangledTable, TableDelta
 from lmtool.types import Packed
+
+DELTA = "objective.sharing.delta"
+"""The name of E_delta in a checkpoint. The model's table stands there as the sum, which finetuning begins with."""
+
+
+class TableDelta(nn.Module):
+    """E_delta. `delta`: (V, W), zeros."""
+
+    def __init__(self, rows: int, width: int, device: torch.device):
+        super().__init__()
+        self.delta = nn.Parameter(torch.zeros(rows, width, device=device))
+
+
+class DisentangledTable(nn.Module):
+    """The model's token table under this sharing: what it learns belongs to the generator and to `difference`, and is
+    named there."""
+
+    def __init__(self, generator: nn.Embedding, difference: TableDelta):
+        super().__init__()
+        self._parts = generator, difference  # in a tuple: they are registered elsewhere
+
+    @property
+    def num_embeddings(self) -> int:
+        return self._parts[0].num_embeddings
+
+    @property
+    def weight(self) -> Tensor:
+        """(V, W) the sum."""
+        generator, difference = self._parts
+        return generator.weight.detach() + difference.delta
+
+    def forward(self, ids_T: Tensor) -> Tensor:
+        """(T,) ids to (T, W)."""
+        generator, difference = self._parts
+        return F.embedding(ids_T, generator.weight.detach()) + F.embedding(ids_T, difference.delta)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}weight"] = self.weight.detach()
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], unexpected: list[str],
+        errors: list[str],
+    ) -> None:  # fmt: skip
+        """A checkpoint of this sharing brings both parts. Of another, the table is what both begin with."""
+        table_VW = state_dict.get(f"{prefix}weight")
+        if table_VW is None:
+            missing.append(f"{prefix}weight")
+        elif DELTA not in state_dict:
+            with torch.no_grad():
+                self._parts[0].weight.copy_(table_VW)
+                self._parts[1].delta.zero_()
+
 
 # The parts of an embedding that are shared; a map into the hidden width is not.
 _SHARED = ("token", "position", "segment", "norm")

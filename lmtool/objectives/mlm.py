@@ -1,11 +1,4 @@
-"""Masked language modelling, with or without next-sentence or sentence-order prediction.
-
-Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
-NAACL 2019, section 3.1; dynamic masks: Liu et al., "RoBERTa", 2019, section 4.1; sentence order: Lan et al., "ALBERT",
-2020, section 3.1.
-
-Shape letters: T tokens, N examples, M predicted places, H hidden width, V vocabulary, W width of its table.
-"""
+"""Masked language modeling, over tokens or spans, with or without next-sentence or sentence-order prediction."""
 
 from __future__ import annotations
 
@@ -23,18 +16,27 @@ from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.heads.losses import loss_sum, losses
 from lmtool.heads.predicted import Predicted
 from lmtool.heads.sequence import SequenceHead, pooler, summary_index
+from lmtool.heads.spans import SpanBoundaryHead
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
-from lmtool.objectives.checks.masking import MaskedWindowsInspector, MaskingInspector
-from lmtool.objectives.checks.pairs import MaskedPairsInspector
-from lmtool.objectives.configs import PairsConfig
-from lmtool.objectives.examples.masked import MaskedWindows
-from lmtool.objectives.examples.masked_pairs import MaskedPairs
-from lmtool.objectives.examples.masks import TokenMasks
+from lmtool.objectives.checks.masking import MaskedPairsInspector, MaskedWindowsInspector, MaskingInspector
+from lmtool.objectives.checks.spans import SpanInspector, SpanPairsInspector, SpanWindowsInspector
+from lmtool.objectives.configs import PairsConfig, SpanConfig
+from lmtool.objectives.examples.masked import MaskedWindows, SpanMasks, TokenMasks
+from lmtool.objectives.examples.pairs import MaskedPairs
 from lmtool.objectives.filling import MaskFiller
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput
+
+# Masked language modelling, with or without next-sentence or sentence-order prediction.
+#
+# Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
+# NAACL 2019, section 3.1; dynamic masks: Liu et al., "RoBERTa", 2019, section 4.1; sentence order: Lan et al.,
+# "ALBERT", 2020, section 3.1.
+#
+# Shape letters: T tokens, N examples, M predicted places, H hidden width, V vocabulary, W width of its table.
+
 
 # The head of each term over pairs.
 _PAIR_HEADS = {"nsp": "next_sentence", "sop": "sentence_order"}
@@ -153,3 +155,73 @@ class MaskedLanguageModel(MaskFiller):
 def _masked_lm_name(config: PairsConfig) -> str:
     """Behind a mask decoder it is another head: who reads the last layer has no use for it."""
     return "enhanced_masked_lm" if config.enhanced_decoder else "masked_lm"
+
+
+# Masked language modelling over spans, with the span boundary objective.
+#
+# Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting Spans",
+# TACL 2020: L = L_MLM + L_SBO, each the mean over its own tokens.
+#
+# Shape letters: T tokens, M predicted places, H hidden width.
+
+
+class SpanLanguageModel(MaskedLanguageModel):
+    """Terms `mlm`, `sbo` where the configuration has the boundary objective, and that of the pairs."""
+
+    config: SpanConfig
+    masks = SpanMasks
+
+    def __init__(self, config: SpanConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(config, backbone, tokenizer, seed)
+        if config.boundary:
+            head = SpanBoundaryHead(
+                backbone.hidden_size, backbone.config.vocab_size, config.boundary_targets,
+                config.boundary_position_size, backbone.head_activation, backbone.head_norm_epsilon,
+                backbone.embed.token.weight.shape[1],
+            )  # fmt: skip
+            self.add_head("span_boundary", head)
+            self.weights["sbo"] = 1.0
+
+    def inspector(self, examples: MaskedWindows | MaskedPairs, max_length: int) -> SpanInspector:
+        kind = SpanWindowsInspector if self.config.pairs == "none" else SpanPairsInspector
+        return kind(self, examples, max_length)
+
+    def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
+        """Those of masked language modelling; the boundary predicts the same tokens as the masks."""
+        predictors = super().predictors(train, examples)
+        return predictors | {"sbo": predictors["mlm"]} if self.config.boundary else predictors
+
+    def places(self, batch: Batch) -> dict[str, Tensor]:
+        """Those of masked language modelling; the boundary reads the (M, 2) borders of the span of each target."""
+        places = super().places(batch)
+        return places | {"sbo": self._borders(batch)} if self.config.boundary else places
+
+    def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+        sums = super().sums(hidden, batch)
+        if self.config.boundary:
+            features = self._features(hidden, batch)
+            sums["sbo"] = self._boundary.loss_sum(features, self.table_VW, labels_of(batch, "sbo"))
+        return sums
+
+    def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
+        scores = super().scores(hidden, batch)
+        if self.config.boundary:
+            at, labels = places_of(batch, "sbo"), labels_of(batch, "sbo")
+            each, best = self._boundary.scores(self._features(hidden, batch), self.table_VW, labels)
+            scores["sbo"] = Scores(each, labels, best, batch.inputs.documents[at])
+        return scores
+
+    @property
+    def _boundary(self) -> SpanBoundaryHead:
+        return cast(SpanBoundaryHead, self.heads["span_boundary"])
+
+    def _features(self, hidden: dict[str, Tensor], batch: Batch) -> Tensor:
+        """What the head reads for each place of `sbo`."""
+        return self._boundary.features(hidden["sbo"], places_of(batch, "sbo") - self._borders(batch)[:, 0] - 1)
+
+    @staticmethod
+    def _borders(batch: Batch) -> Tensor:
+        borders_M2 = batch.targets["sbo"].span
+        if borders_M2 is None:
+            raise ValueError("the batch has no borders of spans")
+        return borders_M2

@@ -19,13 +19,11 @@ from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone, CarriesState
-from lmtool.nn.carried import CarriedState
+from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import Draws
-from lmtool.objectives.checks.permutation import PermutationInspector, PermutedPairsInspector, PermutedWindowsInspector
-from lmtool.objectives.examples.masked import MaskedWindows
-from lmtool.objectives.examples.masked_pairs import MaskedPairs
-from lmtool.objectives.examples.masks import Permutations
-from lmtool.objectives.examples.permuted import PermutedWindows
+from lmtool.objectives.checks.spans import PermutationInspector, PermutedPairsInspector, PermutedWindowsInspector
+from lmtool.objectives.examples.masked import MaskedWindows, Permutations, PermutedWindows
+from lmtool.objectives.examples.pairs import MaskedPairs
 from lmtool.objectives.filling import MaskFiller, masked_samples
 from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -11,13 +11,13 @@ from typing import Any
 
 from lmtool.data.split import SplitData
 from lmtool.learners.baseline import Predictor
-from lmtool.learners.language_modelling import PerplexityScorer
+from lmtool.learners.writing import PerplexityScorer
 from lmtool.models.base import Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.objectives.checks.prefixes import EncodedPrefixesInspector, MaskedPrefixesInspector
+from lmtool.objectives.checks.language import EncodedPrefixesInspector, MaskedPrefixesInspector
 from lmtool.objectives.clm import CausalLanguageModel, TextWindows
 from lmtool.objectives.configs import PrefixLmConfig
-from lmtool.objectives.examples.prefixes import EncodedPrefixes, MaskedPrefixes
+from lmtool.objectives.examples.windows import EncodedPrefixes, MaskedPrefixes
 from lmtool.objectives.sequence_to_sequence import SequenceToSequence
 from lmtool.tokenizers.tokenizer import Tokenizer
 

@@ -1,14 +1,10 @@
-"""Replaced-token detection: a generator fills masks, the model says which tokens are not the original ones.
-
-Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020:
-L = L_MLM(generator) + 50 L_RTD(model). A sample that is the original token counts as original. The variants are those
-of section 3.4, each a learner over the same generator.
-
-Shape letters: T tokens, M places, V vocabulary, W width of its table.
-"""
+"""Replaced-token detection: a generator fills masks, and the model says which tokens are not the original ones."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -16,19 +12,196 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmtool import streams
 from lmtool.data.assembly import Assembled
+from lmtool.data.split import SplitData
 from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
-from lmtool.learners.baseline import BestConstant, ConstantPredictor
-from lmtool.learners.targets import places_of
+from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_counts
+from lmtool.learners.targets import labels_of, places_of
 from lmtool.metrics import Metric
 from lmtool.models.base import Backbone
+from lmtool.nn.dropout import Draws, draws_at
+from lmtool.objectives.checks.masking import GeneratorInspector
 from lmtool.objectives.configs import RtdConfig, RtdVariant
 from lmtool.objectives.corruption.masking import Masked
-from lmtool.objectives.examples.masks import TokenMasks
-from lmtool.objectives.generated import GeneratedTextLearner, Read
+from lmtool.objectives.examples.masked import MaskedWindows, TokenMasks
+from lmtool.objectives.filling import MaskFiller
+from lmtool.objectives.generator import Sampled, build_generator, sample_tokens, start_from_generator
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Target
+from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
+
+# Learning from a text that a generator writes: it fills masks, and the model learns from what it wrote.
+#
+# Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR
+# 2020. The generator learns from its masks alone: no gradient passes through its samples. What the model learns is a
+# subclass.
+#
+# Shape letters: T tokens, M places, H hidden width, G of the generator, V vocabulary, W width of its table.
+
+
+@dataclass(frozen=True)
+class Read:
+    """What the model made of a batch. original, filled: (T,) tokens before the generator and behind it. at: (M,) flat
+    places of the model's term; hidden_MH: its states there."""
+
+    original: Tensor
+    filled: Tensor
+    at: Tensor
+    hidden_MH: Tensor
+
+
+class GeneratedTextLearner(MaskFiller):
+    """Terms `mlm` of the generator, and `term` of the model.
+
+    masks: the masks for the generator, and what is predicted of them.
+    """
+
+    makes_inputs = True
+    term: ClassVar[str]
+    masks: ClassVar[type[TokenMasks]]
+
+    def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(config, backbone, tokenizer, seed)
+        self.objective = build_generator(config, backbone, seed)
+        self.weights = {"mlm": 1.0, self.term: 1.0}
+
+    # What a variant says.
+
+    @abstractmethod
+    def places(self, batch: Batch) -> Tensor:
+        """(M,) flat places of the model's term."""
+
+    @abstractmethod
+    def predictor(self, unigram: ConstantPredictor) -> ConstantPredictor | BestConstant:
+        """The best that reading nothing predicts of the model's term. unigram: of the training text."""
+
+    @abstractmethod
+    def loss_sum(self, read: Read) -> Tensor:
+        """The sum of the losses of the model's term."""
+
+    @abstractmethod
+    def scored(self, read: Read) -> tuple[Tensor, Tensor, Tensor]:
+        """(M,) losses, labels and best guesses of the model's term, in evaluation."""
+
+    # What all share.
+
+    def examples(self, data: SplitData, max_length: int) -> MaskedWindows:
+        return MaskedWindows(
+            self.config, self.tokenizer, self.backbone.config.text_format, data.text, max_length, data.documents,
+            data.split, self.seed, self.masks,
+        )  # fmt: skip
+
+    def inspector(self, examples: MaskedWindows, max_length: int) -> GeneratorInspector:
+        return GeneratorInspector(self, examples, max_length)
+
+    def predictors(self, train: SplitData, examples: MaskedWindows) -> dict[str, ConstantPredictor | BestConstant]:
+        """Unigrams without special tokens for the generator."""
+        counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
+        unigram = ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)
+        return {"mlm": unigram, self.term: self.predictor(unigram)}
+
+    def on_step(self, step: int) -> None:
+        """Under training=two_stage: the model's first step begins with the generator's weights."""
+        super().on_step(step)
+        if self.config.training == "two_stage" and step == self.config.generator_steps + 1:
+            start_from_generator(self.backbone, self.generator)
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {"mlm": float(len(labels_of(batch, "mlm"))), self.term: float(len(self.places(batch)))}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        draws = self.draws(batch, step)
+        two_stage, first = self.config.training == "two_stage", step <= self.config.generator_steps
+        frozen = two_stage and not first
+        sums = {}
+        with torch.no_grad() if frozen else nullcontext():
+            hidden_MG = self._generator_hidden(batch, None if frozen else draws)
+            if not frozen:
+                sums["mlm"] = self._generator_head.loss_sum(hidden_MG, self._generator_table, labels_of(batch, "mlm"))
+        if not (two_stage and first):
+            # A forward of its own: the embedding that the two share drops anew.
+            read = self.read(batch, self.filled(batch, hidden_MG, step), draws_at(draws, 1))
+            sums[self.term] = self.loss_sum(read)
+        return StepOutput(sums, self.weights)
+
+    def original(self, batch: Batch) -> Tensor:
+        """(T,) the text as it was."""
+        return batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), labels_of(batch, "mlm"))
+
+    @torch.no_grad()
+    def sampled(self, batch: Batch, step: int) -> Sampled:
+        """What the model reads of a batch in a step, without dropout, and the probabilities it was drawn with."""
+        hidden_MG = self._generator_hidden(batch, None)
+        filled = self.filled(batch, hidden_MG, step)
+        return Sampled.of(
+            filled, self._generator_head, hidden_MG, self._generator_table, filled.tokens[places_of(batch, "mlm")],
+            labels_of(batch, "mlm"), self.tokenizer.vocab_size,
+        )  # fmt: skip
+
+    def filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
+        """The text with the generator's samples at the masked places; draws keyed by (seed, step, example, position).
+        hidden_MG: the generator's states there. No gradient passes."""
+        inputs, at = batch.host.inputs, places_of(batch.host, "mlm")
+        documents, positions = inputs.documents[at].numpy(), inputs.positions[at].numpy()
+        uniform = streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)
+        sampled = sample_tokens(
+            self._generator_head, hidden_MG.detach(), self._generator_table,
+            send(torch.from_numpy(uniform), hidden_MG.device), self.tokenizer.vocab_size,
+        )  # fmt: skip
+        return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), sampled))
+
+    def read(self, batch: Batch, filled: Packed, draws: Draws | None) -> Read:
+        """The model's forward over the generator's text."""
+        at = self.places(batch)
+        hidden_MH = self.backbone(filled, draws, read_M=at)
+        return Read(self.original(batch), filled.tokens, at, hidden_MH)
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        """Each target's loss and best guess, in evaluation; the generator's samples are those of step 0."""
+        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        hidden_MG = self._generator_hidden(batch, None)
+        each, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
+        documents = batch.inputs.documents
+        scores = {"mlm": Scores(each, labels, best, documents[at])}
+        read = self.read(batch, self.filled(batch, hidden_MG, 0), None)
+        return {**scores, self.term: Scores(*self.scored(read), documents[read.at])}
+
+    @property
+    def generator(self) -> Backbone:
+        """The network that fills the masks."""
+        return cast(Backbone, self.objective["generator"])
+
+    @property
+    def _generator_head(self) -> MaskedLMHead:
+        return cast(MaskedLMHead, self.objective["masked_lm"])
+
+    @property
+    def _generator_table(self) -> Tensor:
+        return self.generator.embed.token.weight
+
+    def _generator_hidden(self, batch: Batch, draws: Draws | None) -> Tensor:
+        """(M, G) the generator's states at the masked places."""
+        return self._generator_head.states(self.generator, batch.inputs, draws, places_of(batch, "mlm"))
+
+    @property
+    def table_VW(self) -> Tensor:
+        """The model's token table."""
+        return self.backbone.embed.token.weight
+
+    def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
+        hidden_MG = self._generator_head.states(self.generator, packed, read_M=at)
+        return self._generator_head(hidden_MG, self._generator_table)
+
+
+# Replaced-token detection: a generator fills masks, the model says which tokens are not the original ones.
+#
+# Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR
+# 2020: L = L_MLM(generator) + 50 L_RTD(model). A sample that is the original token counts as original. The variants
+# are those of section 3.4, each a learner over the same generator.
+#
+# Shape letters: T tokens, M places, V vocabulary, W width of its table.
 
 
 class DetectedMasks(TokenMasks):

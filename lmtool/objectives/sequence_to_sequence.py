@@ -1,7 +1,4 @@
-"""What the objectives of encoder-decoders share: outputs are predicted token by token, given the inputs.
-
-Shape letters: T tokens of the outputs, M of them text, H hidden width.
-"""
+"""Objectives of encoder-decoders: denoising (BART) and span corruption (T5), and what they share with prefix LM."""
 
 from __future__ import annotations
 
@@ -14,17 +11,22 @@ from torch import Tensor
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.heads.lm import LMHead, lm_head
-from lmtool.learners.base import BaseLearner
+from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, token_counts
-from lmtool.learners.inference import Inference
 from lmtool.learners.targets import labels_of
 from lmtool.learners.writing import Answering, written
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.objectives.checks.denoising import CorruptedSpansInspector, NoisyInspector
 from lmtool.objectives.clm import SAMPLED
-from lmtool.objectives.configs import NextTokenConfig
-from lmtool.objectives.examples.sides import Sides
+from lmtool.objectives.configs import DenoisingConfig, NextTokenConfig, SpanCorruptionConfig
+from lmtool.objectives.examples.denoising import CorruptedSpans, NoisyWindows
+from lmtool.objectives.examples.windows import Sides
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, send
+
+# What the objectives of encoder-decoders share: outputs are predicted token by token, given the inputs.
+#
+# Shape letters: T tokens of the outputs, M of them text, H hidden width.
 
 
 class SequenceToSequence(BaseLearner):
@@ -98,3 +100,39 @@ class SequenceToSequence(BaseLearner):
 
     def line(self, record: dict[str, str]) -> str:
         return record["text"] + record["continuation"]
+
+
+# Denoising on encoder-decoders: the text as it was, from the text with noise (Lewis et al. 2020, section 2.2).
+
+
+class Denoising(SequenceToSequence):
+    """The one term `denoising`."""
+
+    config: DenoisingConfig
+
+    def examples(self, data: SplitData, max_length: int) -> NoisyWindows:
+        """Neither side is longer than max_length."""
+        return NoisyWindows(
+            self.config, self.tokenizer, self.sides(), data.text, max_length, data.documents, data.split, self.seed
+        )
+
+    def inspector(self, examples: NoisyWindows, max_length: int) -> NoisyInspector:
+        return NoisyInspector(self, examples, max_length)
+
+
+# Span corruption on encoder-decoders (Raffel et al. 2020, section 3.1.4).
+
+
+class SpanCorruption(SequenceToSequence):
+    """The one term `span_corruption`."""
+
+    config: SpanCorruptionConfig
+
+    def examples(self, data: SplitData, max_length: int) -> CorruptedSpans:
+        """Neither side is longer than max_length."""
+        return CorruptedSpans(
+            self.config, self.tokenizer, self.sides(), data.text, max_length, data.documents, data.split, self.seed
+        )
+
+    def inspector(self, examples: CorruptedSpans, max_length: int) -> CorruptedSpansInspector:
+        return CorruptedSpansInspector(self, examples, max_length)

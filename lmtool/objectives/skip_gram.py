@@ -19,15 +19,14 @@ from torch import Tensor
 
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.heads.word_pairs import WordPairsHead
-from lmtool.learners.base import BaseLearner
+from lmtool.heads.sampled import WordPairsHead
+from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor
-from lmtool.learners.inference import Inference
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
-from lmtool.objectives.checks.word_pairs import WordPairsInspector
-from lmtool.objectives.examples.word_pairs import WordCounts, WordPairs, counts_of
-from lmtool.objectives.word_configs import SkipGramConfig
+from lmtool.objectives.checks.language import WordPairsInspector
+from lmtool.objectives.examples.words import WordCounts, WordPairs, counts_of
+from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 

@@ -10,6 +10,27 @@ from lmtool.reporting.table import print_table
 from lmtool.reporting.text import percent, plain
 from lmtool.terminal import counted
 
+_HEADINGS = ("from", "to", "rows", "words", "by chance", "unknown words", "unknown types", "labels")
+
+
+def print_shifts(output: Output, shifts: Sequence[Any], heading: str) -> None:
+    """shifts: as `lmtool.tasks.checking.Shift`."""
+    rows = [
+        [
+            shift.source, shift.target, f"{shift.rows:,}", f"{shift.words:.4f}", f"{shift.chance:.4f}",
+            percent(shift.unknown), percent(shift.unknown_types),
+            "" if shift.labels is None else f"{shift.labels:.4f}",
+        ]
+        for shift in shifts
+    ]  # fmt: skip
+    if rows:
+        print_table(output, list(_HEADINGS), rows, f"shift · {heading}")
+        output.paragraph(
+            "words, labels: Jensen-Shannon divergence in bits, 0 to 1; by chance: of a draw of the first rows beside "
+            "the rest of them; unknown: what the first rows never have; of 20,000 rows of a side at most", "dim"
+        )  # fmt: skip
+
+
 _TEXT = 60
 _LABELS = 8
 _KINDS = ("equal", "other_label", "similar")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from lmtool.config import yaml_files
+from lmtool.config import saved
 from lmtool.config.plugins import command_line
 from lmtool.errors import UserError
 from lmtool.reporting import html
@@ -72,7 +72,7 @@ def runs_alone(run: RunFiles) -> Iterator[RunFiles]:
 def _undistilled(folder: Path) -> dict[str, Any] | None:
     """The configuration of a run without what a distilled one has of its own; None where it cannot be read."""
     try:
-        config = yaml_files.read(folder / "config.yaml")
+        config = saved.read_yaml(folder / "config.yaml")
     except (OSError, UserError):
         return None
     if not isinstance(config, dict):

@@ -1,4 +1,4 @@
-"""What `lmtool evaluate` prints and writes of a task: scores with intervals, classes, calibration, the hardest rows."""
+"""What `lmtool evaluate` and `lmtool probe` print and write."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any
 
 from lmtool.drafts import real_folder
 from lmtool.errors import UserError
+from lmtool.reporting import html
 from lmtool.reporting.console import Output
+from lmtool.reporting.report import write_page
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import number, plain, shortened
 from lmtool.runs.files import replace_text, to_json
 from lmtool.secrets import masked_data
+
+# What `lmtool evaluate` prints and writes of a task: scores with intervals, classes, calibration, the hardest rows.
+
 
 _HARDEST, _CLASSES = 3, 40
 # Characters of a label's name.
@@ -120,3 +125,87 @@ def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> t
     order = sorted(range(len(labels)), key=lambda row: -sum(counts[row]))[:limit]
     kept = sorted(order)
     return [labels[row] for row in kept], [[counts[row][column] for column in kept] for row in kept]
+
+
+# What `lmtool evaluate shots=` prints: scores over draws of demonstrations, beside what answering blindly scores.
+
+
+_LINES, _WIDTH = 12, 100
+
+
+def print_prompted(output: Output, title: str, shots: int, summary: Mapping[str, Any], prompt: str) -> None:
+    """One split. summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept`, `warnings`, as
+    `lmtool.session.evaluation` has them. prompt: the first question, of which the end is shown."""
+    metrics, baseline = summary["metrics"], summary["baseline"]
+    draws = len(next(iter(metrics.values()))["draws"])
+    rows = []
+    for name, score in metrics.items():
+        deviation = "" if score["standard_deviation"] is None else f"{score['standard_deviation']:.4f}"
+        each = " ".join(f"{value:.4f}" for value in score["draws"])
+        rows.append([name, f"{score['mean']:.4f}", deviation, each, f"{baseline['metrics'][name]:.4f}"])
+    several = f"{draws} draws" if draws > 1 else "1 draw"
+    heading = f"{title} · {shots} {'shot' if shots == 1 else 'shots'} · n = {summary['n']:,} · {several}"
+    print_table(output, ["metric", "mean", "standard deviation", "draws", str(baseline["name"])], rows, heading=heading)
+    lines = prompt.split("\n")
+    output.line("the first prompt ends:" if len(lines) > _LINES else "the first prompt:")
+    for line in lines[-_LINES:]:
+        output.line(f"  {plain(line, _WIDTH)}", "dim")
+    if summary["cut"]:
+        output.line(
+            f"warning: {summary['cut']:,} of {summary['questions']:,} prompts had no room for {shots} demonstrations: "
+            f"the oldest were left out, {summary['kept']:.1f} stayed on the mean; max_length= reads more",
+            "yellow",
+        )
+    for warning in summary["warnings"]:
+        output.line(f"warning: {plain(warning, 2 * _WIDTH)}", "yellow")
+
+
+# What `lmtool probe` prints and writes: accuracy by layer, beside random weights and the commonest class, as a table,
+# a picture and a page of both.
+
+
+_HEADER = ["layer", "trained", "random weights"]
+
+
+def print_probes(output: Output, target: str, probes: Mapping[str, Any]) -> None:
+    """The table of one checkpoint. probes: its entry in probe.json."""
+    print_table(output, _HEADER, _rows(probes), heading=_heading(target, probes))
+
+
+def _rows(probes: Mapping[str, Any]) -> list[list[str]]:
+    rows = [
+        [str(row["layer"] or "0 (embedding)"), _score(row["trained"]), _score(row["random"])]
+        for row in probes["layers"]
+    ]
+    return [*rows, ["majority", _score(probes["majority"]), ""]]
+
+
+def _heading(target: str, probes: Mapping[str, Any]) -> str:
+    return (
+        f"{probes['checkpoint']} · {target} · accuracy ± standard error · n = {probes['n']:,}, "
+        f"{probes['classes']:,} classes, learned from {probes['examples']:,}"
+    )
+
+
+def _score(score: Mapping[str, float]) -> str:
+    return f"{score['accuracy']:.4f} ± {score['standard_error']:.4f}"
+
+
+def write_probes(folder: Path, details: Mapping[str, Any]) -> None:
+    """probe.json, probe.png and probe.html in a folder. UserError where the disk refuses."""
+    # matplotlib takes most of a second to import.
+    from lmtool.reporting import drawing, plots
+
+    figure = plots.layers_figure(details["target"], details["checkpoints"])
+    tables = [
+        html.paragraph(_heading(details["target"], probes)) + html.table(_HEADER, _rows(probes))
+        for probes in details["checkpoints"]
+    ]
+    body = [f"<h1>{html.escape(details['target'])}</h1>", html.figure(drawing.svg(figure)), *tables]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_text(folder / "probe.json", to_json(masked_data(dict(details))) + "\n")
+        drawing.write_png(figure, folder / "probe.png")
+        write_page(folder / "probe.html", html.page("probes · lmtool", body))
+    except OSError as error:
+        raise UserError(f"output={folder}: {error.strerror}", "give another output=") from error

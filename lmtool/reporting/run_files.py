@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from lmtool.config import yaml_files
+from lmtool.config import saved
 from lmtool.config.checkpoint import no_run
 from lmtool.errors import UserError
 from lmtool.runs.files import lines_of
@@ -54,7 +54,7 @@ class RunFiles:
         """The plugins that the run was started with."""
         config = None
         with suppress(yaml.YAMLError):
-            config = yaml_files.load(self.config)
+            config = saved.load(self.config)
         named = config.get("plugins") if isinstance(config, dict) else None
         return tuple(map(str, named)) if isinstance(named, list) else ()
 

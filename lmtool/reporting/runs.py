@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from lmtool.config import yaml_files
+from lmtool.config import saved
 from lmtool.reporting.console import Output
 from lmtool.reporting.run_files import RunFiles, read_object
 from lmtool.reporting.scores import score_of
@@ -114,7 +114,7 @@ def _what(folder: Path) -> str:
     """The command, the model and what was learned: `finetune bert on sst2, lora`."""
     config: Any = None
     with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
-        config = yaml_files.load((folder / "config.yaml").read_text(encoding="utf-8"))
+        config = saved.load((folder / "config.yaml").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         return "config.yaml cannot be read"
 

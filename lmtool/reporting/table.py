@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmtool.reporting.console import Output
-from lmtool.reporting.text import number, plain
-from lmtool.reporting.wrapping import wrapped
+from lmtool.reporting.text import number, plain, wrapped
 from lmtool.secrets import masked
 
 _CELL = 120

@@ -1,7 +1,4 @@
-"""A probe on every layer: the hidden states of examples are cached once, then each layer's probe is fitted and scored.
-
-Shape letters: W layers, M places of a batch, N cached places, T tokens, C classes, H hidden width.
-"""
+"""Linear probes on every layer: targets, classifiers, and accuracy by layer."""
 
 from __future__ import annotations
 
@@ -12,14 +9,152 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from lmtool.data.plan import Examples, batch_borders
+from lmtool.data.assembly import Template, assemble, ragged_ranges
+from lmtool.data.plan import Examples, Plan, batch_borders
+from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.heads.sequence import summary
 from lmtool.metrics.intervals import ratio_standard_error
-from lmtool.representations.hidden import HiddenStates
-from lmtool.representations.probe import fit
+from lmtool.objectives.examples.windows import Stream, windows
+from lmtool.representations.vectors import HiddenStates
 from lmtool.streams import Permutation
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Target
+
+# A linear probe: multinomial logistic regression from hidden states to classes (Alain and Bengio 2017; Belinkov
+# 2022).
+#
+# Shape letters: N examples, H hidden width, C classes.
+
+
+RIDGE = 1.0
+"""Half of this times the squared weights is added to the sum of the cross entropies; biases are free. States are
+standardised first, so that it weighs alike at every layer and in every model."""
+ITERATIONS = 50
+"""Of L-BFGS over all examples, at most."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """mean_H, scale_H: of the examples it learned from. weight_CH, bias_C: of the standardised states. iterations: that
+    it took."""
+
+    mean_H: Tensor
+    scale_H: Tensor
+    weight_CH: Tensor
+    bias_C: Tensor
+    iterations: int
+
+    def logits(self, x_NH: Tensor) -> Tensor:
+        """(N, C)."""
+        return ((x_NH - self.mean_H) * self.scale_H) @ self.weight_CH.T + self.bias_C
+
+
+def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIONS) -> Probe:
+    """The probe of these examples. It starts from zero and the loss is convex: nothing is drawn."""
+    mean_H = x_NH.mean(0)
+    spread_H = x_NH.std(0, correction=0)
+    # A dimension that never changes says nothing, and is not blown up.
+    scale_H = torch.where(spread_H > 1e-6, 1 / spread_H.clamp(min=1e-6), torch.zeros_like(spread_H))
+    z_NH = (x_NH - mean_H) * scale_H
+    weight_CH = x_NH.new_zeros(classes, x_NH.shape[1], requires_grad=True)
+    bias_C = x_NH.new_zeros(classes, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [weight_CH, bias_C], max_iter=iterations, tolerance_grad=1e-6, tolerance_change=1e-9,
+        line_search_fn="strong_wolfe",
+    )  # fmt: skip
+
+    def loss() -> Any:
+        optimizer.zero_grad()
+        total = cross_entropy(z_NH @ weight_CH.T + bias_C, labels_N)
+        total = total + RIDGE / 2 / len(labels_N) * weight_CH.square().sum()
+        total.backward()
+        return total
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    taken = optimizer.state[weight_CH].get("n_iter", 0)
+    return Probe(mean_H, scale_H, weight_CH.detach(), bias_C.detach(), int(taken))
+
+
+# What a probe predicts of text: the token at a place, the one before it or the one after it (Voita et al. 2019),
+# among the most frequent types of the vocabulary.
+#
+# Shape letters: V vocabulary, D windows of text, N of them in a batch, T tokens of the batch, M places that predict.
+
+
+TERM = "target"
+OFFSETS = {"token": 0, "previous": -1, "next": 1}
+
+
+def windows_of(store: TokenStore, room: int) -> np.ndarray:
+    """(D,) records `start`, `length`: consecutive windows of at most `room` tokens, each within one document."""
+    return windows(Stream(store.tokens, store.document_offsets, None), room, joined=False)
+
+
+def frequent_types(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenizer, count: int) -> np.ndarray:
+    """(V,) int64: the class of each token, 0 for the most frequent of these windows; -1 where it is none of the `count`
+    most frequent, or is no text."""
+    tokens = store.tokens[ragged_ranges(windows_D["start"], windows_D["length"].astype(np.int64))]
+    counts_V = np.bincount(tokens, minlength=tokenizer.vocab_size)
+    counts_V[[number for number in tokenizer.special_ids if number < len(counts_V)]] = 0
+    chosen = np.argsort(-counts_V, kind="stable")[:count]
+    chosen = chosen[counts_V[chosen] > 0]
+    classes_V = np.full(len(counts_V), -1, dtype=np.int64)
+    classes_V[chosen] = np.arange(len(chosen))
+    return classes_V
+
+
+class TokenTargets:
+    """Windows of text in the layout of a model. Nothing of it is masked.
+
+    template: the layout. offset: of the token that is predicted from the place that predicts. classes_V: as
+    `frequent_types` gives them.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        windows_D: np.ndarray,
+        tokenizer: Tokenizer,
+        template: Template,
+        offset: int,
+        classes_V: np.ndarray,
+    ):
+        self.store, self.template, self.offset, self.classes_V = store, template, offset, classes_V
+        self.text_V = np.ones(len(classes_V), dtype=bool)
+        self.text_V[[number for number in tokenizer.special_ids if number < len(classes_V)]] = False
+        self._plan = Plan(windows_D, windows_D["length"].astype(np.int64) + template.overhead)
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        """The batch with the term `target`: classes at the (M,) places that have one to predict."""
+        lengths_N = rows["length"].astype(np.int64)
+        ids = np.asarray(self.store.tokens[ragged_ranges(rows["start"], lengths_N)], dtype=np.int64)
+        assembled = assemble(self.template, [(ids, lengths_N)])
+        document_T = np.repeat(np.arange(len(rows)), assembled.lengths)
+        other_T = np.arange(len(document_T)) + self.offset
+        inside_T = (other_T >= 0) & (other_T < len(document_T))
+        other_T = np.where(inside_T, other_T, 0)
+        inside_T &= document_T[other_T] == document_T
+        class_T = np.where(inside_T, self.classes_V[assembled.tokens[other_T]], -1)
+        at_M = np.flatnonzero((class_T >= 0) & self.text_V[assembled.tokens])
+        target = Target(torch.from_numpy(class_T[at_M]), at=torch.from_numpy(at_M))
+        numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
+        return Batch(assembled.packed(), {TERM: target}, numbers, torch.zeros(len(numbers), dtype=torch.int32))
+
+    def facts(self) -> dict[str, Any]:
+        return {"windows": len(self._plan)}
+
+
+# A probe on every layer: the hidden states of examples are cached once, then each layer's probe is fitted and scored.
+#
+# Shape letters: W layers, M places of a batch, N cached places, T tokens, C classes, H hidden width.
+
 
 # Of the stream "sample": which examples are cached.
 _DRAW = 7

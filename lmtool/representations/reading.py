@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from lmtool.data.layouts import differing_layout
+from lmtool.data.formats import differing_layout
 from lmtool.errors import UserError
-from lmtool.representations.hidden import HiddenStates, depth_of
 from lmtool.representations.sentences import SentenceModules
-from lmtool.representations.vectors import Embedder, Pooling
+from lmtool.representations.vectors import Embedder, HiddenStates, Pooling, depth_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.folders import PublishedFolder, published_folder, read_settings

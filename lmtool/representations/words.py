@@ -15,7 +15,7 @@ import torch
 
 from lmtool.data.formats import text_format
 from lmtool.errors import UserError
-from lmtool.representations.hidden import HiddenStates
+from lmtool.representations.vectors import HiddenStates
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 

@@ -11,13 +11,10 @@ from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.decode import decode
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver import compatibility as compatibility  # these modules register their rules when imported
-from lmtool.resolver import phase_rules as phase_rules
 from lmtool.resolver import rules as rules
-from lmtool.resolver import sharding_rules as sharding_rules
 from lmtool.resolver import stream_rules as stream_rules
 from lmtool.resolver import teacher_rules as teacher_rules
 from lmtool.resolver import teachers
-from lmtool.resolver import tracker_rules as tracker_rules
 from lmtool.resolver.latest import settled
 from lmtool.schema.run import COMMANDS, RunConfig
 from lmtool.training.devices import DEVICES

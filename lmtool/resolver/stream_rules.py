@@ -1,4 +1,4 @@
-"""What goes with state that a model carries from batch to batch by lanes of running text (data/lanes.py): one process
+"""What goes with state that a model carries from batch to batch by lanes of running text (data/loader.py): one process
 reads all lanes from the beginning of an epoch to its end. Each rule names the key that asks for something else, and the
 nearest that does not. Imports no torch."""
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from lmtool.config.groups import options
-from lmtool.data.problems import collected
+from lmtool.data.files import collected
 from lmtool.errors import UserError
 from lmtool.tasks.guessing import TABLES, guess, is_path
 from lmtool.terminal import say

@@ -18,14 +18,13 @@ from typing import Any
 from lmtool.config.groups import is_path_only, options
 from lmtool.data.compressed import packed, without_packing
 from lmtool.data.configs import SUFFIXES, kind_of
-from lmtool.data.files import check_encoding, find, no_such_file
+from lmtool.data.files import check_encoding, collected, find, no_such_file
 from lmtool.data.parquet import parquet_rows
-from lmtool.data.problems import collected
 from lmtool.data.rows import delimiter_for, fields_of, header_of, objects, records
 from lmtool.errors import UserError
 from lmtool.resolver.task_file import in_full
+from lmtool.tasks.files import canonical
 from lmtool.tasks.guessing import headless, is_text, typed
-from lmtool.tasks.sources.files import canonical
 
 _HEAD = 100  # rows that say which column holds the text
 _LETTERS = re.compile(r"[A-Za-z]+")

@@ -28,12 +28,59 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lmtool.config.checkpoint import CARRIED, CONFIG, MODEL, OPTIMIZER, STATE, read_manifest, refusal, verify
+from lmtool.config.checkpoint import (
+    CARRIED,
+    CONFIG,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    of_step,
+    read_manifest,
+    read_state,
+    refusal,
+    saved_steps,
+    verify,
+)
 from lmtool.drafts import sync_path, write_bytes
-from lmtool.errors import UserError
+from lmtool.errors import CheckFailed, UserError, cannot_write
 from lmtool.manifest import Damaged, write_manifest
-from lmtool.runs.cut import cut_like
 from lmtool.runs.files import to_json
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Whether a process holds some rows of it alone."""
+    return hasattr(tensor, "full_tensor")  # importing DTensor takes most of a second, and few runs have any
+
+
+def complete(tensor: Any) -> Tensor:
+    """All of a tensor, on its device. Of one that is cut every process must call it."""
+    full: Tensor = tensor.detach().full_tensor() if is_cut(tensor) else tensor
+    return full
+
+
+def gathered(tensors: Mapping[str, Tensor], keeps: bool) -> dict[str, Tensor]:
+    """Tensors complete, those that were cut on the host; nothing where they are not kept. Every process must call it. A
+    tensor under several names stays one. A device holds one of them at a time, the host of the process that keeps them
+    holds all."""
+    own: dict[int, Tensor | None] = {}
+    for tensor in tensors.values():
+        if id(tensor) not in own:
+            full = complete(tensor)
+            own[id(tensor)] = None if not keeps else full.cpu() if is_cut(tensor) else full
+    kept = {name: own[id(tensor)] for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in kept.items() if tensor is not None}
+
+
+def cut_like(value: Tensor, like: Any) -> Tensor:
+    """A complete tensor, of which this process keeps the rows that it holds of `like`; all of it where that is not
+    cut."""
+    if not is_cut(like):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    # Every process has read all of it: nothing is sent.
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
 
 TEMPORARY, DELETED, BAD = ".tmp-", ".del-", "bad-"
 _TIED = "tied"
@@ -201,3 +248,57 @@ def load_weights(
         )
     cut = {name: cut_like(tensor, own[name]) for name, tensor in tensors.items()}
     learner.load_state_dict(cut, strict=not excluded)
+
+
+# The checkpoint a run resumes from: the newest that verifies. Damaged ones are set aside and reported.
+#
+# Chosen once, before anything is read from it, so that tokenizer, counters, weights and optimizer are those of one
+# checkpoint.
+
+
+def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | None:
+    """The newest intact checkpoint of a run, or None where it has none.
+
+    Newer ones, and the best one, are set aside under another name where they are damaged. CheckFailed where there are
+    checkpoints and none is intact: nothing is moved then.
+    """
+    damages: dict[Path, Damaged] = {}
+    for folder in saved_steps(checkpoints):
+        try:
+            verify(folder)
+        except Damaged as damage:
+            damages[folder] = damage
+            continue
+        for damaged, problem in damages.items():
+            aside = _set_aside(damaged)
+            report(f"{problem}; set aside as {aside.name}, the run resumes from {folder.name}")
+        _check_best(folder, report)
+        return folder
+    if damages:
+        raise CheckFailed(
+            f"none of the {len(damages)} checkpoints in {checkpoints} is intact; {next(iter(damages.values()))}",
+            f"copy them again from where they came, or begin anew: rm -r {checkpoints}",
+        )
+    return None
+
+
+def _check_best(newest: Path, report: Callable[[str], None]) -> None:
+    """The best weights are read when the run ends: where they are damaged, the run must not wait for that."""
+    best = of_step(newest.parent, read_state(newest).get("best_step"))
+    if best is None or best == newest:
+        return
+    try:
+        verify(best)
+    except Damaged as damage:
+        report(f"{damage}; it was the best checkpoint, set aside as {_set_aside(best).name}")
+
+
+def _set_aside(folder: Path) -> Path:
+    number, aside = 1, folder.with_name(f"{BAD}{folder.name}")
+    while aside.exists():
+        number, aside = number + 1, folder.with_name(f"{BAD}{folder.name}-{number + 1}")
+    try:
+        os.rename(folder, aside)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return aside

@@ -25,14 +25,14 @@ from typing import Any, ClassVar
 import torch
 import yaml
 
-from lmtool.config import yaml_files
+from lmtool.config import saved as yaml_files
 from lmtool.config.checkpoint import read_config, saved_steps
 from lmtool.drafts import open_to_append
 from lmtool.errors import UserError, cannot_write
+from lmtool.runs.checkpoints import resume_point
 from lmtool.runs.files import lines_of, plain_data, replace_link, replace_text, to_json, write_rows
 from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, differing, finished, grows, require_name
 from lmtool.runs.locks import Lock
-from lmtool.runs.resuming import resume_point
 from lmtool.secrets import masked_data
 from lmtool.terminal import say, shown
 
@@ -135,7 +135,7 @@ class RunFolder:
             raise cannot_write(saved, error) from error
 
     def _compare(self, saved: Path, config_text: str) -> None:
-        before = self._complete(plain_data(yaml_files.read(saved, "give another name=")))
+        before = self._complete(plain_data(yaml_files.read_yaml(saved, "give another name=")))
         if self._may_extend(before):
             self._extended_text = config_text
             return

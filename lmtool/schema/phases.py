@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmtool.config.auto import chosen_class, merge
+from lmtool.config.base import Variant
 from lmtool.config.members import title_of
 from lmtool.config.tables import Choice
-from lmtool.config.variants import Variant
 from lmtool.errors import Problem
 from lmtool.learners.configs import MixtureConfig, ObjectiveConfig
 

@@ -9,32 +9,25 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError
 
 from lmtool.config.auto import AUTO, Auto
+from lmtool.config.base import Variant
 from lmtool.config.tables import Choice, Several, lookup
-from lmtool.config.variants import Variant
 
-# Each room's module enters its components into the tables.
-from lmtool.data import mixture_configs as mixture_configs
+# These modules enter their components into the tables.
+from lmtool.data import configs as data_configs  # noqa: F401
 from lmtool.data.configs import DataConfig
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models import decoder_configs as decoder_configs
-from lmtool.models import elmo_configs as elmo_configs
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
 from lmtool.models import recurrent_configs as recurrent_configs
-from lmtool.models import transformer_xl_configs as transformer_xl_configs
 from lmtool.models import word_configs as word_configs
 from lmtool.models.configs import ModelConfig
-from lmtool.objectives import bilm_configs as bilm_configs
-from lmtool.objectives import configs as configs
+from lmtool.objectives import configs as objective_configs  # noqa: F401
+from lmtool.objectives import permutation_configs as objective_word_configs  # noqa: F401
 from lmtool.objectives import permutation_configs as permutation_configs
-from lmtool.objectives import word_configs as objective_word_configs  # noqa: F401
 from lmtool.runs.identity import BUDGETS
 from lmtool.schema.base import DEVICE, CommandConfig
-from lmtool.schema.look import InspectAttentionConfig as InspectAttentionConfig
-from lmtool.schema.look import InspectPositionsConfig as InspectPositionsConfig
-from lmtool.schema.look import InspectTokenizerConfig as InspectTokenizerConfig
-from lmtool.schema.look import InspectWordConfig as InspectWordConfig
 from lmtool.schema.phases import normalised, overridden, variants
 from lmtool.schema.use import AskConfig as AskConfig
 from lmtool.schema.use import CheckConfig as CheckConfig
@@ -42,6 +35,10 @@ from lmtool.schema.use import DoctorConfig as DoctorConfig
 from lmtool.schema.use import EmbedConfig as EmbedConfig
 from lmtool.schema.use import EvaluateConfig as EvaluateConfig
 from lmtool.schema.use import GenerateConfig as GenerateConfig
+from lmtool.schema.use import InspectAttentionConfig as InspectAttentionConfig
+from lmtool.schema.use import InspectPositionsConfig as InspectPositionsConfig
+from lmtool.schema.use import InspectTokenizerConfig as InspectTokenizerConfig
+from lmtool.schema.use import InspectWordConfig as InspectWordConfig
 from lmtool.schema.use import PredictConfig as PredictConfig
 from lmtool.schema.use import ProbeConfig as ProbeConfig
 from lmtool.schema.use import UseConfig as UseConfig

@@ -18,8 +18,8 @@ from lmtool.runs.checkpoints import copy_checkpoint
 from lmtool.runs.files import to_json
 from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import read_rows
-from lmtool.session.lineage import LINEAGE, branched
 from lmtool.session.open_run import OpenRun
+from lmtool.session.provenance import LINEAGE, branched
 from lmtool.training.configs import ScheduleConfig
 from lmtool.training.progress import Progress
 

@@ -23,9 +23,15 @@ from lmtool.schema.run import FinetuneConfig
 from lmtool.secrets import masked
 from lmtool.session.distilling import side_by_side
 from lmtool.session.forgetting import compare_with_start, measured_before
-from lmtool.session.lineage import LINEAGE, lineage_line, lineage_of
 from lmtool.session.phases import phase_rows
-from lmtool.session.provenance import TEACHERS, require_same_teachers, teacher_digests
+from lmtool.session.provenance import (
+    LINEAGE,
+    TEACHERS,
+    lineage_line,
+    lineage_of,
+    require_same_teachers,
+    teacher_digests,
+)
 from lmtool.session.session import Session
 from lmtool.training.progress import TrainingResult
 from lmtool.weights.bases import BASE, Base

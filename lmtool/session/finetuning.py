@@ -21,7 +21,7 @@ from lmtool.session.phases import PhaseData
 from lmtool.session.provenance import contents_of, require_same_data
 from lmtool.session.session import Session
 from lmtool.session.start import base_of, earlier_weights, require_fit, saved_tokenizer, start_weights
-from lmtool.session.teacher_texts import with_texts
+from lmtool.session.teacher_store import with_texts
 from lmtool.tasks.loading import TaskData
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of

@@ -29,7 +29,7 @@ from lmtool.session.pretraining import Pretraining
 from lmtool.session.session import Session
 from lmtool.signals import too_late
 from lmtool.terminal import counted
-from lmtool.training.agreement import require_same
+from lmtool.training.consistency import require_same
 from lmtool.training.loop import train
 from lmtool.training.profiling import StopTraining
 from lmtool.training.progress import TrainingResult

@@ -24,7 +24,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.trained import Trained, read_trained
-from lmtool.tasks.members import read_tasks, rows_of
+from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.training.depth import levels
 from lmtool.training.precision import Precision, choose_device, choose_precision
 

@@ -15,7 +15,7 @@ from lmtool.session.trained import Trained
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
 from lmtool.tasks.labels import TakenHead, sections_of, taken_head
 from lmtool.tasks.loading import TaskData, load_task, target_rows
-from lmtool.tasks.members import MixedData, with_members
+from lmtool.tasks.mixture import MixedData, with_members
 from lmtool.weights.folders import published_folder
 from lmtool.weights.load import saved_config
 from lmtool.weights.sentence_encoders import sentence_encoder

@@ -10,17 +10,52 @@ from typing import Any
 import torch
 
 from lmtool.costs.plan_of_run import plan_in_phases, plan_of
+from lmtool.data.configs import DataConfig
 from lmtool.data.loader import PackedLoader
+from lmtool.data.mixture import MixtureSource
 from lmtool.data.phases import PhasedLoader
 from lmtool.data.plan import Examples
-from lmtool.data.split import SplitData
+from lmtool.data.sources import OnStage, Source
+from lmtool.data.split import Rows, SplitData
+from lmtool.data.store import open_store
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.mixed_sources import examples_of
+from lmtool.learners.mixed_examples import examples_of
 from lmtool.reporting.plan import RunPlan
 from lmtool.schema.run import PretrainConfig, RunConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble
+
+
+def text_of(
+    config: DataConfig,
+    source: Source,
+    split: str,
+    tokenizer: Tokenizer,
+    cache_dir: str,
+    progress: OnStage | None,
+    rows: Mapping[str, Rows],
+    stride: int | None = None,
+) -> SplitData:
+    """A split of the text that `config` names, tokenized. rows: labelled rows that are learned beside it. stride: as
+    `SplitData` has it."""
+    if isinstance(source, MixtureSource):
+        parts, none = source.config.parts(), dict[str, Rows]()
+        members = {
+            title: text_of(parts[title], member, split, tokenizer, cache_dir, progress, none, stride)
+            for title, member in source.members.items()
+        }
+        return SplitData(split, rows=rows, stride=stride, members=members, shares=source.shares)
+    store = open_store(source, split, tokenizer, cache_dir, progress)
+    return SplitData(split, store, config.documents, rows, stride)
+
+
+def tokenized_facts(data: SplitData) -> dict[str, Any]:
+    """How fast the store of a split was built, whenever that was: for the screens and the report."""
+    if data.members:
+        return {title: tokenized_facts(part) for title, part in data.members.items()}
+    facts = data.text.facts
+    return {name: facts[name] for name in ("bytes", "seconds", "bytes_per_second", "tokens_per_second")}
 
 
 @dataclass(frozen=True)

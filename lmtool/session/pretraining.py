@@ -14,12 +14,11 @@ from lmtool.reporting.text import plain
 from lmtool.schema.run import PretrainConfig
 from lmtool.session.distilling import distilled
 from lmtool.session.open_run import OpenRun
-from lmtool.session.phases import phases_of
+from lmtool.session.phases import phases_of, text_of, tokenized_facts
 from lmtool.session.provenance import Contents, contents_of, require_same_data
 from lmtool.session.session import Session
 from lmtool.session.start import require_fit, saved_tokenizer, start_weights
-from lmtool.session.texts import text_of, tokenized_facts
-from lmtool.tasks.members import read_tasks, rows_of
+from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.assemble import assemble
 

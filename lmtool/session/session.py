@@ -14,7 +14,7 @@ from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.seen import Reading
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
-from lmtool.learners.mixed_sources import predictors_of
+from lmtool.learners.mixed_examples import predictors_of
 from lmtool.reporting.plan import RunPlan
 from lmtool.schema.run import RunConfig
 from lmtool.session.open_run import OpenRun

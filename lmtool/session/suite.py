@@ -18,7 +18,7 @@ from lmtool.config.tables import Choice
 from lmtool.data.split import Rows
 from lmtool.drafts import replace_bytes, require_no_link
 from lmtool.errors import UserError
-from lmtool.learners.inference import Inference
+from lmtool.learners.base import Inference
 from lmtool.ranks import place_of
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
@@ -28,7 +28,7 @@ from lmtool.session.open_run import RUNS
 from lmtool.session.trained import read_trained
 from lmtool.signals import Interrupted, take_late
 from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.configs.glue import GlueConfig
+from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.suites import DIAGNOSTIC, FILES, LEFT_OUT, average, folder_of, score_of, submission
 from lmtool.training.precision import choose_device, choose_precision

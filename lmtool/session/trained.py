@@ -11,7 +11,7 @@ from lmtool.config.nearest import nearest
 from lmtool.config.saved import body
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
-from lmtool.data.layouts import differing_layout
+from lmtool.data.formats import differing_layout
 from lmtool.errors import ConfigError, UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.configs import ObjectiveConfig

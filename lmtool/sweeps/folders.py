@@ -6,9 +6,12 @@ once, NUMBER_key-value_..., and found again by the submitted.json in it.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,67 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lmtool.config.overrides import Typed
 from lmtool.drafts import real_folder, require_no_link
-from lmtool.errors import UserError, cannot_write
-from lmtool.runs.identity import FREE_KEYS, differing
+from lmtool.errors import DONE, TERMINATED, UserError, cannot_write
+from lmtool.reporting.sweep.files import JOB as JOB
+from lmtool.reporting.sweep.files import SUBMITTED as SUBMITTED
+from lmtool.reporting.sweep.files import has_ended as has_ended
+from lmtool.runs.files import replace_text
+from lmtool.runs.identity import FREE_KEYS, differing, finished
+from lmtool.runs.locks import Owner
 from lmtool.secrets import masked_data
-from lmtool.sweeps import records
+
+LOG = "job.log"
+
+
+def write(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+    text = json.dumps(masked_data(dict(record)), indent=1, ensure_ascii=False)
+    replace_text(folder / name, text + "\n")
+
+
+def read(folder: Path, name: str = JOB) -> dict[str, Any]:
+    """What is written there; {} where nothing is, or no JSON."""
+    with suppress(OSError, ValueError):
+        record = json.loads((folder / name).read_text(encoding="utf-8"))
+        if isinstance(record, dict):
+            return record
+    return {}
+
+
+def me() -> dict[str, Any]:
+    return asdict(Owner.me())
+
+
+def done(folder: Path, has_result: bool) -> bool:
+    """Whether the job of a folder is finished. has_result: its command leaves a result.json."""
+    return read(folder).get("exit_status") == DONE and (not has_result or finished(folder) is not None)
+
+
+def under_way(record: Mapping[str, Any]) -> str | None:
+    """Where a job is at work, or waits in a queue; None where that is not certain."""
+    queued = record.get("slurm")
+    if isinstance(queued, str) and (not has_ended(record) or record.get("exit_status") == TERMINATED):
+        return f"SLURM job {queued}" if queue_state(queued) else None
+    if not record or has_ended(record):
+        return None
+    with suppress(TypeError):
+        owner = Owner(**record.get("owner", {}))
+        if owner == Owner(**{**asdict(owner), "host": Owner.me().host}) and owner.alive():
+            return f"process {owner.pid}"
+    return None
+
+
+def queue_state(job_id: str) -> str | None:
+    """What SLURM says of a job that it has not forgotten (RUNNING, PENDING, ...); None: it has ended. "" where SLURM
+    does not answer, which is no end."""
+    command = ["squeue", "--noheader", "--jobs", job_id, "--format", "%T"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if answer.returncode and "Invalid job id" not in answer.stderr:
+        return ""
+    return answer.stdout.split()[0] if answer.stdout.split() else None
+
 
 SUBMISSION = "submission.json"
 LONGEST = 120
@@ -59,13 +119,13 @@ class SweepFolder:
     def __init__(self, path: Path, command: str, typed: Typed):
         self.path, self.command = path, command
         self.fixed, self.varied = fixed_and_varied(typed)
-        self.before = records.read(path, SUBMISSION)
-        self.places = {folder: records.read(folder, records.SUBMITTED) for folder in self._folders()}
+        self.before = read(path, SUBMISSION)
+        self.places = {folder: read(folder, SUBMITTED) for folder in self._folders()}
         self._next = 1 + max((int(folder.name.partition("_")[0]) for folder in self._folders()), default=-1)
         self._require_same()
 
     def _folders(self) -> list[Path]:
-        return [file.parent for file in self.path.glob(f"*/{records.SUBMITTED}") if _number(file.parent.name)]
+        return [file.parent for file in self.path.glob(f"*/{SUBMITTED}") if _number(file.parent.name)]
 
     def _require_same(self) -> None:
         """UserError, naming them, where other keys than those swept over have another value than before."""
@@ -120,12 +180,12 @@ class SweepFolder:
         }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            records.write(self.path, SUBMISSION, submission)
+            write(self.path, SUBMISSION, submission)
             for place in places:
-                if not (place.folder / records.SUBMITTED).is_file():
+                if not (place.folder / SUBMITTED).is_file():
                     real_folder(place.folder)
                     submitted = {"overrides": place.overrides, "varied": place.varied, "config": place.config}
-                    records.write(place.folder, records.SUBMITTED, submitted)
+                    write(place.folder, SUBMITTED, submitted)
         except OSError as error:
             raise cannot_write(Path(error.filename or self.path), error, "name") from error
 
@@ -133,9 +193,9 @@ class SweepFolder:
 def _placed(
     folder: Path, texts: Sequence[str], varied: dict[str, str], config: dict[str, Any], data: dict[str, Any]
 ) -> Place:
-    if not (folder / records.SUBMITTED).is_file():  # that of an earlier job may have been moved to another disk
+    if not (folder / SUBMITTED).is_file():  # that of an earlier job may have been moved to another disk
         require_no_link(folder)
-    require_no_link(folder / records.LOG)
+    require_no_link(folder / LOG)
     here = {"name": None, "run_dir": str(folder)} if "run_dir" in data else {}
     return Place(int(folder.name.partition("_")[0]), folder, tuple(texts), varied, config, data | here)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -19,14 +20,46 @@ from types import FrameType
 from typing import Any
 
 from lmtool import errors
-from lmtool.drafts import open_to_append
+from lmtool.drafts import open_to_append, real_folder
 from lmtool.errors import REQUEUE, LmtoolError, Stopped
-from lmtool.runs import code
+from lmtool.runs import identity as code
 from lmtool.signals import STATUS, Interrupted, stopped, take_late
-from lmtool.sweeps import records
-from lmtool.sweeps.devices import take_device
+from lmtool.sweeps import folders
 from lmtool.sweeps.table import end_of_job
 from lmtool.terminal import say, say_error
+
+_GPUS = Path("/proc/driver/nvidia/gpus")
+_held: list[int] = []
+
+
+def visible_devices() -> list[str]:
+    """The GPUs this process may use, without loading CUDA."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    return [str(number) for number in range(len(list(_GPUS.iterdir())))] if _GPUS.is_dir() else []
+
+
+def take_device(sweep: Path, asked: object) -> None:
+    """Let this process see one GPU alone, the first that is free, until it ends: CUDA reads once which there are. With
+    more processes than GPUs the rest share them. sweep: its folder, for the locks. asked: the job's `device`; only
+    auto and cuda leave it open which."""
+    devices = visible_devices()
+    if _held or len(devices) < 2 or asked not in ("auto", "cuda"):
+        return
+    locks = real_folder(sweep / ".devices")
+    for device in devices:
+        handle = os.open(locks / device, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            continue
+        _held.append(handle)
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+        return
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices[os.getpid() % len(devices)]
+
 
 Run = Callable[[dict[str, Any], list[str]], Any]
 STOPPED = ".stopped"
@@ -83,14 +116,14 @@ def perform(run_command: Run, config: Any) -> float:
     job = Job.unpacked(config["job"])
     folder = Path(job.folder)
     stopped = (folder.parent / STOPPED / job.launch).exists() or job.is_orphan
-    if not stopped and not records.done(folder, job.has_result):
+    if not stopped and not folders.done(folder, job.has_result):
         with _log_of(folder) if job.apart else contextlib.nullcontext(), _alone(job):
             _perform(run_command, job, folder)
         if not job.apart and (late := take_late()):  # the job was at its end; no further one starts
             raise SystemExit(STATUS[late[0]])
     if job.is_orphan:  # nobody is left to hear of it, and loky's process would wait for its next job for ever
         os._exit(errors.TERMINATED)
-    value = records.read(folder).get("value")
+    value = folders.read(folder).get("value")
     return float(value) if isinstance(value, int | float) else math.nan
 
 
@@ -106,11 +139,11 @@ def _perform(run_command: Run, job: Job, folder: Path) -> None:
         "launcher": job.launcher,
         "threads": _threads(),
         "code": job.code,
-        "owner": records.me(),
-        **({"log": records.LOG} if job.apart else {}),
+        "owner": folders.me(),
+        **({"log": folders.LOG} if job.apart else {}),
         **({"slurm": identity} if (identity := _slurm_job()) else {}),
     }
-    records.write(folder, records.JOB, record)
+    folders.write(folder, folders.JOB, record)
     say(f"job {job.number}: {' '.join(job.overrides)}")
     if job.apart and job.code != code.fingerprint(job.plugins):
         say("warning: the files of lmtool, or of a plugin, are not those that the sweep was started with", sys.stderr)
@@ -141,7 +174,7 @@ def _perform(run_command: Run, job: Job, folder: Path) -> None:
         say(traceback.format_exc().rstrip(), sys.stderr)
     finally:
         record["seconds"] = round(time.monotonic() - started, 3)
-        records.write(folder, records.JOB, record)
+        folders.write(folder, folders.JOB, record)
         if not job.apart:  # of other processes the parent says it
             say(end_of_job(record, folder.parent))
     if job.by_submitit and record["exit_status"] in (REQUEUE, errors.TERMINATED):
@@ -172,7 +205,7 @@ def _queue_again(folder: Path, record: dict[str, Any]) -> None:
     except Exception as error:  # submitit: stopped by its time limit more often than it may be
         message = f"{record['error']}; {str(error).lower().rstrip('.')}"
         say_error(message, "give hydra.launcher.timeout_min= more, or hydra.launcher.max_num_timeout=")
-        records.write(folder, records.JOB, record | {"exit_status": errors.TERMINATED, "error": message})
+        folders.write(folder, folders.JOB, record | {"exit_status": errors.TERMINATED, "error": message})
 
 
 def _slurm_job() -> str | None:
@@ -232,7 +265,7 @@ def _log_of(folder: Path) -> Iterator[None]:
     """What this process prints goes into the log of its job, behind what stands there."""
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     _flush()
-    with os.fdopen(open_to_append(folder / records.LOG), "ab") as log:
+    with os.fdopen(open_to_append(folder / folders.LOG), "ab") as log:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
     try:

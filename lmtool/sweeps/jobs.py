@@ -27,20 +27,36 @@ from lmtool import errors
 from lmtool.config import compose, hydra_plugins, overrides
 from lmtool.config.base import Config
 from lmtool.config.offers import Offers
-from lmtool.config.overrides import Typed
+from lmtool.config.overrides import Typed, key_of
 from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.reporting.text import lower_is_better
 from lmtool.runs.identity import require_name
 from lmtool.signals import stopped
 from lmtool.sweeps import studies
-from lmtool.sweeps.folders import Place, SweepFolder
-from lmtool.sweeps.grid import with_grid
+from lmtool.sweeps.folders import JOB, Place, SweepFolder
 from lmtool.sweeps.job import Run
 from lmtool.sweeps.launching import HERE, AsLauncher, FirstJobs, Launch, NoLauncher
-from lmtool.sweeps.records import JOB
 from lmtool.sweeps.table import write_plan
 from lmtool.terminal import counted, say
+
+
+def with_grid(
+    read: Callable[[Sequence[str], Offers], Typed],
+    overrides: Sequence[str],
+    offers: Offers,
+    primary: str,
+    config_dirs: Sequence[Path],
+) -> Typed:
+    """What was typed, behind the values of the chosen YAML, for any sweeper of Hydra."""
+    typed = read(overrides, offers)
+    if typed.problems:
+        return typed
+    grid = compose.grid(primary, typed, config_dirs)
+    own = {key_of(text) for text in overrides}
+    words = [f"{key}={values}" for key, values in grid.items() if key_of(key) not in own]
+    return read([*words, *overrides], offers) if words else typed
+
 
 BATCH_SIZE = "hydra.sweeper.max_batch_size"
 """Jobs that the plain sweeper hands its launcher at a time."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn
 
 from hydra._internal.callbacks import Callbacks
@@ -29,13 +31,88 @@ from lmtool.drafts import real_folder
 from lmtool.environment import SAFE_PATH, inherited
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
-from lmtool.runs import code
+from lmtool.runs import identity
 from lmtool.signals import STATUS
-from lmtool.sweeps import queues, records
+from lmtool.sweeps import folders as records
 from lmtool.sweeps.folders import Place, SweepFolder
 from lmtool.sweeps.job import STOPPED, Job, Run, perform
-from lmtool.sweeps.watch import Watch
+from lmtool.sweeps.table import Watch
 from lmtool.terminal import counted, say, say_error
+
+_ASK_EVERY = 5.0
+"""Seconds between two questions to SLURM about a job."""
+
+
+class Waited:
+    """A job that was submitted. folder: of the job in its sweep."""
+
+    def __init__(self, submitted: Any, folder: Path, by_slurm: bool):
+        self.submitted, self.folder, self.by_slurm = submitted, folder, by_slurm
+        self._asked = time.monotonic()
+
+    def results(self) -> list[None]:
+        """Wait for its end, however it ends; `job.json` says how."""
+        while not self.ended():
+            time.sleep(0.2)
+        return [None]
+
+    def ended(self) -> bool:
+        if self.submitted.paths.result_pickle.exists():
+            return True
+        if not self.by_slurm:
+            return bool(self.submitted.done())
+        if time.monotonic() - self._asked < _ASK_EVERY:
+            return False
+        self._asked = time.monotonic()
+        return records.queue_state(self.submitted.job_id) is None
+
+    def interrupt(self) -> None:
+        """End it: the training saves a checkpoint first; what has not started never does."""
+        if self.by_slurm:
+            for command in (["--signal=INT"], ["--state=PENDING"]):
+                with suppress(OSError):
+                    words = ["scancel", *command, self.submitted.job_id]
+                    subprocess.run(words, capture_output=True, check=False)
+            return
+        interrupt(self.folder, signal.SIGINT)
+
+
+def interrupt(folder: Path, number: int) -> None:
+    """Send a signal to the process of this machine that runs the job of a folder."""
+    record = records.read(folder)
+    owner = record.get("owner")
+    if isinstance(owner, dict) and "slurm" not in record and records.under_way(record):
+        with suppress(OSError):
+            os.kill(owner["pid"], number)
+
+
+@contextmanager
+def waited_for(folders: Sequence[Path]) -> Iterator[list[Waited]]:
+    """Inside, what submitit's launcher submits is waited for as `Waited`; the list fills when it does."""
+    import submitit
+    from submitit.local import local
+
+    known, jobs = submitit.AutoExecutor, list[Waited]()
+
+    class Executor(known):  # type: ignore[misc, valid-type]
+        """The one difference: what it gives back."""
+
+        def map_array(self, *arguments: Any) -> list[Waited]:
+            submitted = super().map_array(*arguments)
+            by_slurm = self.cluster == "slurm"
+            jobs.extend(Waited(job, folder, by_slurm) for job, folder in zip(submitted, folders, strict=True))
+            return jobs
+
+    submitit.AutoExecutor = Executor  # type: ignore[misc]
+    # Out of the terminal's group: its Ctrl-C would end what looks after a job, which kills the job a second later.
+    apart = partial(subprocess.Popen, process_group=0)
+    local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": apart})  # type: ignore[assignment]
+    try:
+        yield jobs
+    finally:
+        local.subprocess = subprocess
+        submitit.AutoExecutor = known  # type: ignore[misc]
+
 
 HERE = ("basic", "joblib", "submitit_local")
 """Launchers whose jobs run on this machine, as soon as they are started."""
@@ -154,21 +231,21 @@ class Launch:
         changed |= SAFE_PATH if self._parallel else {}
         if self.name.startswith("submitit"):
             os.chmod(real_folder(self.sweep.path / ".submitit"), 0o700)  # its files are run, and hold all values
-            path = [str(code.copied(self.sweep.path, self.plugins)), *filter(None, [os.environ.get("PYTHONPATH")])]
+            path = [str(identity.copied(self.sweep.path, self.plugins)), *filter(None, [os.environ.get("PYTHONPATH")])]
             changed["PYTHONPATH"] = os.pathsep.join(path)
         with inherited(changed):
             yield
 
     def _launch(self, left: Sequence[Place]) -> None:
-        fingerprint = code.fingerprint(self.plugins)
+        fingerprint = identity.fingerprint(self.plugins)
         overrides = [[place.folder.name, self._job(place, fingerprint).packed()] for place in left]
         if not self._parallel:
             self.launcher.launch(overrides, initial_job_idx=0)
             return
         before = [records.read(place.folder) for place in left]
-        queued: AbstractContextManager[list[queues.Waited]] = nullcontext([])
+        queued: AbstractContextManager[list[Waited]] = nullcontext([])
         if self.name.startswith("submitit"):
-            queued = queues.waited_for([place.folder for place in left])
+            queued = waited_for([place.folder for place in left])
         with queued as queue, self._interruptible(left, queue), Watch(left, Output()):
             try:
                 self.launcher.launch(overrides, initial_job_idx=0)
@@ -209,7 +286,7 @@ class Launch:
             records.write(place.folder, records.JOB, record | {"error": error})
 
     @contextmanager
-    def _interruptible(self, left: Sequence[Place], queue: list[queues.Waited]) -> Iterator[None]:
+    def _interruptible(self, left: Sequence[Place], queue: list[Waited]) -> Iterator[None]:
         """Signals to this process end the jobs, which save checkpoints; a second one ends them at once, a third this
         process."""
         count = 0
@@ -226,7 +303,7 @@ class Launch:
             for waited in queue:
                 waited.interrupt()
             for place in left if not queue else ():
-                queues.interrupt(place.folder, number)
+                interrupt(place.folder, number)
 
         # A queue of a cluster runs on when the terminal is lost.
         numbers = [number for number in STATUS if self.name in HERE or number != signal.SIGHUP]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.errors import UserError
-from lmtool.sweeps import records
+from lmtool.sweeps import folders
 
 
 def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -> None:
@@ -28,14 +28,14 @@ def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -
     study = optuna.create_study(
         study_name=sweeper.study_name, storage=sweeper.storage, directions=sweeper._get_directions()
     )
-    for path in sorted(folder.glob(f"*/{records.SUBMITTED}")):
-        varied = records.read(path.parent, records.SUBMITTED).get("varied", {})
+    for path in sorted(folder.glob(f"*/{folders.SUBMITTED}")):
+        varied = folders.read(path.parent, folders.SUBMITTED).get("varied", {})
         try:
             values = {name: _parsed(kind, varied[name.lstrip("+")]) for name, kind in distributions.items()}
         except (KeyError, ValueError):
             continue  # of another search space
-        value = records.read(path.parent).get("value")
-        if records.done(path.parent, has_result) and isinstance(value, int | float):
+        value = folders.read(path.parent).get("value")
+        if folders.done(path.parent, has_result) and isinstance(value, int | float):
             trial = optuna.trial.create_trial(params=values, distributions=distributions, value=float(value))
             study.add_trial(trial)
             sweeper.n_trials -= 1

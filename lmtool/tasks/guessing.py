@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.config.groups import is_path_only
-from lmtool.data.columns import LINES
 from lmtool.data.files import no_such_file
 from lmtool.data.parquet import read_parquet
 from lmtool.data.rows import no_column
-from lmtool.data.squad import begins_squad
-from lmtool.data.tables import SUFFIXES, read_table
+from lmtool.data.tables import LINES, SUFFIXES, begins_squad, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs.base import parts_of
 from lmtool.tasks.kinds.labels import DECIMAL_COMMA, IDS, word_of

@@ -11,22 +11,101 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lmtool.config.tables import build
+from lmtool.data.hub_source import hub_access
+from lmtool.data.parquet import named
 from lmtool.data.pydocs import pydocs_rows
 from lmtool.data.split import Rows, SplitData, unlabelled
 from lmtool.errors import UserError
 from lmtool.streams import Permutation
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.base import parts_of
+from lmtool.tasks.files import TaskTable, canonical, read_folder
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import joined, repeated_ids
-from lmtool.tasks.shots import draw_shots
-from lmtool.tasks.sources.files import TaskTable, canonical, read_folder
-from lmtool.tasks.sources.hub import read_hub
+
+
+def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, TaskTable]:
+    """Splits by canonical name. Classes come as their names, so that no order of labels is relied on.
+
+    Raises UserError where the data set cannot be had, with the commands that do without.
+    """
+    without = (
+        f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
+        "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)"
+    )
+    name, _, subset = str(config.hub).partition(":")
+    with hub_access(f"task={config.name}: task.hub={config.hub}", name, offline, without) as datasets:
+        splits = datasets.load_dataset(name, subset or None, cache_dir=str(Path(cache_dir).expanduser() / "hub"))
+    return {canonical(split): _table(config, f"{config.hub} {split}", rows) for split, rows in splits.items()}
+
+
+def _table(config: TaskConfig, origin: str, rows: Any) -> TaskTable:
+    columns = {name: list(rows[name]) for name in rows.column_names}
+    for name, feature in rows.features.items():
+        names = getattr(getattr(feature, "feature", feature), "names", None)  # of a class, or of a list of classes
+        if names:
+            columns[name] = [named(value, names) for value in columns[name]]
+    return TaskTable(_flat(columns), [(origin, number) for number in range(len(rows))], tuple(columns))
+
+
+def _flat(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """With a column for each key of a column of objects, NAME.KEY (`translation.de`)."""
+    flat = dict(columns)
+    for name, values in columns.items():
+        if values and all(isinstance(value, dict) for value in values):
+            flat |= {f"{name}.{key}": [value.get(key) for value in values] for key in values[0]}
+    return flat
+
+
+# A few training rows of each class, and as many others to choose the best checkpoint by: true few-shot learning,
+# which sees no larger development set (Gao et al. 2021, section 3).
+#
+# Which rows is a function of the seed and the data: draws of the stream `sample`, a counter for each class.
+
+
+# The counter of the sample stream of the first class; the others follow.
+_SHOTS = 1 << 10
+
+
+class Shots(NamedTuple):
+    """train, development: the drawn rows, those of a class side by side. rest: the other training rows whose text is in
+    neither."""
+
+    train: Rows
+    development: Rows
+    rest: Rows
+
+
+def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> Shots:
+    """`shots` rows of each class and `shots` others, of different texts, none of which a held-out row has. UserError
+    where a class has too few."""
+    config = kind.config
+    known = {repr(group) for rows in held_out for group in kind.groups(rows)}
+    first: dict[str, int] = {}
+    for row, group in enumerate(kind.groups(train)):
+        first.setdefault(repr(group), row)
+    free = np.array([row for group, row in first.items() if group not in known], dtype=np.int64)
+    labels = np.asarray(train.labels)[free]
+    drawn: list[np.ndarray] = []
+    for number, name in enumerate(config.labels):
+        own = free[labels == number]
+        if len(own) < 2 * shots:
+            raise UserError(
+                f"task.shots_per_class={shots} takes {2 * shots} training rows of each class, of different texts; "
+                f"{name} has {len(own)}",
+                f"give task.shots_per_class={len(own) // 2} at most" if len(own) > 1 else "give more rows of the class",
+            )
+        drawn.append(own[Permutation(len(own), seed, "sample", _SHOTS + number)(np.arange(2 * shots))])
+    chosen = np.concatenate([own[:shots] for own in drawn])
+    others = np.concatenate([own[shots:] for own in drawn])
+    rest = np.setdiff1d(free, np.concatenate([chosen, others]))
+    return Shots(train.take(chosen), train.take(others), train.take(rest))
+
 
 HELD_OUT = 0.1
 # Counters of the sample stream: which rows are held out, which are trained on.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.errors import UserError
-from lmtool.tasks.configs.glue import GlueConfig
+from lmtool.tasks.configs.mixture import GlueConfig
 
 DIAGNOSTIC = "ax"
 """The diagnostic set, which the model of MNLI answers."""

@@ -63,7 +63,7 @@ class TokenizerConfig(Config):
         return None if self.specials is None else frozenset(self.specials)
 
 
-@component("tokenizer", "wordpiece", builder="lmtool.tokenizers.wordpiece:train")
+@component("tokenizer", "wordpiece", builder="lmtool.tokenizers.trained:train_wordpiece")
 class WordPieceConfig(TokenizerConfig):
     """WordPiece with BERT's text cleaning and special tokens (Devlin et al. 2019)."""
 
@@ -76,7 +76,7 @@ class WordPieceConfig(TokenizerConfig):
         return SPECIALS["bert"]
 
 
-@component("tokenizer", "bytebpe", builder="lmtool.tokenizers.bytebpe:train")
+@component("tokenizer", "bytebpe", builder="lmtool.tokenizers.trained:train_byte_level_bpe")
 class ByteBpeConfig(TokenizerConfig):
     """Byte-level byte-pair encoding with the splitting of words of GPT-2 (Radford et al. 2019) or Qwen2."""
 
@@ -106,7 +106,7 @@ class ByteBpeConfig(TokenizerConfig):
         return {"pad": tokens["pad" if "pad" in tokens else "eos"], **tokens}
 
 
-@component("tokenizer", "bpe", builder="lmtool.tokenizers.bpe:train")
+@component("tokenizer", "bpe", builder="lmtool.tokenizers.trained:train_bpe")
 class BpeConfig(TokenizerConfig):
     """Byte-pair encoding of lowercased words whose last piece ends with </w> (Radford et al. 2018)."""
 
@@ -180,7 +180,7 @@ class ListedConfig(TokenizerConfig):
         return _with_sentinels(self.specials, self.special_tokens == "t5" and self.sentinels > 0)
 
 
-@component("tokenizer", "word", builder="lmtool.tokenizers.listed:train_words")
+@component("tokenizer", "word", builder="lmtool.tokenizers.trained:train_words")
 class WordConfig(ListedConfig):
     """Words with BERT's text cleaning and splitting; rare ones are unknown."""
 
@@ -189,7 +189,7 @@ class WordConfig(ListedConfig):
     minimum_count: int = Field(2, ge=1, description="Occurrences a word needs in the text to have an entry.")
 
 
-@component("tokenizer", "character", builder="lmtool.tokenizers.listed:train_characters")
+@component("tokenizer", "character", builder="lmtool.tokenizers.trained:train_characters")
 class CharacterConfig(ListedConfig):
     """Characters as they stand, white space too; rare ones are unknown."""
 
@@ -197,7 +197,7 @@ class CharacterConfig(ListedConfig):
     lowercase: bool = Field(False, description="Lowercase the text; accents stay.")
 
 
-@component("tokenizer", "spelled", builder="lmtool.tokenizers.spelled:train")
+@component("tokenizer", "spelled", builder="lmtool.tokenizers.trained:train_spelled")
 class SpelledConfig(TokenizerConfig):
     """Words with BERT's splitting, as they are written; one that the vocabulary lacks is spelled: by the longest
     listed word that it begins with, and single bytes."""
@@ -221,7 +221,7 @@ def _with_sentinels(specials: dict[str, str], sentinels: bool) -> frozenset[str]
     return frozenset(specials) | (frozenset({"sentinel"}) if sentinels else frozenset())
 
 
-@component("tokenizer", "folder", builder="lmtool.tokenizers.folder:load")
+@component("tokenizer", "folder", builder="lmtool.tokenizers.trained:load")
 class FolderConfig(TokenizerConfig):
     """A tokenizer that exists: of a run, a checkpoint, or a folder in Hugging Face's layout."""
 

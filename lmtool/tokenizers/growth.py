@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-from lmtool.tokenizers.json_files import broken
+from lmtool.tokenizers.classes import broken
 
 MOST = 1000
 """Characters for one: the published families have at most 66, for the rarest character."""

@@ -35,11 +35,13 @@ from lmtool.tokenizers.classes import (
     Pieces,
     Settings,
     TokenizerClass,
+    broken,
     class_of,
+    read_json,
+    read_text,
 )
 from lmtool.tokenizers.configs import SPECIALS
 from lmtool.tokenizers.growth import require_bounded, require_bounded_characters
-from lmtool.tokenizers.json_files import broken, read_json, read_text
 from lmtool.tokenizers.pieces import BPE, CONTROL, UNIGRAM, USER_DEFINED, merges_of, read_model
 from lmtool.tokenizers.special import ADDED, SPECIAL_MAP, read_special
 

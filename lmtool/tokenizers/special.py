@@ -13,8 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from lmtool.tokenizers.classes import Settings, Token, TokenizerClass
-from lmtool.tokenizers.json_files import broken, read_json
+from lmtool.tokenizers.classes import Settings, Token, TokenizerClass, broken, read_json
 
 SPECIAL_MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")

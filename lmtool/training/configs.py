@@ -52,7 +52,7 @@ class OptimizerConfig(Config):
         return 2 * prod(shape)
 
 
-@component("optimizer", "adamw", builder="lmtool.training.adam:build_adamw")
+@component("optimizer", "adamw", builder="lmtool.training.update_rules:build_adamw")
 class AdamWConfig(OptimizerConfig):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019); norms and biases do not decay.
 
@@ -66,7 +66,7 @@ class AdamWConfig(OptimizerConfig):
     scale_parameter: bool = Field(False, description=_SCALE_PARAMETER)
 
 
-@component("optimizer", "adam", builder="lmtool.training.adam:build_adam")
+@component("optimizer", "adam", builder="lmtool.training.update_rules:build_adam")
 class AdamConfig(OptimizerConfig):
     """Adam (Kingma and Ba 2015) with an L2 penalty: it is part of the gradient, so it is averaged and scaled with it.
 
@@ -80,7 +80,7 @@ class AdamConfig(OptimizerConfig):
     l2: float = Field(0.0, ge=0, description="L2 penalty: this share of a weight is added to its gradient.")
 
 
-@component("optimizer", "adafactor", builder="lmtool.training.adafactor:build_adafactor")
+@component("optimizer", "adafactor", builder="lmtool.training.update_rules:build_adafactor")
 class AdafactorConfig(OptimizerConfig):
     """Adafactor (Shazeer and Stern 2018), T5's: of a matrix's squared gradients it keeps row and column means only.
 
@@ -115,7 +115,7 @@ class AdafactorConfig(OptimizerConfig):
         return means + (0 if self.beta1 is None else prod(shape))
 
 
-@component("optimizer", "stable_adamw", builder="lmtool.training.stable_adamw:build_stable_adamw")
+@component("optimizer", "stable_adamw", builder="lmtool.training.update_rules:build_stable_adamw")
 class StableAdamWConfig(OptimizerConfig):
     """StableAdamW (Wortsman et al. 2023): AdamW with Adafactor's clipping of the update; ModernBERT's."""
 
@@ -127,7 +127,7 @@ class StableAdamWConfig(OptimizerConfig):
     clip_norm: float | None = Field(None, gt=0, description=_CLIP_NORM)
 
 
-@component("optimizer", "lamb", builder="lmtool.training.lamb:build_lamb")
+@component("optimizer", "lamb", builder="lmtool.training.update_rules:build_lamb")
 class LambConfig(OptimizerConfig):
     """LAMB (You et al. 2020), for very large batches: each matrix moves by the learning rate times its own norm.
 
@@ -144,7 +144,7 @@ class LambConfig(OptimizerConfig):
     weight_decay: float = Field(0.01, ge=0, description="Share of a weight added to its update, before it is scaled.")
 
 
-@component("optimizer", "muon", builder="lmtool.training.muon:build_muon")
+@component("optimizer", "muon", builder="lmtool.training.update_rules:build_muon")
 class MuonConfig(OptimizerConfig):
     """Muon (Jordan et al. 2024) on the matrices of the layers, AdamW on everything else.
 

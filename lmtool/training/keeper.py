@@ -28,10 +28,9 @@ from lmtool.config.checkpoint import (
 )
 from lmtool.drafts import remove
 from lmtool.errors import UserError, cannot_write
-from lmtool.nn.carried import carried_tensors, load_carried
+from lmtool.nn.cache import carried_tensors, load_carried
 from lmtool.runs import checkpoints as disk
-from lmtool.runs.checkpoints import DELETED, TEMPORARY
-from lmtool.runs.cut import gathered
+from lmtool.runs.checkpoints import DELETED, TEMPORARY, gathered
 from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import RunFolder

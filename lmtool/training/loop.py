@@ -27,16 +27,14 @@ from lmtool.nn.stack import recompute_layers
 from lmtool.runs.run_folder import RunFolder
 from lmtool.signals import Signals
 from lmtool.terminal import counted
-from lmtool.training.alike import require_alike
 from lmtool.training.budgets import Budget, has_row
 from lmtool.training.compiling import compiled
-from lmtool.training.engines import engine_for
+from lmtool.training.consistency import require_alike
 from lmtool.training.group import ALONE, Group
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
-from lmtool.training.memory import keep_freed_memory
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
-from lmtool.training.precision import choose_device, choose_precision, deterministic
+from lmtool.training.precision import choose_device, choose_precision, deterministic, keep_freed_memory
 from lmtool.training.progress import (
     Best,
     CheckpointExtension,
@@ -47,9 +45,8 @@ from lmtool.training.progress import (
     TrainingSettings,
 )
 from lmtool.training.results import training_result
-from lmtool.training.row_gradients import row_gradients
-from lmtool.training.sharded import outside_layers, shard
-from lmtool.training.step import apply_gradients, gradients
+from lmtool.training.sharded import engine_for, outside_layers, shard
+from lmtool.training.step import apply_gradients, gradients, row_gradients
 from lmtool.types import Learner, Loader, Step
 
 Evaluate = Callable[[int], Mapping[str, Any]]

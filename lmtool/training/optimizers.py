@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmtool.errors import UserError
-from lmtool.runs.cut import complete, cut_like, is_cut
+from lmtool.runs.checkpoints import complete, cut_like, is_cut
 from lmtool.training.depth import layer_decayed
 from lmtool.types import Learner, ParameterGroup
 

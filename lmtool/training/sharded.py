@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from lmtool.errors import UserError
 from lmtool.nn.stack import Stack
-from lmtool.training.engine import Part, Plain
+from lmtool.training.configs import Parallel
+from lmtool.training.engine import Ddp, Engine, Part, Plain
 from lmtool.training.group import Group
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Learner
@@ -142,3 +143,14 @@ def _stacks(learner: nn.Module) -> list[Stack]:
 def _layers(learner: nn.Module) -> list[nn.Module]:
     """Each layer of each stack, once."""
     return list(dict.fromkeys(layer for stack in _stacks(learner) for layer in stack.layers))
+
+
+# Which engine trains a learner.
+
+
+def engine_for(learner: Learner, parallel: Parallel, group: Group) -> Engine:
+    """The engine that trains a learner in the processes of a group, which must hold the same weights; with fsdp the
+    learner is cut over them already."""
+    if group.size == 1:
+        return Plain(learner)
+    return Ddp(learner, group) if parallel == "ddp" else Fsdp(learner, group)

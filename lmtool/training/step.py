@@ -3,23 +3,89 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from lmtool import streams
 from lmtool.nn.dropout import seed_generators
-from lmtool.runs.cut import complete
+from lmtool.nn.embeddings import Embeddings
+from lmtool.runs.checkpoints import complete
 from lmtool.training.engine import Engine
 from lmtool.training.group import Group
 from lmtool.training.optimizers import gradient_norm
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress
 from lmtool.types import Batch, Learner, Step, send
+
+
+@contextmanager
+def row_gradients(learner: nn.Module, optimizer: Optimizer, wanted: bool) -> Iterator[None]:
+    """While it lasts, the token tables of a learner have gradients by rows, and the optimizer does not see it. wanted:
+    False leaves all as it is (on CUDA; where gradients cross processes, which want them dense)."""
+    tables = [part for part in learner.modules() if isinstance(part, Embeddings)] if wanted else []
+    for table in tables:
+        # A leaf of its own, since autograd adds a sparse gradient to a dense one in new memory.
+        table.by_rows = table.token.weight.detach().requires_grad_()
+        table.by_rows.register_post_accumulate_grad_hook(partial(_merge, table.token.weight))
+    buffers = _Buffers()
+    hooks = (optimizer.register_step_pre_hook(buffers.fill), optimizer.register_step_post_hook(buffers.clear))
+    try:
+        yield
+    finally:
+        for table in tables:
+            table.by_rows = None
+        for hook in hooks:
+            hook.remove()
+
+
+def _merge(weight: Tensor, leaf: Tensor) -> None:
+    """Put the rows that a lookup gave into the gradient of the table: rows yet, unless a head has made it dense."""
+    gradient, leaf.grad = leaf.grad, None
+    assert gradient is not None
+    if weight.grad is None:
+        weight.grad = gradient
+    elif weight.grad.is_sparse:
+        weight.grad = weight.grad + gradient
+    else:
+        gradient = gradient.coalesce()
+        weight.grad.index_add_(0, gradient.indices()[0], gradient.values())
+
+
+class _Buffers:
+    """A dense gradient for each parameter that has had a sparse one; zeros between the steps."""
+
+    def __init__(self) -> None:
+        self._dense: dict[nn.Parameter, Tensor] = {}
+        self._filled: list[tuple[nn.Parameter, Tensor]] = []
+
+    def fill(self, optimizer: Optimizer, *_: Any) -> None:
+        """Make sparse gradients dense."""
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            gradient = parameter.grad
+            if gradient is None or not gradient.is_sparse:
+                continue
+            if parameter not in self._dense:
+                self._dense[parameter] = torch.zeros_like(parameter)
+            gradient = gradient.coalesce()
+            (rows_U,) = gradient.indices()
+            parameter.grad = self._dense[parameter].index_copy_(0, rows_U, gradient.values())
+            self._filled.append((parameter, rows_U))
+
+    def clear(self, *_: Any) -> None:
+        """Forget the gradients that were made dense."""
+        for parameter, rows_U in self._filled:
+            self._dense[parameter].index_fill_(0, rows_U, 0.0)
+            parameter.grad = None
+        self._filled.clear()
+
 
 _TOKENS = "tokens of the step"
 

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.base import Backbone
-from lmtool.nn.adapters import AdapterSlot, BottleneckAdapter, StackedAdapters
+from lmtool.nn.feedforward import AdapterSlot, BottleneckAdapter, FusedAdapters, StackedAdapters
 from lmtool.nn.initialization import Draw, initialize_each, materialize, normal, truncated_normal
-from lmtool.tuning.base import TuningMethod, freeze
-from lmtool.tuning.configs.adapter import PUBLISHED, AdapterConfig, TrainedAdapter
-from lmtool.tuning.places import BACKBONE, layers, norms, replace
+from lmtool.tuning.base import BACKBONE, TuningMethod, freeze, layers, norms, replace_module
+from lmtool.tuning.configs.adapter import PUBLISHED, AdapterConfig, AdapterFusionConfig, TrainedAdapter
 
 
 class AdapterTuning(TuningMethod):
@@ -41,7 +40,7 @@ class AdapterTuning(TuningMethod):
             initialize_each(module, seed, self._draw_of, f"{name}.")
             if isinstance(module, StackedAdapters):
                 module.below.requires_grad_(False)
-            replace(learner, name, module)
+            replace_module(learner, name, module)
         if config.learns_norms:
             for norm in norms(learner.backbone):
                 norm.requires_grad_(True)
@@ -112,3 +111,49 @@ def take(learner: BaseLearner, tensors: Mapping[str, Tensor], inside: str, origi
 
 def _equal(own: Any, tensor: Tensor) -> bool:
     return own is not None and own.shape == tensor.shape and torch.equal(own.cpu(), tensor.cpu())
+
+
+# Trained adapters are frozen; an attention over them learns, and the head (Pfeiffer et al. 2021, "AdapterFusion").
+
+
+PENALTY = "value_penalty"
+
+
+class AdapterFusionTuning(TuningMethod):
+    """Puts all trained adapters of a slot into it, and what mixes them."""
+
+    config: AdapterFusionConfig
+
+    def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
+        freeze(learner, new)
+        trained, size = self.config.adapters, learner.backbone.hidden_size
+
+        def fused() -> FusedAdapters:
+            return FusedAdapters(size, [trained_adapter(adapter) for adapter in trained])
+
+        for name in slots(learner.backbone, PUBLISHED[trained[0].placement].slots):
+            with torch.device(learner.device):
+                module = materialize(fused)
+            initialize_each(module, seed, _draw_of, f"{name}.")
+            module.adapters.requires_grad_(False)
+            replace_module(learner, name, module)
+
+    def build_on(self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]) -> None:
+        for number, (origin, tensors) in enumerate(earlier):
+            take(learner, tensors, f"adapters.{number}.", origin)
+
+    def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
+        """The distance of the values' maps from the identity, see `FusedAdapters.distance`."""
+        fusions = [module for module in learner.modules() if isinstance(module, FusedAdapters)]
+        if not self.config.value_penalty:
+            return {}
+        return {PENALTY: self.config.value_penalty * torch.stack([fusion.distance() for fusion in fusions]).sum()}
+
+
+def _identity(tensor: Tensor, generator: torch.Generator) -> None:
+    """As published: 1 on the diagonal, 1e-6 beside it."""
+    tensor.fill_(1e-6).fill_diagonal_(1.0)
+
+
+def _draw_of(name: str, part: nn.Module) -> Draw:
+    return _identity if name == "value" else normal(0.02)

@@ -1,16 +1,11 @@
-"""LoRA: Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen, "LoRA: Low-Rank Adaptation of Large Language Models", ICLR
-2022 (arXiv 2021), with the published code, https://github.com/microsoft/LoRA. Its scale for high ranks: Kalajdzievski,
-"A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023. DoRA: Liu, Wang, Yin, Molchanov, Wang, Cheng,
-Chen, "DoRA: Weight-Decomposed Low-Rank Adaptation", ICML 2024.
-
-Shape letters: T tokens, I inputs and O outputs of a map, R rank.
-"""
+"""LoRA and (IA)3: linear maps that a tuning method adds to."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Collection
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +15,56 @@ from lmtool.learners.base import BaseLearner
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import Dropout, name_sites
 from lmtool.nn.initialization import generator_for
-from lmtool.tuning.base import TuningMethod, freeze, learn_biases
+from lmtool.tuning.base import TuningMethod, freeze, layers, learn_biases, linears, replace_module
 from lmtool.tuning.configs import LoraConfig
-from lmtool.tuning.edited import EditedLinear, edit_linears, merge_linears
-from lmtool.tuning.places import layers
+
+# Linear maps that a tuning method adds to: they keep the `weight` and `bias` of the map in whose place they stand.
+
+
+class EditedLinear(nn.Linear):
+    """A linear map with something of its own. The weights of `base` are shared, not copied."""
+
+    def __init__(self, base: nn.Linear):
+        super().__init__(base.in_features, base.out_features, base.bias is not None, device="meta")
+        self.weight, self.bias = base.weight, base.bias
+
+    @abstractmethod
+    def fold(self) -> None:
+        """Put what was added into `weight` and `bias`; called without gradient, and once."""
+
+    def plain(self) -> nn.Linear:
+        """The map without what was added, over the same weights."""
+        map_ = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
+        map_.weight, map_.bias = self.weight, self.bias
+        return map_
+
+
+def edit_linears(
+    learner: BaseLearner, names: Collection[str], edited: Callable[[str, nn.Linear], EditedLinear]
+) -> dict[str, EditedLinear]:
+    """Put what `edited` makes of its name and itself in the place of each linear map of these names, wherever it is
+    used. Gives the new ones by their names in a checkpoint."""
+    maps = {name: edited(name, linear) for name, linear in linears(learner.backbone, names)}
+    for name, linear in maps.items():
+        replace_module(learner, name, linear)
+    return maps
+
+
+@torch.no_grad()
+def merge_linears(learner: BaseLearner) -> None:
+    """Fold all edited maps of a learner's backbone, and put plain ones in their places."""
+    for name, module in list(learner.named_modules()):
+        if isinstance(module, EditedLinear):
+            cast(EditedLinear, module).fold()
+            replace_module(learner, name, module.plain())
+
+
+# LoRA: Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen, "LoRA: Low-Rank Adaptation of Large Language Models", ICLR
+# 2022 (arXiv 2021), with the published code, https://github.com/microsoft/LoRA. Its scale for high ranks:
+# Kalajdzievski, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023. DoRA: Liu, Wang, Yin,
+# Molchanov, Wang, Cheng, Chen, "DoRA: Weight-Decomposed Low-Rank Adaptation", ICML 2024.
+#
+# Shape letters: T tokens, I inputs and O outputs of a map, R rank.
 
 
 class LoraLinear(EditedLinear):
@@ -129,3 +170,54 @@ def hand_draws(layer: nn.Module, given: tuple[Any, ...]) -> None:
             module.lora_dropout.handed = context.read_draws
         else:
             module.lora_dropout.handed = context.draws
+
+
+# (IA)3: Liu, Tam, Muqeeth, Mohta, Huang, Bansal, Raffel, "Few-Shot Parameter-Efficient Fine-Tuning is Better and
+# Cheaper than In-Context Learning", NeurIPS 2022, section 3.3.
+#
+# Shape letters: T tokens, I inputs and O outputs of a map.
+
+
+class ScaledOutputs(EditedLinear):
+    """ia3 * (W x + b), ia3: (O,), one at the start."""
+
+    def __init__(self, base: nn.Linear):
+        super().__init__(base)
+        self.ia3 = nn.Parameter(torch.ones_like(base.weight[:, 0]))
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        """(T, I) to (T, O)."""
+        return super().forward(x_TI) * self.ia3
+
+    def fold(self) -> None:
+        self.weight.mul_(self.ia3[:, None])
+        if self.bias is not None:
+            self.bias.mul_(self.ia3)
+
+
+class ScaledInputs(EditedLinear):
+    """W (ia3 * x) + b, ia3: (I,), one at the start."""
+
+    def __init__(self, base: nn.Linear):
+        super().__init__(base)
+        self.ia3 = nn.Parameter(torch.ones_like(base.weight[0]))
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        """(T, I) to (T, O)."""
+        return F.linear(x_TI * self.ia3, self.weight, self.bias)
+
+    def fold(self) -> None:
+        self.weight.mul_(self.ia3)
+
+
+class Ia3Tuning(TuningMethod):
+    """Everything that came from a checkpoint is frozen but for the head; a vector learns for the keys and one for the
+    values of each attention, cross-attention too, and one for the inner activations of each feed-forward part."""
+
+    def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
+        freeze(learner, new)
+        edit_linears(learner, ("k_proj", "v_proj"), lambda name, linear: ScaledOutputs(linear))
+        edit_linears(learner, ("fc_out",), lambda name, linear: ScaledInputs(linear))
+
+    def merge(self, learner: BaseLearner) -> None:
+        merge_linears(learner)

@@ -1,28 +1,31 @@
-"""Soft prompts (Lester et al. 2021): virtual tokens of the input learn.
-
-Shape letters: P virtual tokens, E width of the token vectors.
-"""
+"""Soft prompts, prefix tuning and P-tuning: learned vectors in front of every text."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, decayed_groups
 from lmtool.models.base import Backbone
 from lmtool.nn.initialization import generator_for
-from lmtool.nn.virtual import VirtualTokens
+from lmtool.nn.prefix import KeyPrefix, VirtualTokens
+from lmtool.nn.stack import Stack
 from lmtool.streams import Permutation
-from lmtool.tuning.base import TuningMethod, freeze
-from lmtool.tuning.initial import made_for
+from lmtool.tuning.base import TuningMethod, draw_as_torch, freeze, made_for, stacks
+from lmtool.tuning.configs import PromptConfig
 from lmtool.types import ParameterGroup
+
+# Soft prompts (Lester et al. 2021): virtual tokens of the input learn.
+#
+# Shape letters: P virtual tokens, E width of the token vectors.
+
 
 NAME = "backbone.embed.virtual."
 POPULATION = 5000
@@ -108,3 +111,136 @@ def label_vectors(learner: BaseLearner) -> Sequence[Tensor]:
     device = embed.token.weight.device
     tokens = [torch.from_numpy(np.asarray(learner.tokenizer.encode(label.replace("_", " ")))) for label in labels]
     return [embed.tokens(ids.to(device, torch.int64)).mean(0, keepdim=True) for ids in tokens if len(ids)]
+
+
+# Prefix tuning (Li and Liang 2021): keys and values in front of every text learn, in every attention.
+#
+# Shape letters: P rows of a prefix, W width of all heads, L layers of a stack.
+
+
+class MappedPrefix(KeyPrefix):
+    """A prefix that is computed (4.3): `weight`, (P, E), through a layer with tanh to (P, L * 2 * W)."""
+
+    def __init__(self, count: int, depth: int, width: int, embedding_size: int, inner_size: int):
+        nn.Module.__init__(self)
+        self.depth = depth
+        self.weight = nn.Parameter(torch.zeros(count, embedding_size))
+        self.inner = nn.Linear(embedding_size, inner_size)
+        self.output = nn.Linear(inner_size, depth * 2 * width)
+
+    def rows(self) -> Tensor:
+        # In full precision, as what it is folded to.
+        with torch.autocast(self.weight.device.type, enabled=False):
+            return self.output(torch.tanh(self.inner(self.weight)))
+
+
+class PrefixTuning(TuningMethod):
+    """A prefix for every stack, one more for its cross-attention, and the heads of what is learned."""
+
+    def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
+        freeze(learner, new)
+        add_prefixes(learner, seed, self.config.length, self.config.inner_size if self.config.reparametrize else None)
+
+    def fold(self, learner: BaseLearner) -> Any:
+        """The maps by what they compute."""
+        fold_prefixes(learner)
+        return self.config.model_copy(update={"reparametrize": False})
+
+
+class PrefixPlace(NamedTuple):
+    """Where a stack has a prefix, and the name of its parameters' module in a checkpoint."""
+
+    name: str
+    stack: Stack
+    attribute: Literal["prefix", "cross_prefix"]
+
+
+def places(learner: nn.Module) -> Iterator[PrefixPlace]:
+    """All of them: the self-attention of every stack, and the cross-attention of one that has it."""
+    backbone: Any = learner.backbone
+    for name, stack in stacks(backbone):
+        yield PrefixPlace(f"{name}.prefix", stack, "prefix")
+        if any(hasattr(layer, "cross_attn") for layer in stack.layers):
+            yield PrefixPlace(f"{name}.cross_prefix", stack, "cross_prefix")
+
+
+def add_prefixes(learner: BaseLearner, seed: int, length: int, inner_size: int | None) -> None:
+    """Give every attention a prefix of this length. inner_size: inside its map; None: it learns by itself."""
+    config: Any = learner.backbone.config
+    width, hidden_size = config.key_value_heads * config.width_of_head, learner.backbone.hidden_size
+    for place in places(learner):
+        depth = len(list(place.stack.depth()))
+        prefix = (
+            made_for(learner, KeyPrefix, length, depth, width)
+            if inner_size is None
+            else made_for(learner, MappedPrefix, length, depth, width, hidden_size, inner_size)
+        )
+        draw_as_torch(prefix, seed, f"{place.name}.")
+        setattr(place.stack, place.attribute, prefix)
+
+
+@torch.no_grad()
+def fold_prefixes(learner: BaseLearner) -> None:
+    """Put what the maps compute in the place of the maps: outputs stay as they are."""
+    for place in places(learner):
+        mapped: KeyPrefix = getattr(place.stack, place.attribute)
+        rows = mapped.rows()
+        folded = made_for(learner, KeyPrefix, len(rows), mapped.depth, rows.shape[1] // (2 * mapped.depth))
+        folded.weight.copy_(rows)
+        setattr(place.stack, place.attribute, folded)
+    learner.added = frozenset(f"{place.name}.weight" for place in places(learner))
+
+
+# P-tuning: virtual tokens behind an encoder that learns with them (Liu et al. 2021), or prompts in every layer (Liu
+# et al. 2022).
+#
+# Shape letters: P virtual tokens, E width of the token vectors.
+
+
+class EncodedTokens(VirtualTokens):
+    """Virtual tokens that are computed: `weight` through an encoder, whose widths are that of the token vectors.
+
+    lstm: two layers in both directions, half the width each, and two maps with a ReLU between them. mlp: three maps
+    with ReLUs between them.
+    """
+
+    def __init__(self, count: int, width: int, after: int, lstm: bool):
+        super().__init__(count, width, after)
+        half, first = width // 2, 2 * (width // 2) if lstm else width
+        self.lstm = nn.LSTM(width, half, num_layers=2, bidirectional=True) if lstm else None
+        self.maps = nn.ModuleList(nn.Linear(first if number == 0 else width, width) for number in range(3 - lstm))
+
+    def vectors(self) -> Tensor:
+        # In full precision, as what it is folded to.
+        with torch.autocast(self.weight.device.type, enabled=False):
+            x_PE = self.weight if self.lstm is None else self.lstm(self.weight)[0]
+            for number, part in enumerate(self.maps):
+                x_PE = part(torch.relu(x_PE) if number else x_PE)
+            return x_PE
+
+
+class PTuning(TuningMethod):
+    """The prompts and their encoder, and the heads of what is learned."""
+
+    def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
+        freeze(learner, new)
+        config, embed = self.config, learner.backbone.embed
+        if config.deep:
+            add_prefixes(learner, seed, config.length, None)
+            return
+        width, after = embed.token.weight.shape[1], tokens_before(learner.backbone)
+        embed.virtual = made_for(learner, EncodedTokens, config.length, width, after, config.encoder == "lstm")
+        draw_as_torch(embed.virtual, seed, NAME)
+
+    @torch.no_grad()
+    def fold(self, learner: BaseLearner) -> Any:
+        """The encoder by what it computes: soft prompts."""
+        embed = learner.backbone.embed
+        if self.config.deep or embed.virtual is None:
+            return self.config
+        vectors_PE, after = embed.virtual.vectors(), embed.virtual.after
+        folded = made_for(learner, VirtualTokens, *vectors_PE.shape, after)
+        folded.weight.copy_(vectors_PE)
+        embed.virtual = folded
+        learner.added = frozenset({f"{NAME}weight"})
+        return PromptConfig(length=len(vectors_PE))

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from lmtool.heads.lm import LMHead
 from lmtool.learners.base import BaseLearner
-from lmtool.types import ParameterGroup
+from lmtool.nn.dropout import matrix_factors
+from lmtool.streams import key
+from lmtool.training.depth import levels
+from lmtool.tuning.base import replace_module
+from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
+from lmtool.types import ParameterGroup, part_of
 
 
 class Scheme:
@@ -40,3 +50,161 @@ class Scheme:
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
         """Terms added once a step."""
         return {}
+
+
+# L2-SP: Li, Grandvalet and Davoine, "Explicit Inductive Bias for Transfer Learning with Convolutional Networks", ICML
+# 2018, equation 3.
+
+
+class L2Sp(Scheme):
+    """alpha/2 times the squared distance from the pretrained weights, and beta/2 times the squares of new ones, are
+    added to the loss. It stands in the place of weight decay, which draws towards zero: nothing that learns has any."""
+
+    config: L2SpConfig
+
+    def __init__(self, config: L2SpConfig):
+        super().__init__(config)
+        self._pretrained: list[nn.Parameter] = []
+        self._starts: list[Tensor] = []
+        self._new: list[nn.Parameter] = []
+
+    def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
+        if new is None:
+            return
+        for name, parameter in learner.named_parameters():
+            if name not in learner.learning:
+                continue
+            if part_of(name) in new or name in learner.added:
+                self._new.append(parameter)
+            else:
+                self._pretrained.append(parameter)
+                self._starts.append(parameter.detach().clone())
+
+    def groups(self, groups: list[ParameterGroup]) -> list[ParameterGroup]:
+        return [replace(group, weight_decay_scale=0.0) for group in groups]
+
+    def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
+        self._starts = [start.to(learner.device) for start in self._starts]
+        moved = [
+            (parameter - start).square().sum()
+            for parameter, start in zip(self._pretrained, self._starts, strict=True)
+            if parameter.requires_grad  # one that is still frozen is where it started
+        ]
+        squares = [parameter.square().sum() for parameter in self._new if parameter.requires_grad]
+        terms = [self.config.alpha / 2 * term for term in moved] + [self.config.beta / 2 * term for term in squares]
+        return {"l2_sp": torch.stack(terms).sum()} if terms else {}
+
+
+# Mixout: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale Pretrained Language Models",
+# ICLR 2020, equation 5.
+#
+# Shape letters: T tokens, R rows of a weight (outputs), C its columns (inputs).
+
+
+def mixed(weight_RC: Tensor, start_RC: Tensor, probability: float, draw: int) -> Tensor:
+    """(R, C): each weight is, with this probability, the one it started from, and otherwise so much further from it
+    that the mean over all draws is the weight. draw: the same one chooses the same weights."""
+    if probability == 1:
+        return start_RC
+    return torch.lerp(start_RC, weight_RC, matrix_factors(weight_RC, draw, probability))
+
+
+class MixedLinear(nn.Linear):
+    """A linear map whose weight is mixed in training with the one it started from; with the parameters of `linear`.
+
+    draw: set before each step. start_RC: no part of a checkpoint.
+    """
+
+    start_RC: Tensor
+
+    def __init__(self, linear: nn.Linear, probability: float):
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.probability, self.draw = probability, 0
+        self.register_buffer("start_RC", linear.weight.detach().clone(), persistent=False)
+
+    def forward(self, x_TC: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x_TC)
+        return F.linear(x_TC, mixed(self.weight, self.start_RC, self.probability, self.draw), self.bias)
+
+
+class Mixout(Scheme):
+    """The weights of the linear maps that came from the checkpoint are mixed, not their biases, norms or tables, nor
+    what is new. The published code has no dropout beside it (model.dropout=0 model.attention_dropout=0).
+
+    What is drawn is a function of the seed, the step and the name of the weight.
+    """
+
+    config: MixoutConfig
+
+    def __init__(self, config: MixoutConfig):
+        super().__init__(config)
+        self._mixed: dict[int, MixedLinear] = {}
+
+    def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
+        if new is None:
+            return
+        tables = {id(head.output) for head in learner.modules() if isinstance(head, LMHead)}
+        for name, module in list(learner.named_modules()):
+            pretrained = type(module) is nn.Linear and part_of(name) not in new and id(module) not in tables
+            if pretrained and f"{name}.weight" in learner.learning:
+                mixed_module = MixedLinear(module, self.config.probability)
+                replace_module(learner, name, mixed_module)
+                self._mixed[zlib.crc32(name.encode())] = mixed_module
+
+    def on_step(self, learner: BaseLearner, step: int) -> None:
+        for place, module in self._mixed.items():
+            module.draw = key(learner.seed, "dropout", step, place)
+
+
+# Gradual unfreezing: Howard and Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018,
+# section 3.3.
+
+
+class GradualUnfreezing(Scheme):
+    """The head learns first, then one level more from the top after each epoch or every few steps: the layers from the
+    last to the first, of an encoder-decoder the decoder's before the encoder's, and the embeddings. A level without
+    anything that learns by the method is left out.
+
+    Everything is given to the optimizer from the start; what is still frozen has no gradient, and no state there.
+    """
+
+    config: GradualUnfreezingConfig
+
+    def __init__(self, config: GradualUnfreezingConfig):
+        super().__init__(config)
+        self._levels: list[dict[str, nn.Parameter]] = []
+        self._starts = [1]
+        self._steps_in_epoch: Callable[[int], int] | None = None
+
+    def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
+        named = dict(learner.named_parameters())
+        learning = {name: tensor for name, tensor in named.items() if name in learner.learning}
+        ordered = [{name: learning[name] for name in members if name in learning} for members in levels(named).values()]
+        self._levels = [members for members in ordered if members]
+
+    def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
+        self._steps_in_epoch = steps_in_epoch
+
+    def first_step(self, name: str, steps: int) -> int | None:
+        number = next(number for number, members in enumerate(self._levels) if name in members)
+        reached = all(self._start(above) <= steps for above in range(number + 1))
+        return self._start(number) if reached else None
+
+    def on_step(self, learner: BaseLearner, step: int) -> None:
+        learns = True
+        for number, members in enumerate(self._levels):
+            # Behind one that does not learn yet none does: epochs that are never reached are not planned.
+            learns = learns and self._start(number) <= step
+            for parameter in members.values():
+                parameter.requires_grad_(learns)
+
+    def _start(self, number: int) -> int:
+        """The first step of a level, by its number from 0, the head's."""
+        if self.config.every_steps is not None:
+            return 1 + number * self.config.every_steps
+        while len(self._starts) <= number:
+            assert self._steps_in_epoch is not None, "the length of an epoch is not known: call begin"
+            self._starts.append(self._starts[-1] + self._steps_in_epoch(len(self._starts) - 1))
+        return self._starts[number]

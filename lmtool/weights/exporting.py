@@ -24,12 +24,11 @@ from lmtool.runs.checkpoints import save_tensors
 from lmtool.tokenizers.classes import Settings, TokenizerClass, class_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
-from lmtool.weights.classifiers import labels_of
 from lmtool.weights.comparing import ADVERSARIAL, different_ids
 from lmtool.weights.folders import CONFIG
 from lmtool.weights.heads import form_of
 from lmtool.weights.reading import their_names
-from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task
+from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task, labels_of
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.generation.configs import GENERATION, published_settings
 from lmtool.models.published import PublishedConfig
-from lmtool.weights.classifiers import NUM_CHOICES, label_names, refusal, task_of
 from lmtool.weights.hub import Absent, Address
-from lmtool.weights.task_heads import head_of_class
+from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of
 
 CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")

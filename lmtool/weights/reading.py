@@ -18,10 +18,9 @@ from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import read_weights
 from lmtool.weights.bases import Base, saved_base
-from lmtool.weights.classifiers import is_multi_label
 from lmtool.weights.folders import PublishedFolder, fetched, published_folder, weight_file
 from lmtool.weights.pickled import read_pickled
-from lmtool.weights.task_heads import CLASSIFIER, head_of_class
+from lmtool.weights.task_heads import CLASSIFIER, head_of_class, is_multi_label
 from lmtool.weights.unread import unread
 
 

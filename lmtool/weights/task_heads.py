@@ -1,14 +1,19 @@
-"""The heads of tasks as transformers publishes them: a class a kind of output. Imports no torch.
-
-To add one: its line in `HEADS`, its class with its tensors in `PUBLISHED.classes` of each family that has it, and the
-section of a task that such a folder stands for, in `classifiers.py`.
-"""
+"""The heads of tasks as transformers publishes them, and a published classifier's config.json. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from lmtool.errors import UserError
+from lmtool.models.published import unnamed
+
+# The heads of tasks as transformers publishes them: a class a kind of output. Imports no torch.
+#
+# To add one: its line in `HEADS`, its class with its tensors in `PUBLISHED.classes` of each family that has it, and
+# the section of a task that such a folder stands for, in `classifiers.py`.
+
 
 CLASSIFIER, QUESTION_ANSWERING, WORDS = "classifier", "question_answering", "token_classifier"
 CHOICES = "multiple_choice"
@@ -59,3 +64,109 @@ def head_of_task(task: Mapping[str, Any]) -> TaskHead | None:
     if kind in UNPUBLISHED:
         return None
     return next((head for head in HEADS.values() if kind in head.kinds), HEADS[CLASSIFIER])
+
+
+# What the config.json of a published text classifier says of its task, and back. Imports no torch.
+#
+# transformers saves any head under its class: `...ForSequenceClassification` reads texts or pairs and gives one value
+# (one label) or a class (two labels or more, their names in `id2label`); where `problem_type` says so, any number of
+# classes, each from a probability of .5 on.
+
+
+# What the labels alone say: one, or several.
+_REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
+_MULTI_LABEL = "multi_label_classification"
+NUM_CHOICES = "num_choices"
+"""Our key of a config.json: how many choices a row has, of which transformers' class says nothing."""
+
+
+def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The `task` section of a config.json with a task's head, as the decoder takes it; None where no task of lmtool is
+    like it (see `refusal`). Files of 2019 name no class: they are taken for classifiers, which their tensors alone
+    tell."""
+    if refusal(config) is not None:
+        return None
+    head = head_of_class(config)
+    if head is not None and head.name == QUESTION_ANSWERING:
+        return {"kind": "extractive_qa", "name": QUESTION_ANSWERING}
+    if head is not None and head.name == CHOICES:
+        count = config.get(NUM_CHOICES) or 2
+        columns = ["text", *(f"choice{number + 1}" for number in range(count))]
+        return {
+            "kind": "multiple_choice", "name": CHOICES, "head": "transformers", "text": columns, "choices": count,
+        }  # fmt: skip
+    names = label_names(config)
+    if head is not None and head.name == WORDS:
+        words = {"kind": "token_classification", "name": WORDS, "labels": names}
+        if all(name == "O" or name[:2] in ("B-", "I-") for name in names):
+            return {**words, "scheme": "bio"}
+        return {**words, "scheme": "none", "metrics": ["accuracy"], "metric": "accuracy"}
+    section = {"name": CLASSIFIER, "head": "transformers"}
+    if config.get("problem_type") == _MULTI_LABEL:
+        return {"kind": "multi_label", **section, "labels": names, "thresholds": None}
+    if len(names) == 1:
+        return {"kind": "regression", **section, "label": names[0]}
+    return {"kind": "classification", **section, "labels": names}
+
+
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """Why a head is of no task that lmtool has, if it is not."""
+    head = head_of_class(config)
+    if head is not None and head.name in (QUESTION_ANSWERING, CHOICES):
+        return None
+    count, given = len(label_names(config)), config.get("problem_type")
+    if head is not None and head.name == WORDS:
+        return None if count > 1 else f"its config.json has labels: {count}; words have two tags or more"
+    kind = _REGRESSION if count == 1 else _CLASSIFICATION
+    if count and given in (None, kind, _MULTI_LABEL):
+        return None
+    known = f"{_REGRESSION} of one label, {_CLASSIFICATION} of several, {_MULTI_LABEL}"
+    return f"its config.json says problem_type={given} with labels: {count}; lmtool has {known}"
+
+
+def is_multi_label(config: Mapping[str, Any]) -> bool:
+    """Whether a classifier's classes do not exclude each other."""
+    head = head_of_class(config)
+    return head is not None and head.name == CLASSIFIER and config.get("problem_type") == _MULTI_LABEL
+
+
+def label_names(config: Mapping[str, Any]) -> list[str]:
+    """The names of the classes in their order. Without `id2label` there are `num_labels` unnamed ones, or two.
+
+    UserError where the numbers are not 0, 1, ...
+    """
+    names = config.get("id2label")
+    if not names:
+        count = config.get("num_labels")
+        return [unnamed(number) for number in range(2 if count is None else count)]
+    numbers = {str(number) for number in names} if isinstance(names, Mapping) else set()
+    if not numbers or numbers != {str(number) for number in range(len(numbers))}:
+        raise UserError(f"config.json: id2label={names!r} does not number its labels 0, 1, ...", "copy it again")
+    by_number = {int(number): str(name) for number, name in names.items()}
+    return [by_number[number] for number in range(len(by_number))]
+
+
+def labels_of(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config.json that say what a `task` section predicts: classes by number, one value, or the best of
+    so many choices."""
+    if task.get("kind") == "multiple_choice":
+        return {NUM_CHOICES: task["choices"]}
+    names = task.get("labels") or [task.get("label") or unnamed(0)]
+    if task.get("kind") == "token_classification":
+        return _numbered(names)
+    return {
+        "problem_type": _MULTI_LABEL
+        if "thresholds" in task
+        else _CLASSIFICATION
+        if task.get("labels")
+        else _REGRESSION,
+        **_numbered(names),
+    }
+
+
+def _numbered(names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "num_labels": len(names),
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }

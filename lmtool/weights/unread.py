@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from lmtool.data.configs import FORMATS
-from lmtool.data.layouts import differing_layout
+from lmtool.data.formats import differing_layout
 from lmtool.models.configs import ModelConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import CONFIG, SETTINGS, TOKENIZER, WEIGHTS, PublishedFolder, read_object, read_settings

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch
 
-from lmtool.runs import code
+from lmtool.runs import identity
 from lmtool.training import processes
 
 SECONDS = 4
@@ -46,7 +46,7 @@ if RANK == "1":
     elif FAULT == "hang":
         at_backward(3, lambda: time.sleep(600))
     elif FAULT == "code":
-        code.fingerprint = lambda plugins=(): "0123456789abcdef"
+        identity.fingerprint = lambda plugins=(): "0123456789abcdef"
     elif FAULT == "data":
         from lmtool.session import provenance
 

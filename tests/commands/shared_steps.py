@@ -12,14 +12,13 @@ import torch
 from lmtool import cli
 from lmtool.config.tables import build
 from lmtool.nn.stack import recompute_layers
-from lmtool.runs.cut import complete
+from lmtool.runs.checkpoints import complete
 from lmtool.training.compiling import compiled
 from lmtool.training.engine import Plain
-from lmtool.training.engines import engine_for
 from lmtool.training.group import Group
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
 from lmtool.training.precision import FP32_CPU
-from lmtool.training.sharded import shard
+from lmtool.training.sharded import engine_for, shard
 from lmtool.training.step import apply_gradients, gradients
 from tests.commands.conftest import but_for
 

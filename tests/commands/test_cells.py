@@ -29,7 +29,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.resolver.decoding import decoded
 from lmtool.schema.run import PretrainConfig
-from lmtool.tasks.members import read_tasks, rows_of
+from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.engine import Plain

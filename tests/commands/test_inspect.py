@@ -18,11 +18,10 @@ from lmtool import cli
 from lmtool.data.assembly import Assembled
 from lmtool.data.formats import truncate_pair
 from lmtool.objectives import checks
-from lmtool.objectives.corruption.noises import delete, mask_each, poisson_shares, rotate
-from lmtool.objectives.corruption.sentinels import corrupt_spans
+from lmtool.objectives.corruption.noises import corrupt_spans, delete, mask_each, poisson_shares, rotate
 from lmtool.objectives.examples.pairs import _Builder
 from lmtool.objectives.examples.windows import windows
-from lmtool.reporting.wrapping import cells
+from lmtool.reporting.text import cells
 from lmtool.types import Packed
 from tests.commands.conftest import TINY, pretrain
 
@@ -104,11 +103,11 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         ["objective=mlm"], "of these, another token",
     ),
     "bernoulli share": (
-        f"{EXAMPLES}.masks.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", probability=0.2),
+        f"{EXAMPLES}.masked.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", probability=0.2),
         ["objective=mlm", "objective.select=bernoulli"], "predicted share of text",
     ),
     "whole words": (
-        f"{EXAMPLES}.masks.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", whole_word=False),
+        f"{EXAMPLES}.masked.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", whole_word=False),
         ["objective=mlm_whole_word", "tokenizer.vocab_size=60"], "words partly predicted",
     ),
     "text": (
@@ -134,25 +133,25 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         "pairs that are swapped",
     ),
     "span lengths": (
-        f"{CORRUPTION}.spans.length_shares", changed(f"{CORRUPTION}.spans.length_shares", geometric=0.4),
+        f"{CORRUPTION}.masking.length_shares", changed(f"{CORRUPTION}.masking.length_shares", geometric=0.4),
         ["objective=span"], "words of a span as drawn",
     ),
     "replaced": (
-        f"{OBJECTIVES}.generated.GeneratedTextLearner.filled",
+        f"{OBJECTIVES}.rtd.GeneratedTextLearner.filled",
         lambda self, batch, *_: replace(batch.inputs, tokens=self.original(batch)), ["objective=rtd"],
         "replaced share of tokens",
     ),
     "split": (
-        f"{EXAMPLES}.prefixes.prefix_lengths", lambda lengths, *_: np.ones_like(lengths, dtype=np.int64),
+        f"{EXAMPLES}.windows.prefix_lengths", lambda lengths, *_: np.ones_like(lengths, dtype=np.int64),
         ["objective=prefix_lm", "model=gpt_tiny"], "place of the split",
     ),
     "sentinel order": (
-        f"{EXAMPLES}.corrupted_spans.corrupt_spans",
+        f"{EXAMPLES}.denoising.corrupt_spans",
         lambda config, sentinels, *rest: corrupt_spans(config, sentinels[1:], *rest),
         ["objective=span_corruption", "model=t5_tiny"], "sentinels out of order in the inputs",
     ),
     "spans cut": (
-        f"{EXAMPLES}.corrupted_spans.corrupt_spans", changed(f"{CORRUPTION}.sentinels.corrupt_spans", density=0.3),
+        f"{EXAMPLES}.denoising.corrupt_spans", changed(f"{CORRUPTION}.noises.corrupt_spans", density=0.3),
         ["objective=span_corruption", "model=t5_tiny"], "corrupted share of text",
     ),
     "poisson": (
@@ -160,19 +159,19 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         ["objective=denoising", "model=bart_tiny"], "words of a span as drawn",
     ),
     "permutation": (
-        f"{EXAMPLES}.noisy.permute_sentences", lambda texts, *_: texts,
+        f"{EXAMPLES}.denoising.permute_sentences", lambda texts, *_: texts,
         ["objective=denoising_permutation", "model=bart_tiny"], "first sentences that stay first",
     ),
     "rotation": (
-        f"{EXAMPLES}.noisy.rotate", lambda texts, share: rotate(texts, share / 2),
+        f"{EXAMPLES}.denoising.rotate", lambda texts, share: rotate(texts, share / 2),
         ["objective=denoising_rotation", "model=bart_tiny"], "texts that begin as they did",
     ),
     "deletion": (
-        f"{EXAMPLES}.noisy.delete", lambda texts, share: delete(texts, share * 2),
+        f"{EXAMPLES}.denoising.delete", lambda texts, share: delete(texts, share * 2),
         ["objective=denoising_deletion", "model=bart_tiny"], "deleted share of tokens",
     ),
     "random masks": (
-        f"{EXAMPLES}.noisy.mask_each", lambda *rest: mask_each(*rest[:3], 0.5),
+        f"{EXAMPLES}.denoising.mask_each", lambda *rest: mask_each(*rest[:3], 0.5),
         ["objective=denoising_masking", "objective.random=0.1", "model=bart_tiny"], "masked tokens that show a random",
     ),
 }  # fmt: skip

@@ -12,7 +12,7 @@ from lmtool import cli
 from lmtool.errors import UserError
 from lmtool.runs.following import FollowedFolder
 from lmtool.training import launching
-from lmtool.training.agreement import require_same
+from lmtool.training.consistency import require_same
 from tests.commands.conftest import TINY
 from tests.learners.test_evaluation import shared
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtool import cli
-from lmtool.costs import planned_place
+from lmtool.costs import rate
 from tests.commands.conftest import TINY
 
 LARGE = ["plan", "pretrain", "model=gpt", "batch_tokens=131072", "max_length=1024"]
@@ -120,8 +120,8 @@ def test_steps_are_measured_in_no_folder(
     def no_rate(*_: object) -> float:
         return 1e9
 
-    monkeypatch.setattr(planned_place, "measure_rate", no_rate)
-    monkeypatch.setattr(planned_place, "measure_bandwidth", no_rate)
+    monkeypatch.setattr(rate, "measure_rate", no_rate)
+    monkeypatch.setattr(rate, "measure_bandwidth", no_rate)
     before = sorted(Path(".").iterdir())
     out = printed(["plan", "pretrain", *TINY, "measure=true", "max_steps=1000"], capsys)
     assert "measured over 5 steps on cpu" in out and "measured: peak memory" in out and "text is not read" not in out

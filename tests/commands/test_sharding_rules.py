@@ -6,7 +6,7 @@ import pytest
 
 from lmtool import cli
 from lmtool.distillation.configs import InterchangeConfig, StandardConfig
-from lmtool.resolver.sharding_rules import sharded_students_run_alike, sharded_weights_are_not_compared
+from lmtool.resolver.compatibility import sharded_students_run_alike, sharded_weights_are_not_compared
 from lmtool.tuning.configs import AdapterFusionConfig
 
 PRETRAIN = ("pretrain", "model=bert_tiny")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lmtool import cli
-from lmtool.data import store_draft, vocabulary
+from lmtool.data import store, vocabulary
 from lmtool.distillation.store.outputs import TermWriter
 from lmtool.reporting.run_files import read_run
 from lmtool.session.companions import Predictions
@@ -61,7 +61,7 @@ def test_while_text_is_tokenized(
     place: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        signalling(patch, store_draft.StoreDraft, "_enter", number)
+        signalling(patch, store.StoreDraft, "_enter", number)
         run = pretrain("a", "max_steps=2", status=NUMBERS[number])
     assert stopped(capsys.readouterr().err, number, run)
     assert not (run / "LOCK").exists() and (run / "config.yaml").exists() and not (run / "checkpoints").exists()
@@ -140,7 +140,7 @@ def test_a_command_without_a_run(
 
 @pytest.mark.parametrize(
     ("owner", "name", "status"),
-    [(store_draft.StoreDraft, "_enter", 143), (Predictions, "after", 143)],
+    [(store.StoreDraft, "_enter", 143), (Predictions, "after", 143)],
 )
 def test_a_sweep_ends_with_its_job(
     place: Path, owner: Any, name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

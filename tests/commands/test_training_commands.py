@@ -357,6 +357,6 @@ def test_a_language_model_does_a_task_from_prompts(
         assert cli.main(["evaluate", *words]) == 2
         assert message in capsys.readouterr().err
     sums = iter("ab")
-    monkeypatch.setattr("lmtool.session.prompted_evaluation._checksum", lambda module: next(sums))
+    monkeypatch.setattr("lmtool.session.evaluation._checksum", lambda module: next(sums))
     assert cli.main(ask) == 1
     assert "prompting changed the model's parameters" in capsys.readouterr().err

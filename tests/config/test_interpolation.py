@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmtool import cli
-from lmtool.config import interpolation
+from lmtool.config import compose
 from lmtool.errors import UserError
 
 LEVELS = range(1, 41)
@@ -28,16 +28,16 @@ BOMBS = {
 def test_bombs(name: str) -> None:
     begun = time.process_time()
     with pytest.raises(UserError, match="more than 1000000 characters") as caught:
-        interpolation.check(BOMBS[name])
+        compose.check(BOMBS[name])
     assert time.process_time() - begun < 1 and caught.value.hint
 
 
 def test_ordinary_ones() -> None:
     paths = {"sst2": "/data/sst2", "cola": "/data/cola"}
     task = {"name": "sst2", "path": "${paths.${task.name}}", "again": "${.path}/${..seed}"}
-    interpolation.check({"paths": paths, "task": task, "seed": 1, "here": "${oc.env:HOME}", "all": "${task}" * 50})
-    interpolation.check({f"a{n}": f"${{a{n - 1}}}" for n in range(200)})
-    interpolation.check({"a": "${b}", "b": "${a}"})  # a circle: resolving it is refused
+    compose.check({"paths": paths, "task": task, "seed": 1, "here": "${oc.env:HOME}", "all": "${task}" * 50})
+    compose.check({f"a{n}": f"${{a{n - 1}}}" for n in range(200)})
+    compose.check({"a": "${b}", "b": "${a}"})  # a circle: resolving it is refused
 
 
 @pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]])

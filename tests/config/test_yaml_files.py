@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lmtool import cli
-from lmtool.config import yaml_files
+from lmtool.config import saved
 from lmtool.errors import UserError
 
 # A few hundred bytes that stand for 43 million values.
@@ -32,19 +32,19 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 def test_what_is_too_much_is_refused_at_once(text: str, says: str, line: int, tmp_path: Path) -> None:
     begun = time.process_time()
-    with pytest.raises(yaml_files.TooMuch, match=says):
-        yaml_files.load(text)
+    with pytest.raises(saved.TooMuch, match=says):
+        saved.load(text)
     assert time.process_time() - begun < 1
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=f"c.yaml:{line}: .*{says}"):
-        yaml_files.read(path)
+        saved.read_yaml(path)
 
 
 def test_aliases_that_stand_for_little_are_read() -> None:
     text = "a: &a {x: 1}\nb: {<<: *a, y: [*a, *a]}\n"
-    assert yaml_files.load(text) == yaml.safe_load(text)
-    assert len(yaml_files.load("a: [" + "x, " * 15_000 + "]")["a"]) == 15_000
+    assert saved.load(text) == yaml.safe_load(text)
+    assert len(saved.load("a: [" + "x, " * 15_000 + "]")["a"]) == 15_000
 
 
 @pytest.mark.parametrize(

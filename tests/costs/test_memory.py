@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool.costs import memory
+from lmtool.costs import memory_of_run
 
 CPU = torch.device("cpu")
 GB = 10**9
@@ -24,8 +24,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "proc/meminfo").write_text("\n".join(lines) + "\n")
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "proc/self/statm").write_text("1000 1 1 1 0 1 0\n")
-    monkeypatch.setattr(memory, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(memory_of_run, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory_of_run, "_GROUPS", tmp_path / "groups")
     return tmp_path
 
 
@@ -36,46 +36,46 @@ def group(folder: Path, **files: Any) -> None:
 
 
 def test_what_the_machine_has(machine: Path) -> None:
-    assert memory.available_bytes(CPU) == pytest.approx(9 * GB, rel=1e-6)
+    assert memory_of_run.available_bytes(CPU) == pytest.approx(9 * GB, rel=1e-6)
 
 
 def test_a_group_above_limits_those_in_it(machine: Path) -> None:
     (machine / "proc/self/cgroup").write_text("0::/batch/job\n")
     group(machine / "groups/batch", memory_dot_max=4 * GB, memory_dot_current=3 * GB)
     group(machine / "groups/batch/job", memory_dot_max="max", memory_dot_current=GB)
-    assert memory.available_bytes(CPU) == GB
+    assert memory_of_run.available_bytes(CPU) == GB
     # Pages of files are given up, and what is free of the group's swap counts.
     group(
         machine / "groups/batch",
         memory_dot_stat=f"anon 1\ninactive_file {GB}\nactive_file 5",
         memory_dot_swap_dot_max=7,
     )
-    assert memory.available_bytes(CPU) == 2 * GB + 5 + 7
+    assert memory_of_run.available_bytes(CPU) == 2 * GB + 5 + 7
 
 
 def test_within_a_container_its_group_is_the_root(machine: Path) -> None:
     (machine / "proc/self/cgroup").write_text("0::/docker/0a1b\n")
     group(machine / "groups", memory_dot_max=2 * GB, memory_dot_current=0)
-    assert memory.available_bytes(CPU) == 2 * GB
+    assert memory_of_run.available_bytes(CPU) == 2 * GB
 
 
 def test_the_first_version_of_groups(machine: Path) -> None:
     (machine / "proc/self/cgroup").write_text("5:cpu,memory:/job\n3:pids:/job\n")
     group(machine / "groups/memory/job", memory_dot_limit_in_bytes=3 * GB, memory_dot_usage_in_bytes=GB)
-    assert memory.available_bytes(CPU) == 2 * GB
+    assert memory_of_run.available_bytes(CPU) == 2 * GB
 
 
 def test_the_limit_of_the_process(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (GB, GB))
-    assert memory.available_bytes(CPU) == GB - 1000 * resource.getpagesize()
+    assert memory_of_run.available_bytes(CPU) == GB - 1000 * resource.getpagesize()
 
 
 def test_this_machine_says_something() -> None:
-    available = memory.available_bytes(CPU)
+    available = memory_of_run.available_bytes(CPU)
     assert available is not None and 10**7 < available < 10**15
 
 
 def test_a_system_without_such_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_PROC", tmp_path)
-    available = memory.available_bytes(CPU)
+    monkeypatch.setattr(memory_of_run, "_PROC", tmp_path)
+    available = memory_of_run.available_bytes(CPU)
     assert available is not None and available > 10**7

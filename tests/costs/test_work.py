@@ -12,13 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmtool.config.tables import build
-from lmtool.costs.activations import backbones_of, copied_bytes, kept_of, lengthening
-from lmtool.costs.formats import Formats
-from lmtool.costs.work import works_of
+from lmtool.costs.activations import Formats, backbones_of, copied_bytes, kept_of, lengthening
+from lmtool.costs.plan import works_of
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.configs import MixtureConfig
 from lmtool.models.base import Backbone
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
+from lmtool.models.decoder_configs import TransformerXlConfig
 from lmtool.models.encoder_configs import (
     AlbertConfig,
     BigbirdConfig,
@@ -29,7 +29,6 @@ from lmtool.models.encoder_configs import (
     XlnetConfig,
 )
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
-from lmtool.models.transformer_xl_configs import TransformerXlConfig
 from lmtool.models.word_configs import CnnConfig
 from lmtool.models.xlnet import Xlnet
 from lmtool.nn.attention import only

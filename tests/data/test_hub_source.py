@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from lmtool.config.tables import build
-from lmtool.data import hub, hub_source, shards
+from lmtool.data import hub_source
 from lmtool.data.configs import HubConfig
 from lmtool.data.hub_source import HubSource, folder_of, to_download
 from lmtool.data.sources import open_source
@@ -98,7 +98,7 @@ def test_the_cap_cuts_rows_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("shard", "at"), [(1, 2), (300, 17), (1 << 20, 17), (1 << 20, 44)])
 def test_an_interrupted_reading_resumes(monkeypatch: pytest.MonkeyPatch, shard: int, at: int) -> None:
-    monkeypatch.setattr(shards, "SHARD", shard)
+    monkeypatch.setattr(hub_source, "SHARD", shard)
     monkeypatch.setattr(hub_source, "_REPORT", 1)
     seen: list[int] = []
 
@@ -117,7 +117,7 @@ def test_an_interrupted_reading_resumes(monkeypatch: pytest.MonkeyPatch, shard: 
 
 
 def test_a_killed_reading_resumes_behind_its_last_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "SHARD", 300)
+    monkeypatch.setattr(hub_source, "SHARD", 300)
     source()
     folder = folder_of(HubConfig(hub="org/corpus"), "train", "cache")
     progress = json.loads((folder / "progress.json").read_text())
@@ -138,7 +138,7 @@ def test_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
         "data.hub=org/other: offline=true, and its split train is not in the cache", offline=True, hub="org/other"
     )
     assert "without offline=true" in error.hint and "data=parquet data.path=" in error.hint  # type: ignore[operator]
-    monkeypatch.setattr(hub, "answers", lambda _: False)
+    monkeypatch.setattr(hub_source, "answers", lambda _: False)
     assert "data=parquet" in str(refused("data.hub=org/other cannot be read: no network", hub="org/other").hint)
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.data.lanes import segments
-from lmtool.data.loader import PackedLoader
+from lmtool.data.loader import PackedLoader, segments
 from lmtool.data.plan import Plan
 from lmtool.errors import UserError
 from lmtool.types import Batch, Lanes, Packed

@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.config.tables import build
 from lmtool.data.configs import FORMATS
-from lmtool.data.layouts import differing_layout, with_format
+from lmtool.data.formats import differing_layout, with_format
 from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.data.data_fixtures import documents

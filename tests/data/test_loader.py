@@ -9,9 +9,8 @@ import pytest
 
 from lmtool import types
 from lmtool.data import loader as loader_module
-from lmtool.data.loader import PackedLoader
+from lmtool.data.loader import PackedLoader, prefetch
 from lmtool.data.plan import Plan, batch_borders
-from lmtool.data.prefetch import prefetch
 from lmtool.errors import UserError
 
 from .data_fixtures import DrawnExamples

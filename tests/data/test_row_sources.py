@@ -18,10 +18,9 @@ import pyarrow.parquet
 import pytest
 
 from lmtool.config.tables import build, lookup
-from lmtool.data import compressed, scans
+from lmtool.data import compressed, file_source
 from lmtool.data.file_source import FileSource
-from lmtool.data.files import LINE
-from lmtool.data.problems import collected
+from lmtool.data.files import LINE, collected
 from lmtool.errors import UserError
 from tests.mutations import mutated
 
@@ -282,7 +281,7 @@ def test_damaged_compressed_files(tmp_path: Path, pack: Callable[[bytes], bytes]
 
 
 def test_large_files_that_did_not_change_are_not_scanned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scans, "LARGE", 1)
+    monkeypatch.setattr(file_source, "LARGE", 1)
     path = write(tmp_path, "a.csv", delimited(";")(["", *TEXTS]))
     entry = lookup("data", "csv")
     assert entry is not None

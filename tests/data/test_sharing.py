@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from lmtool import types
-from lmtool.data.loader import PackedLoader
+from lmtool.data.loader import PackedLoader, dealt, share_of
 from lmtool.data.phases import PhasedLoader, Shares
-from lmtool.data.sharing import dealt, share_of
 
 from .data_fixtures import DrawnExamples
 

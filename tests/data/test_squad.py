@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lmtool.data.squad import begins_squad, read_squad
+from lmtool.data.tables import begins_squad, read_squad
 from lmtool.errors import UserError
 
 ANSWERS = [{"text": "Å ran", "answer_start": 4}]

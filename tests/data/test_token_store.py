@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 
 from lmtool.data import sentences as sentences_module
+from lmtool.data import store as store_draft
 from lmtool.data import store as store_module
-from lmtool.data import store_draft, tokenizing
+from lmtool.data import tokenizing
 from lmtool.data import vocabulary as vocabulary_module
-from lmtool.data.portions import portions
 from lmtool.data.sentences import LONGEST, SentenceSplitter, split_sentences
 from lmtool.data.store import open_store, release
+from lmtool.data.tokenizing import portions
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
@@ -391,9 +392,9 @@ def test_processes_follow_text_and_environment(monkeypatch):
 
 KILLED = """
 import sys, time; from functools import partial
-from lmtool.data import store, store_draft; from lmtool.data.portions import portions
+from lmtool.data import store; from lmtool.data.tokenizing import portions
 from lmtool.tokenizers.tokenizer import Tokenizer; from tests.data.data_fixtures import ListSource, documents
-store_draft.SHARD, store_draft.portions = 2, partial(portions, size=1000)
+store.SHARD, store.portions = 2, partial(portions, size=1000)
 waits = lambda stage, done, *_: time.sleep(60 if done > 9000 else 0)
 source = ListSource(documents(200), [])
 store.open_store(source, "train", Tokenizer.load(sys.argv[1] + "/tokenizer"), sys.argv[1] + "/killed", waits)

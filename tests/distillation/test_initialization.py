@@ -7,8 +7,8 @@ import torch
 
 from lmtool.config.tables import Several
 from lmtool.distillation.configs import StandardConfig
-from lmtool.distillation.configs.start import taken_layers
-from lmtool.distillation.initialization import start_from
+from lmtool.distillation.configs.modes import taken_layers
+from lmtool.distillation.standard import start_from
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig
 from lmtool.models.encoder_configs import DistilbertConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmtool.distillation.interchange import Site, Swap, Swapped, interventions, kept_for, parts_of, swapped
-from lmtool.distillation.kept import Kept
+from lmtool.distillation.seen import Kept
 from lmtool.learners.mixed_examples import joined
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.nn.stack import Place, Stack, Tap

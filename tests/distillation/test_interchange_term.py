@@ -7,8 +7,7 @@ import torch
 
 from lmtool.config.tables import build
 from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
-from lmtool.distillation.kept import Kept
-from lmtool.distillation.seen import Teacher, see
+from lmtool.distillation.seen import Kept, Teacher, see
 from lmtool.nn.stack import Place
 from lmtool.objectives.configs import ClmConfig, DenoisingConfig, MlmConfig, SpanCorruptionConfig
 from lmtool.training.precision import FP32_CPU

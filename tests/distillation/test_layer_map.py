@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtool.distillation.configs.layers import layer_map
+from lmtool.distillation.configs.base import layer_map
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig, ModelConfig
 from lmtool.models.encoder_decoder_configs import BartConfig

@@ -17,8 +17,8 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import joined
 from lmtool.models.configs import BertConfig, ModelConfig
+from lmtool.nn.prefix import VirtualTokens
 from lmtool.nn.stack import Place, Tap
-from lmtool.nn.virtual import VirtualTokens
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed, StepOutput, Target
 from tests.breadth import slow_but

@@ -9,14 +9,12 @@ import torch
 
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
-from lmtool.distillation.cut import CutTeacher
-from lmtool.distillation.kept import Kept
-from lmtool.distillation.seen import Reading, Teacher
+from lmtool.distillation.seen import Kept, Reading, Teacher
 from lmtool.distillation.store.folder import Shelf
 from lmtool.distillation.store.outputs import Format
-from lmtool.distillation.store.teacher import Passes, StoredTeacher
+from lmtool.distillation.store.teacher import CutTeacher, Passes, StoredTeacher
 from lmtool.errors import UserError
-from lmtool.heads.cut import TopWords
+from lmtool.heads.predicted import TopWords
 from lmtool.nn.stack import Place
 from lmtool.training.precision import FP32_CPU
 from tests.breadth import slow_but

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lmtool.heads.base import TokenLogits
-from lmtool.heads.cut import TopWords
-from lmtool.heads.predicted import Binary, Classes, Values, Words
+from lmtool.heads.predicted import Binary, Classes, TopWords, Values, Words
 
 
 def logits(*shape, seed):

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from lmtool.data.loader import PackedLoader
-from lmtool.data.portions import TextSize
 from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
+from lmtool.data.tokenizing import TextSize
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import evaluate
 from lmtool.metrics import smaller_is_better

@@ -13,7 +13,7 @@ from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
 from lmtool.learners import configs as learner_configs  # noqa: F401  enters the mixture into its table
 from lmtool.learners.evaluation import TermScorer, evaluate
-from lmtool.learners.mixed_sources import MixedSources, concatenated, examples_of, predictors_of, scorer_of
+from lmtool.learners.mixed_examples import MixedSources, concatenated, examples_of, predictors_of, scorer_of
 from lmtool.objectives import configs as objective_configs  # noqa: F401  enters the others
 from tests.objectives.objective_fixtures import backbone, gradients, sentences, store, tokenizer
 

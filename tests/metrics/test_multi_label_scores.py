@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
-from lmtool.metrics.multi_label import MULTI_LABEL, best_thresholds, compute_multi_label
+from lmtool.metrics.scores import MULTI_LABEL, best_thresholds, compute_multi_label
 
 random = np.random.default_rng(3)
 

@@ -17,7 +17,7 @@ from lmtool.heads.lm import masked_lm_head
 from lmtool.heads.sequence import SequenceHead, pooler, summary
 from lmtool.models import bigbird
 from lmtool.models.encoder_configs import BigbirdConfig
-from lmtool.nn.block_pattern import BlockPattern, Blocks
+from lmtool.nn.block_sparse import BlockPattern, Blocks
 from lmtool.nn.layout import Full
 from lmtool.nn.prefix import KeyPrefix
 from lmtool.types import Packed

@@ -14,8 +14,8 @@ from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
 from lmtool.nn.prefix import KeyPrefix
 from lmtool.nn.stack import Stack, Tap, recompute_layers
 from lmtool.training.compiling import compiled
+from lmtool.tuning.base import layers
 from lmtool.tuning.lora import LoraLinear, hand_draws
-from lmtool.tuning.places import layers
 from lmtool.types import Packed
 from tests.models.test_read import ATTENDING, SIZES, config_of
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtool.config.tables import build
 from lmtool.models.characters import Spellings
 from lmtool.models.elmo import Elmo
-from lmtool.models.elmo_configs import ElmoConfig
+from lmtool.models.recurrent_configs import ElmoConfig
 from lmtool.nn.stack import Place, Tap
 from lmtool.types import Packed
 

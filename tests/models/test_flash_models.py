@@ -11,7 +11,7 @@ import torch
 
 from lmtool.config.tables import build
 from lmtool.nn import attention
-from lmtool.nn.cross_attention import CrossAttention
+from lmtool.nn.attention import CrossAttention
 from lmtool.nn.positions import Position
 from lmtool.nn.stack import Stack, recompute_layers
 from lmtool.training.compiling import compiled

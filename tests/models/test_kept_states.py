@@ -8,8 +8,8 @@ import torch
 
 from lmtool.config.tables import build
 from lmtool.heads.lm import lm_head
-from lmtool.models.transformer_xl_configs import TransformerXlConfig
-from lmtool.nn.carried import Carried
+from lmtool.models.decoder_configs import TransformerXlConfig
+from lmtool.nn.cache import Carried
 from lmtool.types import Packed
 
 PERIOD, SEGMENT, LANES = 24, 8, 16

@@ -10,7 +10,7 @@ from torch import nn
 from lmtool.config.tables import build
 from lmtool.heads.lm import lm_head
 from lmtool.models.recurrent_configs import LstmConfig
-from lmtool.nn.carried import Carried
+from lmtool.nn.cache import Carried
 from lmtool.objectives.configs import ClmConfig, PrefixLmConfig
 from lmtool.resolver.compatibility import wrong_architecture
 from lmtool.tasks.configs import Seq2SeqConfig

@@ -6,15 +6,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build, entries
-from lmtool.models import (
-    configs,
-    decoder_configs,
-    elmo_configs,
-    encoder_configs,
-    encoder_decoder_configs,
-    recurrent_configs,
-    transformer_xl_configs,
-)
+from lmtool.models import configs, decoder_configs, encoder_configs, encoder_decoder_configs, recurrent_configs
 from lmtool.models.configs import TransformerConfig
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.types import Packed
@@ -32,11 +24,11 @@ MODULES = {
     for module in (
         configs,
         decoder_configs,
-        elmo_configs,
+        recurrent_configs,
         encoder_configs,
         encoder_decoder_configs,
         recurrent_configs,
-        transformer_xl_configs,
+        decoder_configs,
     )
 }
 FAMILIES = sorted(entry.name for entry in entries("model") if entry.config.__module__ in MODULES)

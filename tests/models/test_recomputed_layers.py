@@ -9,12 +9,12 @@ import torch
 
 from lmtool.config.tables import build, entries
 from lmtool.errors import UserError
-from lmtool.nn.carried import Carried
+from lmtool.nn.cache import Carried
 from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
 from lmtool.nn.prefix import KeyPrefix
 from lmtool.nn.stack import Stack, Tap, recompute_layers
+from lmtool.tuning.base import layers
 from lmtool.tuning.lora import LoraLinear, hand_draws
-from lmtool.tuning.places import layers
 from lmtool.types import Packed
 from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, config_of, packed
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.nn import attended
+from lmtool.nn import tiled as attended
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.nn.stack import Place, Tap, Taps

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from lmtool.config.tables import build
 from lmtool.heads.lm import AdaptiveLMHead, lm_head
-from lmtool.models.transformer_xl_configs import TransformerXlConfig
-from lmtool.nn.carried import Carried
+from lmtool.models.decoder_configs import TransformerXlConfig
+from lmtool.nn.cache import Carried
 from lmtool.types import Packed
 
 SIZES = {

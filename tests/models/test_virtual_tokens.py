@@ -12,8 +12,8 @@ from lmtool.generation.configs import GenerationConfig
 from lmtool.generation.generate import generate
 from lmtool.heads.lm import lm_head
 from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
+from lmtool.nn.prefix import VirtualTokens
 from lmtool.nn.stack import Place
-from lmtool.nn.virtual import VirtualTokens
 from lmtool.types import Packed
 from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, packed
 from tests.models.test_taps import Changed, Seen, of_family

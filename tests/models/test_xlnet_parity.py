@@ -17,7 +17,7 @@ from lmtool.heads.lm import lm_head
 from lmtool.heads.sequence import SequenceHead, pooler, summary
 from lmtool.models import xlnet
 from lmtool.models.encoder_configs import XlnetConfig
-from lmtool.nn.carried import Carried
+from lmtool.nn.cache import Carried
 from lmtool.types import Packed
 
 CONFIG = XlnetConfig(

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmtool.nn.adapters import AdapterSlot, BottleneckAdapter, FusedAdapters, StackedAdapters
+from lmtool.nn.feedforward import AdapterSlot, BottleneckAdapter, FusedAdapters, StackedAdapters
 
 WIDTH, INNER, TOKENS = 12, 4, 7
 

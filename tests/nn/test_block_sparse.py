@@ -9,8 +9,7 @@ from transformers import BigBirdConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
 from lmtool.nn.attention import attend, reference_attention
-from lmtool.nn.block_pattern import BlockPattern, Blocks
-from lmtool.nn.block_sparse import block_plan
+from lmtool.nn.block_sparse import BlockPattern, Blocks, block_plan
 from lmtool.nn.dropout import TokenDraws
 from lmtool.nn.layout import Layout
 from lmtool.types import Packed

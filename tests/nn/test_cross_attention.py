@@ -8,10 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmtool.nn.attention import SelfAttention
+from lmtool.nn.attention import CrossAttention, SelfAttention
+from lmtool.nn.blocks import PostNormCrossLayer, PreNormCrossLayer
 from lmtool.nn.context import Context, EncoderState
-from lmtool.nn.cross_attention import CrossAttention
-from lmtool.nn.decoder_blocks import PostNormCrossLayer, PreNormCrossLayer
 from lmtool.nn.dropout import TokenDraws, name_sites, token_keys
 from lmtool.nn.feedforward import FeedForward, GatedFeedForward
 from lmtool.nn.layout import Causal

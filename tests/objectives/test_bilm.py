@@ -8,12 +8,11 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 
 from lmtool.config.tables import build
-from lmtool.costs.activations import kept_of
-from lmtool.costs.formats import VALUE_BYTES, Formats
+from lmtool.costs.activations import VALUE_BYTES, Formats, kept_of
 from lmtool.heads.sampled import SampledLMHead, log_uniform
-from lmtool.models.elmo_configs import ElmoConfig
+from lmtool.models.recurrent_configs import ElmoConfig
 from lmtool.objectives.bilm import BidirectionalLanguageModel
-from lmtool.objectives.bilm_configs import BilmConfig
+from lmtool.objectives.configs import BilmConfig
 from lmtool.objectives.examples.windows import Stream
 from lmtool.objectives.examples.words import BACKWARD, FORWARD, WordWindows, word_windows
 from lmtool.tokenizers.configs import SpelledConfig

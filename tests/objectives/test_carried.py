@@ -14,7 +14,7 @@ from lmtool.data.loader import PackedLoader
 from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.models.base import Decoder
 from lmtool.models.configs import GptConfig
-from lmtool.nn.carried import Carried, CarriedState, carried_tensors
+from lmtool.nn.cache import Carried, CarriedState, carried_tensors
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import normal
 from lmtool.nn.positions import Position

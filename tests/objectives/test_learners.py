@@ -13,8 +13,8 @@ from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
+from lmtool.learners.base import Inference
 from lmtool.learners.evaluation import TermScorer, evaluate
-from lmtool.learners.inference import Inference
 from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,

@@ -11,8 +11,8 @@ from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
-from lmtool.learners.inference import Inference
-from lmtool.nn.carried import carried_tensors, load_carried
+from lmtool.learners.base import Inference
+from lmtool.nn.cache import carried_tensors, load_carried
 from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.training.precision import FP32_CPU
 

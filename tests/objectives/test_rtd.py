@@ -17,8 +17,7 @@ from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.models.configs import BertConfig
 from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.objectives.configs import RtdConfig
-from lmtool.objectives.generator import draw_from
-from lmtool.objectives.sharing import DELTA
+from lmtool.objectives.generator import DELTA, draw_from
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +89,7 @@ def test_a_correct_sample_counts_as_original(tokens, monkeypatch):
     at, labels = batch.targets["mlm"].at, batch.targets["mlm"].labels
     right = torch.arange(len(at)) % 2 == 0
     monkeypatch.setattr(
-        "lmtool.objectives.generated.sample_tokens",
+        "lmtool.objectives.rtd.sample_tokens",
         lambda *_: torch.where(right, labels, (labels + 1) % tokens.vocab_size),
     )
     scored = learner.eval().score(batch)["rtd"]

@@ -13,8 +13,8 @@ from lmtool.data.split import Rows
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.models.word_configs import WordVectorsConfig
+from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.objectives.skip_gram import SkipGram
-from lmtool.objectives.word_configs import SkipGramConfig
 from lmtool.streams import uniform
 from lmtool.tokenizers.configs import WordConfig
 from tests.objectives.objective_fixtures import TEXT, rows_of, split

@@ -9,7 +9,7 @@ import pytest
 
 from lmtool.costs.activations import Kept
 from lmtool.costs.plan import RESERVE, Forward, Sizes, Work, memory_of, plan
-from lmtool.costs.timing import StepWork, seconds_here, seconds_on
+from lmtool.costs.rate import StepWork, seconds_here, seconds_on
 from lmtool.errors import UserError
 from lmtool.reporting.plan import RunPlan, plan_rows
 from lmtool.training.devices import DEVICES, device_of

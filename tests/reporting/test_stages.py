@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 
-from lmtool.reporting.console import Output
-from lmtool.reporting.stages import StageProgress
+from lmtool.reporting.console import Output, StageProgress
 
 
 def test_a_line_now_and_then_where_there_is_no_terminal():

@@ -9,8 +9,7 @@ import pytest
 from lmtool.reporting.console import Output
 from lmtool.reporting.inspected import Inspected, print_inspected
 from lmtool.reporting.table import table_lines
-from lmtool.reporting.text import shortened
-from lmtool.reporting.wrapping import cells, wrapped
+from lmtool.reporting.text import cells, shortened, wrapped
 
 
 @pytest.mark.parametrize("width", [10, 60, 80, 200])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmtool.nn.positions import Alibi, Learned, Position, Rotary, Shaw, Sinusoidal, T5Buckets
-from lmtool.representations.places import place_scores
+from lmtool.representations.attention import place_scores
 
 L, H, A = 12, 32, 4
 DISTANCES = np.arange(L)[:, None] - np.arange(L)[None]

@@ -15,9 +15,17 @@ from lmtool.data.formats import text_format
 from lmtool.data.plan import Plan
 from lmtool.errors import UserError
 from lmtool.metrics.intervals import ratio_standard_error
-from lmtool.representations.layers import Places, cached, majority, score_layers
-from lmtool.representations.probe import RIDGE, fit
-from lmtool.representations.targets import TERM, TokenTargets, frequent_types
+from lmtool.representations.layers import (
+    RIDGE,
+    TERM,
+    Places,
+    TokenTargets,
+    cached,
+    fit,
+    frequent_types,
+    majority,
+    score_layers,
+)
 from lmtool.training.precision import FP32_CPU
 from lmtool.types import Batch, Packed, Target
 

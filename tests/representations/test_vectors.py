@@ -11,10 +11,10 @@ import torch
 from lmtool.config.tables import build
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
-from lmtool.learners.inference import no_progress, no_warning
+from lmtool.learners.base import no_progress, no_warning
 from lmtool.models.recurrent_configs import LstmConfig
-from lmtool.representations.hidden import HiddenStates
 from lmtool.representations.reading import embedder
+from lmtool.representations.vectors import HiddenStates
 from lmtool.training.precision import FP32_CPU
 from lmtool.types import Packed
 from lmtool.weights.load import load

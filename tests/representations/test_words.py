@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.config.tables import Choice, build
 from lmtool.errors import UserError
-from lmtool.representations.hidden import HiddenStates
+from lmtool.representations.vectors import HiddenStates
 from lmtool.representations.words import word_vectors
 from lmtool.training.precision import choose_device, choose_precision
 from tests.objectives.objective_fixtures import backbone, tokenizer

@@ -20,11 +20,11 @@ from lmtool.errors import CheckFailed, UserError
 from lmtool.manifest import Damaged
 from lmtool.runs import checkpoints
 from lmtool.training import keeper
-from lmtool.training.adam import build_adamw
 from lmtool.training.budgets import kept_checkpoints
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.loop import train
 from lmtool.training.optimizers import load_state_tensors, named_parameters, state_tensors
+from lmtool.training.update_rules import build_adamw
 from tests.training.fakes import FakeLearner, FakeLoader, TokenizerFile, evaluator, open_run, settings, train_rows
 
 

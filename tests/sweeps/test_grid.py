@@ -11,8 +11,7 @@ import pytest
 
 from lmtool import cli
 from lmtool.config import compose, overrides
-from lmtool.sweeps.grid import with_grid
-from lmtool.sweeps.jobs import jobs_of
+from lmtool.sweeps.jobs import jobs_of, with_grid
 
 BERT = ["finetune", "task=pydocs", "model=bert_tiny", "sweep=bert"]
 

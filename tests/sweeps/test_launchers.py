@@ -15,8 +15,8 @@ import pytest
 
 from lmtool import cli, errors
 from lmtool.errors import Stopped
-from lmtool.runs import code
-from lmtool.sweeps import devices, job, records, table
+from lmtool.runs import identity
+from lmtool.sweeps import folders, job, table
 from tests.commands.conftest import TINY, write_text
 from tests.sweeps import fakes
 
@@ -57,7 +57,8 @@ def a_job(folder: Path, **changes: Any) -> job.Job:
     folder.mkdir(parents=True, exist_ok=True)
     fixed: dict[str, Any] = {
         "number": 0, "folder": str(folder), "overrides": ["seed=1"], "varied": {"seed": "1"}, "data": {"seed": 1},
-        "launch": "one", "launcher": "submitit_slurm", "code": code.fingerprint(), "plugins": [], "has_result": False,
+        "launch": "one", "launcher": "submitit_slurm", "code": identity.fingerprint(), "plugins": [],
+        "has_result": False,
         "parent": os.getpid(),
     }  # fmt: skip
     return job.Job(**(fixed | changes))
@@ -75,7 +76,7 @@ def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.Mon
         job.perform(stop, {"job": a_job(tmp_path / "0_a").packed()})
     finally:
         signal.signal(signal.SIGUSR2, before)
-    record = records.read(tmp_path / "0_a")
+    record = folders.read(tmp_path / "0_a")
     assert called == [signal.SIGUSR2] and record["exit_status"] == errors.REQUEUE and record["slurm"] == "12"
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     # A time limit that was met too often is the end: submitit says so.
@@ -84,14 +85,14 @@ def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.Mon
         job.perform(stop, {"job": a_job(tmp_path / "0_a").packed()})
     finally:
         signal.signal(signal.SIGUSR2, before)
-    assert records.read(tmp_path / "0_a")["exit_status"] == errors.TERMINATED
+    assert folders.read(tmp_path / "0_a")["exit_status"] == errors.TERMINATED
 
 
 def test_no_job_of_a_stopped_start_begins(tmp_path: Path) -> None:
     (tmp_path / job.STOPPED).mkdir()
     (tmp_path / job.STOPPED / "one").touch()
     job.perform(lambda data, overrides: pytest.fail("it began"), {"job": a_job(tmp_path / "0").packed()})
-    assert records.read(tmp_path / "0") == {}
+    assert folders.read(tmp_path / "0") == {}
 
 
 def test_what_a_queue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,26 +102,26 @@ def test_what_a_queue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for script, answer in [("echo RUNNING", "RUNNING"), ("true", None), ("echo down >&2; exit 1", "")]:
         squeue.write_text(f"#!/bin/sh\n{script}\n")
         squeue.chmod(0o755)
-        assert records.queue_state("12") == answer
-        assert records.under_way(known) == ("SLURM job 12" if answer else None)
+        assert folders.queue_state("12") == answer
+        assert folders.under_way(known) == ("SLURM job 12" if answer else None)
     squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
-    assert records.queue_state("12") is None
+    assert folders.queue_state("12") is None
 
 
 def test_each_process_takes_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     for _ in range(3):  # as many processes, each with locks of its own
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-        monkeypatch.setattr(devices, "_held", [])
-        devices.take_device(tmp_path, "auto")
-        taken.append((os.environ["CUDA_VISIBLE_DEVICES"], devices._held))
+        monkeypatch.setattr(job, "_held", [])
+        job.take_device(tmp_path, "auto")
+        taken.append((os.environ["CUDA_VISIBLE_DEVICES"], job._held))
     assert [name for name, _ in taken[:2]] == ["4", "7"] and taken[2][0] in ("4", "7") and not taken[2][1]
     for _, held in taken:
         for handle in held:
             os.close(handle)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    monkeypatch.setattr(devices, "_held", [])
-    devices.take_device(tmp_path, "cuda:1")
+    monkeypatch.setattr(job, "_held", [])
+    job.take_device(tmp_path, "cuda:1")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
 
 
@@ -128,22 +129,22 @@ def test_the_code_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     plugin = tmp_path / "my_own_plugin.py"
     plugin.write_text("x = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    copy = code.copied(tmp_path / "sweep", ["my_own_plugin"])
+    copy = identity.copied(tmp_path / "sweep", ["my_own_plugin"])
     assert (copy / "my_own_plugin.py").read_text() == "x = 1\n"
-    assert (copy / "lmtool/runs/code.py").is_file() and (copy / "lmtool/conf/pretrain.yaml").is_file()
+    assert (copy / "lmtool/runs/identity.py").is_file() and (copy / "lmtool/conf/pretrain.yaml").is_file()
     assert not list(copy.rglob("__pycache__"))
-    before = code.fingerprint(["my_own_plugin"])
+    before = identity.fingerprint(["my_own_plugin"])
     made = copy.stat().st_ino
-    assert copy.name == before and code.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy
+    assert copy.name == before and identity.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy
     assert copy.stat().st_ino == made and [path.name for path in copy.parent.iterdir()] == [before]
     for planted in ("json.py", "lmtool/errors.py", "lmtool/__pycache__/errors.pyc"):
         (copy / planted).parent.mkdir(exist_ok=True)
         (copy / planted).write_text("planted here")
-        assert code.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy
+        assert identity.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy
         assert not [path for path in copy.rglob("*.py*") if "planted here" in path.read_text()]
     assert (copy / "lmtool/errors.py").read_bytes() == Path(errors.__file__).read_bytes()
     plugin.write_text("x = 2\n")
-    assert code.fingerprint(["my_own_plugin"]) != before
+    assert identity.fingerprint(["my_own_plugin"]) != before
 
 
 def command(folder: Path, *words: str) -> list[str]:
@@ -211,13 +212,13 @@ def test_a_sweep_that_was_ended_runs_what_is_missing(tmp_path: Path, number: sig
     all_done(start(tmp_path, *GRID, "name=whole"))
     typed = [*GRID, "name=halved", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     process, sweep = start(tmp_path, *typed), tmp_path / "runs/halved"
-    until(lambda: any(records.done(path.parent, has_result=True) for path in sweep.glob("*/job.json")), process)
+    until(lambda: any(folders.done(path.parent, has_result=True) for path in sweep.glob("*/job.json")), process)
     process.send_signal(number)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == (130 if number == signal.SIGINT else -9)
     # The processes of the jobs notice that their parent is gone.
     until(lambda: not any(sweep.glob("*/LOCK")), start(tmp_path, "--cfg", "job"))
-    done = [path.parent for path in sweep.glob("*/job.json") if records.done(path.parent, has_result=True)]
+    done = [path.parent for path in sweep.glob("*/job.json") if folders.done(path.parent, has_result=True)]
     before = {folder / "result.json": (folder / "result.json").stat().st_mtime_ns for folder in done}
     again = all_done(start(tmp_path, *typed))
     assert again.count("done before, skipped") == len(before) < 4
@@ -245,10 +246,10 @@ def test_slurm_runs_and_requeues(tmp_path: Path) -> None:
     assert weights(tmp_path / "runs/slurm") == weights(tmp_path / "runs/basic")
     process, run = start(tmp_path, "seed=1,3", "name=slurm", *slurm), tmp_path / "runs/slurm/2_seed-3"
     until(lambda: (run / "metrics.jsonl").exists(), process)
-    queued = records.read(run)["slurm"]
+    queued = folders.read(run)["slurm"]
     subprocess.run(["scancel", "--signal=USR2", queued], check=True)
-    until(lambda: records.queue_state(queued) == "PENDING", process)
-    assert records.read(run)["exit_status"] == errors.REQUEUE
+    until(lambda: folders.queue_state(queued) == "PENDING", process)
+    assert folders.read(run)["exit_status"] == errors.REQUEUE
     subprocess.run(["scontrol", "update", f"JobId={queued}", "StartTime=now"], check=True)
     assert "done before, skipped" in all_done(process)
     all_done(start(tmp_path, "seed=3", "name=whole"))

@@ -9,10 +9,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lmtool.data.columns import LINES
+from lmtool.data.tables import LINES
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.sources.layouts import layout_of, read_file
+from lmtool.tasks.files import layout_of, read_file
 
 
 class WordsConfig(TaskConfig):

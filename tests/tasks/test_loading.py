@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from task_fixtures import CONF, glue, singles, table, task_config
 
 from lmtool.errors import UserError
+from lmtool.tasks import loading
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.sources import hub
 
 OTHERS = ("ax", "banking77", "boolq", "cb", "wic")
 GLUE = ["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
@@ -173,7 +173,7 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch):
 
 
 def test_an_unreachable_hub_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("lmtool.data.hub.answers", lambda _: False)
+    monkeypatch.setattr("lmtool.data.hub_source.answers", lambda _: False)
     with pytest.raises(UserError, match="cannot be read: no network"):
         load_task(task_config("sst2"), 0, "unused", False)
 
@@ -192,7 +192,7 @@ def test_hub_rows_come_with_class_names(monkeypatch):
         return Split(sentence=[f"text {n}" for n in range(len(labels))], label=labels, idx=list(range(len(labels))))
 
     asked = []
-    monkeypatch.setattr("lmtool.data.hub.answers", lambda _: True)
+    monkeypatch.setattr("lmtool.data.hub_source.answers", lambda _: True)
     library = types.SimpleNamespace(
         config=types.SimpleNamespace(HF_HUB_OFFLINE=False),
         load_dataset=lambda *where, **_: (
@@ -264,7 +264,7 @@ def test_lists_of_the_hubs_classes_are_named():
         def __len__(self):
             return 2
 
-    columns = hub._table(
+    columns = loading._table(
         task_config("multi_label"), "x", Split(text=["a", "b"], labels=[[1, 0], []], answer=[1, -1])
     ).columns
     assert columns == {"text": ["a", "b"], "labels": [["anger", "joy"], []], "answer": [True, ""]}

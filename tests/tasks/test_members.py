@@ -11,13 +11,13 @@ from lmtool.config.tables import Choice
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
+from lmtool.learners.base import Inference
 from lmtool.learners.baseline import mean_losses
 from lmtool.learners.configs import MixtureConfig
 from lmtool.learners.evaluation import evaluate
-from lmtool.learners.inference import Inference
 from lmtool.objectives import configs as configs
 from lmtool.tasks.configs import tasks_of
-from lmtool.tasks.members import read_tasks, rows_of
+from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.training.precision import FP32_CPU
 from tests.objectives.objective_fixtures import backbone, gradients, store, tokenizer
 from tests.objectives.objective_fixtures import rows_of as first_rows

@@ -16,7 +16,7 @@ from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.prompting.demonstrations import Demonstrations
+from lmtool.tasks.prompting.examples import Demonstrations
 from lmtool.tasks.prompting.pattern import Pattern
 from lmtool.tokenizers.configs import ByteBpeConfig, SentencePieceConfig, WordPieceConfig
 from lmtool.weights.load import load

@@ -15,11 +15,10 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.heads.lm import lm_head
 from lmtool.learners.writing import writer_of
-from lmtool.tasks.configs.prompt import ANSWER, places
+from lmtool.tasks.configs.base import ANSWER, places
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.prompting.few_shot import FewShot
-from lmtool.tasks.prompting.prompts import Prompts, demonstrations, values_of
-from lmtool.tasks.prompting.template import Template
+from lmtool.tasks.prompting.few_shot import FewShot, Prompts, demonstrations, values_of
+from lmtool.tasks.prompting.pattern import Template
 from lmtool.types import Packed
 from tests.objectives.objective_fixtures import backbone as small
 from tests.objectives.objective_fixtures import tokenizer as small_vocabulary

@@ -12,7 +12,7 @@ from lmtool.errors import UserError
 from lmtool.models.encoder_decoder_configs import T5Config
 from lmtool.tasks.configs import MixtureTaskConfig
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.members import with_members
+from lmtool.tasks.mixture import with_members
 
 VALUES = [500.0, 2500.0, 4000.0]
 

@@ -18,10 +18,9 @@ from lmtool.models.configs import GptConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.models.recurrent_configs import LstmConfig, RnnAttentionConfig
 from lmtool.tasks.configs import ScheduledSamplingConfig
-from lmtool.tasks.kinds.scheduled_sampling import share_of_truth
 from lmtool.tasks.kinds.seq2seq import by_source
-from lmtool.tasks.loading import load_task
-from lmtool.tasks.sources.hub import _flat
+from lmtool.tasks.kinds.text_learner import share_of_truth
+from lmtool.tasks.loading import _flat, load_task
 from lmtool.tokenizers.configs import ByteBpeConfig
 from lmtool.types import Packed
 

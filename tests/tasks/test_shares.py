@@ -12,7 +12,7 @@ from lmtool.data.split import Rows
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.members import with_members
+from lmtool.tasks.mixture import with_members
 
 SIZES = (40, 160, 1000)
 

@@ -12,9 +12,9 @@ from scipy.spatial.distance import jensenshannon
 from task_fixtures import table, task_config
 
 from lmtool.data.split import Rows
-from lmtool.tasks import shift as shift_module
+from lmtool.tasks import checking as shift_module
+from lmtool.tasks.checking import divergence, shifts
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.shift import divergence, shifts
 
 
 def test_divergence_is_scipys() -> None:

@@ -11,8 +11,7 @@ from task_fixtures import task_config
 from lmtool.config.tables import build
 from lmtool.data.split import unlabelled
 from lmtool.errors import UserError
-from lmtool.tasks.loading import load_task
-from lmtool.tasks.shots import draw_shots
+from lmtool.tasks.loading import draw_shots, load_task
 
 LABELS = ("negative", "positive")
 

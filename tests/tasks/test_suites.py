@@ -7,7 +7,7 @@ from task_fixtures import glue, task_config
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.tasks.configs.glue import GlueConfig
+from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.suites import average, folder_of, score_of, submission
 

@@ -16,7 +16,7 @@ from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.tasks.kinds.predictions import Prediction
-from lmtool.tasks.kinds.word_windows import WORD
+from lmtool.tasks.kinds.token_learner import WORD
 from lmtool.tasks.loading import load_task
 
 TASKS = sorted(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from lmtool.tasks.kinds.windows import windows
+from lmtool.tasks.kinds.texts import windows
 
 
 @pytest.mark.parametrize("room, overlap", [(1, 0), (4, 0), (4, 1), (5, 3), (7, 6), (40, 12)])

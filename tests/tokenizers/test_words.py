@@ -31,9 +31,9 @@ def test_words_apart_have_the_ids_of_their_texts(lowercase, parse, tmp_path, mon
     tokenizer = Tokenizer.load(tmp_path / "saved", parse)
     assert tokenizer.reads_words_apart and tokenizer.parse_special_tokens == parse
     monkeypatch.setattr(words, "_MOST", 2000)
-    texts, encode = [*ADVERSARIAL, *TEXTS[:4], *fuzzed(3000)], FlatEncoder(tokenizer)
-    for start in range(0, len(texts), 500):
-        portion = texts[start : start + 500]
+    corpus, encode = [*ADVERSARIAL, *TEXTS[:4], *fuzzed(3000)], FlatEncoder(tokenizer)
+    for start in range(0, len(corpus), 500):
+        portion = corpus[start : start + 500]
         flat, lengths = encode(portion)
         expected = tokenizer.encode_batch(portion)
         assert lengths.tolist() == [len(row) for row in expected]

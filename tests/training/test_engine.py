@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lmtool.training.engine import Plain
-from lmtool.training.engines import engine_for
 from lmtool.training.group import Group
 from lmtool.training.precision import FP32_CPU
+from lmtool.training.sharded import engine_for
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Batch, Step, StepOutput
 

@@ -17,7 +17,6 @@ from lmtool.config.checkpoint import find, read_state
 from lmtool.errors import Diverged, NotFinite, UserError
 from lmtool.manifest import MANIFEST, Manifest, write_manifest
 from lmtool.runs import checkpoints
-from lmtool.training.adam import build_adamw
 from lmtool.training.configs import AdamWConfig, ConstantConfig
 from lmtool.training.engine import Plain
 from lmtool.training.loop import train
@@ -25,6 +24,7 @@ from lmtool.training.optimizers import named_parameters
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingResult
 from lmtool.training.step import apply_gradients, gradients
+from lmtool.training.update_rules import build_adamw
 from lmtool.types import StepOutput
 
 from .fakes import OPTIMIZER, FakeLearner, FakeLoader, batch_of, evaluator, open_run, settings, train_rows

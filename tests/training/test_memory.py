@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 import numpy as np
-from lmtool.training.memory import keep_freed_memory
+from lmtool.training.precision import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 for step in range(30):

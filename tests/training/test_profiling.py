@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lmtool.config.tables import build
 from lmtool.models.configs import BertConfig
-from lmtool.nn.plain import is_plain
+from lmtool.nn.regions import is_plain
 from lmtool.training.attribution import CLIP, LOSS, MOVE, ZERO, attributed, flops_of
 from lmtool.training.profiling import (
     ATTENTION,

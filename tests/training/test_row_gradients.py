@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.positions import Position
 from lmtool.training.optimizers import gradient_norm
-from lmtool.training.row_gradients import row_gradients
+from lmtool.training.step import row_gradients
 
 BATCHES = torch.tensor([[[1, 2, 2, 5], [5, 7, 1, 1]], [[3, 3, 2, 9], [0, 9, 9, 4]], [[8, 8, 8, 8], [8, 1, 8, 8]]])
 

@@ -24,8 +24,7 @@ from lmtool.learners.evaluation import evaluate
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.objectives.configs import ClmConfig, MlmConfig, RtdConfig, SpanCorruptionConfig
 from lmtool.runs import checkpoints
-from lmtool.runs.checkpoints import read_tensors
-from lmtool.runs.cut import gathered
+from lmtool.runs.checkpoints import gathered, read_tensors
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.configs import (
@@ -37,12 +36,11 @@ from lmtool.training.configs import (
     MuonConfig,
     StableAdamWConfig,
 )
-from lmtool.training.engines import engine_for
 from lmtool.training.group import ALONE, Group
 from lmtool.training.loop import train
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingSettings
-from lmtool.training.sharded import shard
+from lmtool.training.sharded import engine_for, shard
 from lmtool.training.step import gradients
 from lmtool.types import Step, Target
 from tests.breadth import slow_but

@@ -16,7 +16,7 @@ import torch
 from lmtool.errors import Diverged, Stopped, UserError
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.run_folder import RunFolder
-from lmtool.training.alike import require_alike
+from lmtool.training.consistency import require_alike
 from lmtool.training.group import Group
 from lmtool.training.loop import train
 from lmtool.types import Batch, StepOutput

@@ -15,8 +15,8 @@ from lmtool.tasks.configs import ClassificationConfig
 from lmtool.training.depth import levels
 from lmtool.training.optimizers import training_groups
 from lmtool.tuning.configs import AdapterConfig, BitFitConfig, FullConfig, Ia3Config, LastLayersConfig, LoraConfig
-from lmtool.tuning.configs.schemes import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
-from lmtool.tuning.mixout import MixedLinear, mixed
+from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
+from lmtool.tuning.schemes import MixedLinear, mixed
 from tests.tasks.task_fixtures import SIZES, backbone
 
 HEADS = frozenset({"heads.sst2", "heads.pooler"})

@@ -24,8 +24,8 @@ from lmtool.tokenizers.configs import (
     WordPieceConfig,
 )
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights import autotokenizer
-from lmtool.weights.autotokenizer import compare_autotokenizer
+from lmtool.weights import comparing
+from lmtool.weights.comparing import compare_autotokenizer
 from lmtool.weights.exporting import Export, Reading, write_export
 from lmtool.weights.folders import FAMILIES
 from tests.breadth import slow_but
@@ -113,7 +113,7 @@ def test_what_autotokenizer_reads_otherwise_is_found(tmp_path: Path, monkeypatch
         path.write_text(json.dumps(settings | change))
         with pytest.raises(CheckFailed, match=message):
             compare_autotokenizer(folder, tokenizer)
-    monkeypatch.setattr(autotokenizer, "find_spec", lambda name: None)
+    monkeypatch.setattr(comparing, "find_spec", lambda name: None)
     assert "transformers is not installed" in compare_autotokenizer(folder, tokenizer)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmtool.errors import UserError
-from lmtool.weights.classifiers import label_names, labels_of, refusal, task_of
-from lmtool.weights.task_heads import HEADS, head_of_class
+from lmtool.weights.task_heads import HEADS, head_of_class, label_names, labels_of, refusal, task_of
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import nn
 
 import lmtool
 from lmtool import cli
-from lmtool.data.layouts import with_format
+from lmtool.data.formats import with_format
 from lmtool.errors import UserError
 from lmtool.models.published import PublishedConfig
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lmtool.weights.classifiers import labels_of, refusal, task_of
-from lmtool.weights.task_heads import head_of_class
+from lmtool.weights.task_heads import head_of_class, labels_of, refusal, task_of
 
 
 def test_the_task_in_a_config_json():

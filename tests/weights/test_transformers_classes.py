@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import lmtool
 from lmtool import cli
 from lmtool.config.tables import Choice, build, builder_module, lookup
-from lmtool.data.layouts import with_format
+from lmtool.data.formats import with_format
 from lmtool.errors import UserError
 from lmtool.heads.lm import lm_head, masked_lm_head
 from lmtool.heads.replaced_token import ReplacedTokenHead

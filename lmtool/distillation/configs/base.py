@@ -2,15 +2,109 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from lmtool.config.base import Config
 from lmtool.config.tables import component
-from lmtool.distillation.configs.layers import LayerMap
-from lmtool.errors import Problem
+from lmtool.errors import Problem, UserError
 from lmtool.models.configs import ModelConfig
+from lmtool.nn.configs import Side
+from lmtool.terminal import counted
+
+Layer = Annotated[int, Field(ge=0)]
+Layers = Literal["uniform", "last", "pkd_skip", "pkd_last"] | dict[Layer, Layer]
+"""A rule for any two depths, or the teacher's layer by the student's. For a student of S layers and a teacher of T:
+
+uniform: layer i from layer i T/S, rounded (TinyBERT, section 3.1: g(m) = 3m of 12 and 4 layers). last: S from T alone
+(MiniLM). pkd_skip, pkd_last: all but the last, from layers T/S apart, or from those just before the teacher's last
+(Patient Knowledge Distillation, section 3.2).
+"""
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """sides: for each stack that both models have, by the side of a batch that it reads, the teacher's layer by the
+    student's."""
+
+    sides: Mapping[Side, Mapping[int, int]]
+
+    def __iter__(self) -> Iterator[tuple[Side, int, int]]:
+        """Side, layer of the student, layer of the teacher."""
+        for side, pairs in self.sides.items():
+            yield from ((side, own, its) for own, its in pairs.items())
+
+    def words(self) -> str:
+        """As the screens show it: "1 <- 4, 2 <- 8"."""
+        stacks = {
+            side: ", ".join(f"{own} <- {its}" for own, its in pairs.items()) for side, pairs in self.sides.items()
+        }
+        return "; ".join(stacks.values() if len(stacks) == 1 else (f"{side} {pairs}" for side, pairs in stacks.items()))
+
+
+def shared_sides(student: ModelConfig, teacher: ModelConfig) -> list[Side]:
+    """The stacks that both models have, by the side of a batch that they read. UserError where there is none."""
+    shared = [side for side in student.depths if side in teacher.depths]
+    if not shared:
+        bare = next((model for model in (student, teacher) if not model.depths), None)
+        problem = "have no stack in common" if bare is None else f"cannot be compared: model={bare.name} has no layers"
+        raise UserError(
+            f"distill.terms: the layers of model={student.name} and of its teacher, model={teacher.name}, {problem}",
+            "take terms over what is predicted: distill=soft",
+        )
+    return shared
+
+
+def layer_map(layers: Layers, decoder_layers: Layers | None, student: ModelConfig, teacher: ModelConfig) -> LayerMap:
+    """The map between two models. decoder_layers: of the stack that reads the outputs, where another one than `layers`.
+
+    UserError, which names both depths, where it does not fit them, and where a model has no layers.
+    """
+    own, its = student.depths, teacher.depths
+    sides = {}
+    for side in shared_sides(student, teacher):
+        decoder = side == "outputs" and decoder_layers is not None
+        key, given = ("decoder_layers", decoder_layers) if decoder else ("layers", layers)
+        sides[side] = _pairs(f"distill.{key}", layers if given is None else given, own[side], its[side])
+    return LayerMap(sides)
+
+
+def _pairs(key: str, layers: Layers, own: int, its: int) -> dict[int, int]:
+    """Of one stack. own, its: the depths of student and teacher."""
+    if not isinstance(layers, str):
+        wrong = next((pair for pair in layers.items() if pair[0] > own or pair[1] > its), None)
+        if wrong is not None or not layers:
+            given = (
+                "={} maps no layer" if wrong is None else f" maps layer {wrong[0]} to layer {wrong[1]} of the teacher"
+            )
+            raise _misfit(key + given, key, own, its)
+        return dict(sorted(layers.items()))
+    if layers == "last":
+        return {own: its}
+    if layers == "uniform":
+        return {layer: _evenly(layer, own, its) for layer in range(1, own + 1)}
+    if own == 1 or (layers == "pkd_last" and its < own):
+        given = f"{key}={layers} leaves no layer before the last that could learn"
+        raise _misfit(given, key, own, its)
+    if layers == "pkd_skip":
+        return {layer: _evenly(layer, own, its) for layer in range(1, own)}
+    return {layer: its - own + layer for layer in range(1, own)}
+
+
+def _evenly(layer: int, own: int, its: int) -> int:
+    """The nearest to layer * its / own, halves upwards, and never the embeddings."""
+    return max(1, (2 * layer * its + own) // (2 * own))
+
+
+def _misfit(given: str, key: str, own: int, its: int) -> UserError:
+    uniform = ", ".join(f"{layer}: {_evenly(layer, own, its)}" for layer in range(1, own + 1))
+    return UserError(
+        f"{given}: the student has {counted(own, 'layer')}, the teacher {its}, and 0 stands for the embeddings",
+        f"give {key}=uniform, which is {key}={{{uniform}}} here, or layers that both have",
+    )
 
 
 class DistillConfig(Config):

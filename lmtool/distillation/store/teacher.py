@@ -18,15 +18,20 @@ import torch
 
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
-from lmtool.distillation.kept import Kept
-from lmtool.distillation.seen import Reading, Seen, Teacher
+from lmtool.distillation.seen import Kept, Reading, Seen, Teacher
 from lmtool.distillation.store.folder import Opened, Shelf, open_or_make, require_room
-from lmtool.distillation.store.keys import Held, held_states, held_terms, require_rows
-from lmtool.distillation.store.outputs import Format, TermReader, TermWriter
+from lmtool.distillation.store.outputs import (
+    Format,
+    Held,
+    TermReader,
+    TermWriter,
+    held_states,
+    held_terms,
+    require_rows,
+)
 from lmtool.errors import UserError
-from lmtool.heads.predicted import Classes, Shares
-from lmtool.learners.mixed_examples import MixedExamples
-from lmtool.learners.mixed_sources import examples_of
+from lmtool.heads.predicted import Classes, Shares, cut
+from lmtool.learners.mixed_examples import MixedExamples, examples_of
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Place, Tap
 from lmtool.types import Batch
@@ -208,3 +213,20 @@ class Passes:
         loader = PackedLoader(examples, 0, None, max(tokens, longest), shuffle=False)
         for epoch in range(self.epochs):
             yield from loader.epoch_batches(epoch)
+
+
+# A teacher whose predictions over a vocabulary are cut to its most probable words.
+
+
+@dataclass(kw_only=True)
+class CutTeacher(Teacher):
+    """top_k: words that are kept of a vocabulary. temperatures: at which they are learned."""
+
+    top_k: int
+    temperatures: tuple[float, ...]
+
+    def see(self, batch: Batch, states: Tap | None = None) -> Seen:
+        seen = super().see(batch, states)
+        with self.precision.autocast():
+            predicted = {term: cut(each, self.top_k, self.temperatures) for term, each in seen.predicted.items()}
+        return replace(seen, predicted=predicted)

@@ -1,4 +1,4 @@
-"""What the terms between layers share: which places they compare, and what they keep of a step's forwards."""
+"""Terms between layers: their states, and what their self-attention computes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from lmtool.distillation.configs import LayerMap
-from lmtool.distillation.configs.layers import shared_sides
+from lmtool.config.tables import entry_of
+from lmtool.distillation.configs import LayerMap, RelationsConfig
+from lmtool.distillation.configs.base import shared_sides
 from lmtool.distillation.interchange import parts_of
-from lmtool.distillation.kept import Kept
-from lmtool.distillation.seen import Seen, Teacher
-from lmtool.distillation.terms.base import Term
+from lmtool.distillation.seen import Kept, Seen, Teacher
+from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.configs import Side
-from lmtool.nn.stack import Place, Tap
+from lmtool.nn.initialization import materialize
+from lmtool.nn.stack import Place, Stack, Tap
+from lmtool.nn.tiled import Attended, TileScores
 from lmtool.types import Batch, Packed
+
+# What the terms between layers share: which places they compare, and what they keep of a step's forwards.
+
 
 Pair = tuple[Place, Place]
 """A place of the student, and the teacher's that it learns from."""
@@ -89,3 +95,217 @@ def texts_of(batch: Batch, side: Side) -> Sequence[Packed]:
     """What the stack of a side reads of a batch, a forward after the other."""
     texts = [part.inputs if side == "inputs" else part.outputs for part in parts_of(batch)]
     return [packed for packed in texts if packed is not None]
+
+
+# What self-attention is: its scores (TinyBERT), and the relations of tokens within a layer (MiniLM, MiniLMv2).
+#
+# Shape letters: T tokens, A heads, D width of a head, R rows of a tile, L queries and K keys of a row.
+
+
+Tiles = tuple[TileScores, TileScores]
+
+
+class AttentionTerm(LayerTerm):
+    """The base of terms over self-attention. UserError where virtual tokens, or a prefix, stand among the student's
+    keys: the teacher has none there."""
+
+    of_attention = True
+
+    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
+        super().__init__(config, student, teacher, layers)
+        stacks = [module for module in student.backbone.modules() if isinstance(module, Stack)]
+        if student.virtual_tokens or any(stack.ahead for stack in stacks):
+            raise UserError(
+                f"distill.terms.{config.term}: the tuning method puts tokens into what the student attends to, and the "
+                "teacher has none there",
+                "give tuning=full, or take terms over states: distill.terms.hidden.weight=1",
+            )
+
+    def lost(self, student: Kept, teacher: Kept, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
+        total, tokens = torch.zeros((), device=batch.inputs.tokens.device), 0
+        for own, its in zip(student.attended[pair[0]], teacher.attended[pair[1]], strict=True):
+            for tiles in self.tiles(own, its):
+                total = total + self.distance(*tiles)
+            tokens += len(own.q_TAD)
+        return total, tokens
+
+    @abstractmethod
+    def tiles(self, student: Attended, teacher: Attended) -> Iterator[Tiles]:
+        """The scores that are compared."""
+
+    @abstractmethod
+    def distance(self, student: TileScores, teacher: TileScores) -> Tensor:
+        """Of a tile, summed over queries."""
+
+
+class Attention(AttentionTerm):
+    """The squared error of the scores before the softmax, its mean over heads and over what a token sees, summed over
+    tokens and layers: 1/h sum_i MSE(A_i student, A_i teacher) (Jiao et al. 2020, equation 8; "the attention matrix is
+    used as the fitting target instead of its softmax output", section 3.1, and so in their code)."""
+
+    def tiles(self, student: Attended, teacher: Attended) -> Iterator[Tiles]:
+        return zip(student.scores(), teacher.scores(), strict=True)
+
+    def distance(self, student: TileScores, teacher: TileScores) -> Tensor:
+        squared_RALK = (student.scores_RALK - teacher.scores_RALK).square()
+        if student.allow is None:
+            means_RAL = squared_RALK.mean(-1)
+        else:
+            means_RAL = squared_RALK.masked_fill(~student.allow, 0.0).sum(-1) / student.allow.sum(-1).clamp(min=1)
+        return _over_queries(means_RAL, student)
+
+
+class Relations(AttentionTerm):
+    """KL(teacher || student) of a layer's distributions, its mean over heads, summed over tokens, over the relations
+    and over the layers: of attention (Wang et al. 2020, MiniLM, equation 5), and of softmax(V V^T / sqrt(d)) of its
+    values (equation 7); or of its queries, keys and values cut into relation heads (Wang et al. 2021, MiniLMv2,
+    equation 2, whose weights are 1). The papers have one layer, the last: distill.layers=last."""
+
+    config: RelationsConfig
+
+    def tiles(self, student: Attended, teacher: Attended) -> Iterator[Tiles]:
+        for relation in self.config.relations:
+            if relation == "attention":
+                yield from zip(student.scores(), teacher.scores(), strict=True)
+                continue
+            pair = (attended.related(self._vectors(attended, relation)) for attended in (student, teacher))
+            yield from zip(*pair, strict=True)
+
+    def _vectors(self, attended: Attended, relation: str) -> Tensor:
+        x_TAD = {"queries": attended.q_TAD, "keys": attended.k_SAD, "values": attended.v_SAD}[relation]
+        parts = self.config.relation_heads
+        return x_TAD if parts is None else x_TAD.flatten(-2).unflatten(-1, (parts, -1))
+
+    def distance(self, student: TileScores, teacher: TileScores) -> Tensor:
+        own_RALK, its_RALK = _logs(student), _logs(teacher)
+        # What is not seen counts nothing: 0 times -inf is no number.
+        gap_RALK = its_RALK - own_RALK
+        if student.allow is not None:
+            gap_RALK = gap_RALK.masked_fill(~student.allow, 0.0)
+        return _over_queries((its_RALK.exp() * gap_RALK).sum(-1), student)
+
+
+def _logs(tile: TileScores) -> Tensor:
+    """The logarithm of the softmax over what is seen."""
+    scores_RALK = tile.scores_RALK
+    if tile.allow is not None:
+        scores_RALK = scores_RALK.masked_fill(~tile.allow, -torch.inf)
+    return scores_RALK.log_softmax(-1)
+
+
+def _over_queries(each_RAL: Tensor, tile: TileScores) -> Tensor:
+    """The mean over heads, summed over the queries that are tokens."""
+    return each_RAL.mean(1).masked_fill(~tile.real_RL, 0.0).sum()
+
+
+# What the states of layers are: those behind the last (DistilBERT), between the layers (TinyBERT, Patient Knowledge
+# Distillation), and behind the embedding (TinyBERT). Where widths differ, a projection learns with the student.
+#
+# Shape letters: T tokens, R of them that are compared, H hidden width.
+
+
+class StateTerm(LayerTerm):
+    """The base of terms over states. projection: one for all layers, as TinyBERT's W_h; None where the student is as
+    wide as its teacher."""
+
+    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
+        super().__init__(config, student, teacher, layers)
+        assert teacher is not None
+        own, its = student.backbone.hidden_size, teacher.learner.backbone.hidden_size
+        self.projection: nn.Linear | None = None
+        if own != its:
+            projection = materialize(lambda: nn.Linear(own, its, bias=False))
+            student.backbone.initialize(projection, student.seed, f"distill.{entry_of(config).name}.projection.")
+            self.projection = projection.to(student.device)
+
+    def lost(self, student: Kept, teacher: Kept, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
+        own, its = student.states[pair[0]], teacher.states[pair[1]]
+        if not own:
+            return torch.zeros(()), 0
+        texts = texts_of(batch, pair[0].side)
+        x_RH, y_RH = self.read(own, texts), self.read(its, texts)
+        if self.projection is not None:
+            x_RH = self.projection(x_RH)
+        return self.distance(x_RH.float(), y_RH.float(), pair), len(x_RH)
+
+    def read(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
+        """(R, H) the states that are compared, of all forwards."""
+        return states[0] if len(states) == 1 else torch.cat(list(states))
+
+    @abstractmethod
+    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
+        """How far the student's states x are from the teacher's y, summed over R."""
+
+
+class States(StateTerm):
+    """The sum over tokens of 1 - cos(h_student, h_teacher) of the last hidden states, behind the final norm where a
+    family has one (Sanh et al. 2019, section 3, "cosine embedding loss"; in their code the mean over the tokens that
+    are no padding, special ones included)."""
+
+    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
+        super().__init__(config, student, teacher, layers)
+        assert teacher is not None
+        self._norms = {False: _final_norms(student), True: _final_norms(teacher.learner)}
+
+    def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
+        return last_places(student, teacher)
+
+    def lost(self, student: Kept, teacher: Kept, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
+        for of_teacher, kept in ((False, student), (True, teacher)):
+            place = pair[of_teacher]
+            norm = self._norms[of_teacher].get(place.side)
+            if norm is not None:
+                kept.states[place] = [norm(x_TH) for x_TH in kept.states[place]]
+        return super().lost(student, teacher, pair, batch)
+
+    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
+        return (1 - F.cosine_similarity(x_RH, y_RH, dim=-1)).sum()
+
+
+class Hidden(StateTerm):
+    """The squared error of hidden states, its mean over the width, summed over tokens and layers: MSE(H_student W_h,
+    H_teacher) (Jiao et al. 2020, equation 9, summed over layers by equation 11 with weights of 1)."""
+
+    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
+        return (x_RH - y_RH).square().mean(-1).sum()
+
+
+class Embedded(Hidden):
+    """The same behind the embedding: MSE(E_student W_e, E_teacher) (Jiao et al. 2020, equation 10)."""
+
+    def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
+        for side in shared_sides(student.backbone.config, teacher.backbone.config):
+            yield Place(0, side), Place(0, side)
+
+
+class Patience(StateTerm):
+    """The squared distance of the unit vectors of each text's class token, its mean over the width and over the layers,
+    summed over texts: equation 7 of Sun et al. 2019 adds up width and layers, their code takes the mean of both, and
+    the weights that they report (10 to 1000) are for that. A text that is read left to right is summed up by its last
+    token."""
+
+    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
+        super().__init__(config, student, teacher, layers)
+        self._last = student.backbone.config.summary == "last"
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        sides = [packed for packed in (batch.inputs, batch.outputs) if packed is not None]
+        return {"": float(sum(length > 0 for packed in sides for length in packed.lengths))}
+
+    def read(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
+        pairs = zip(states, texts, strict=True)
+        return torch.cat([x_TH.index_select(0, self._class_tokens(packed)) for x_TH, packed in pairs])
+
+    def _class_tokens(self, packed: Packed) -> Tensor:
+        occupied = packed.segments.occupied
+        return occupied.cu_lengths[1:].long() - 1 if self._last else occupied.cu_lengths[:-1].long()
+
+    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
+        layers = sum(own.side == pair[0].side for own, _ in self.pairs)
+        return (F.normalize(x_RH, dim=-1) - F.normalize(y_RH, dim=-1)).square().mean(-1).sum() / layers
+
+
+def _final_norms(learner: BaseLearner) -> dict[str, nn.Module | None]:
+    """By side, what stands behind the last layer of a stack. Not held as a submodule: it is the learner's."""
+    stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
+    return {stack.side: stack.final_norm for stack in stacks}

@@ -1,19 +1,65 @@
-"""What a teacher predicts: its hard labels, and its soft targets (Hinton, Vinyals and Dean 2015)."""
+"""What a term of distillation is, and the terms over what a teacher predicts."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from lmtool.distillation.configs import HardConfig, LayerMap, SoftConfig
-from lmtool.distillation.seen import Seen, Teacher
-from lmtool.distillation.terms.base import Term, targets_of
+from lmtool.distillation.configs import HardConfig, InterchangeConfig, LayerMap, SoftConfig
+from lmtool.distillation.interchange import Site, interventions, kept_for, parts_of, swapped
+from lmtool.distillation.seen import Kept, Reading, Seen, Teacher, see
+from lmtool.errors import UserError
 from lmtool.heads.predicted import Predicted, Shares
 from lmtool.learners.base import BaseLearner
-from lmtool.types import Batch
+from lmtool.nn.stack import Tap
+from lmtool.types import Batch, Target
+
+# What a term of distillation is.
+
+
+class Term(nn.Module, ABC):
+    """The base of every term. Its parameters learn with the student's, and are in no model that is used later.
+
+    layers: the teacher's layer by the student's, for a term that compares layers.
+    """
+
+    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
+        super().__init__()
+        self.config = config
+
+    def begin(self, reading: Reading) -> dict[str, Any]:
+        """Called before training. Returns what the first screen says of it. UserError where it has nothing to learn of
+        what the run reads."""
+        return {}
+
+    def tap(self, teacher: bool) -> Tap | None:
+        """What must see the states of the student's next forward, or of the teacher's; None for nothing."""
+        return None
+
+    @abstractmethod
+    def counts(self, batch: Batch) -> dict[str, float]:
+        """By part, how much it compares in a batch, known without a forward. A term of one part calls it ""."""
+
+    @abstractmethod
+    def sums(self, student: Seen, teacher: Seen, step: int) -> dict[str, Tensor]:
+        """By part, the sum of what is lost."""
+
+    def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """By part, its weight within the term. weights: of the student's own terms."""
+        return {"": 1.0}
+
+
+def targets_of(target: Target, batch: Batch) -> int:
+    """How many targets one of a batch has."""
+    if target.labels is not None:
+        return target.labels.numel()
+    return len(batch.inputs.tokens) if target.at is None else len(target.at)
+
+
+# What a teacher predicts: its hard labels, and its soft targets (Hinton, Vinyals and Dean 2015).
 
 
 class OutputTerm(Term):
@@ -64,3 +110,66 @@ class Hard(OutputTerm):
 
     def lost(self, student: Predicted, teacher: Shares) -> Tensor:
         return student.hard_loss_sum(teacher.best())
+
+
+# What a teacher predicts under interchange interventions (Geiger et al. 2022, "Inducing Causal Structure for
+# Interpretable Neural Networks"; Wu et al. 2022, "Causal Distillation for Language Models").
+
+
+class Interchange(OutputTerm):
+    """T^2 KL(teacher || student), both with the states of the same tokens of another text behind aligned layers. The
+    gradient reaches both forwards of the student's, that over the base and that over the source."""
+
+    config: InterchangeConfig
+
+    def __init__(
+        self, config: InterchangeConfig, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None
+    ):
+        super().__init__(config, student, teacher, layers)
+        assert teacher is not None and layers is not None
+        self.teacher = teacher
+        self.sites = [Site(*site) for site in config.sites(layers, student.backbone.config)]
+        self.depths = {True: teacher.learner.backbone.config.depths, False: student.backbone.config.depths}
+        self.kept: dict[bool, Kept] = {}
+
+    def begin(self, reading: Reading) -> dict[str, Any]:
+        """How many texts of the first step have another one beside them to be swapped with."""
+        first = next(iter(reading.loader.steps(None)))
+        parts = [part for batch in first.batches for part in parts_of(batch)]
+        sizes = [len(part.inputs.lengths) for part in parts]
+        paired = sum(size for size in sizes if size > 1) / max(sum(sizes), 1)
+        if not paired:
+            raise UserError(
+                "distill.terms.interchange swaps states of two texts of a forward, and here each is read by itself",
+                "give a larger batch_examples=, batch_tokens= or micro_batch_tokens=, or distill=soft",
+            )
+        sides = (f"{site.side} " if len(self.depths[False]) > 1 else "" for site in self.sites)
+        pairs = (f"{side}{site.student} <- {site.teacher}" for side, site in zip(sides, self.sites, strict=True))
+        return {"interchange": ", ".join(pairs)} | ({"interchange_fraction": paired} if paired < 1 else {})
+
+    def tap(self, teacher: bool) -> Kept:
+        self.kept[teacher] = kept_for(self.depths[teacher], self.sites, teacher)
+        return self.kept[teacher]
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        """None where no text of a batch has another one beside it."""
+        paired = any(len(part.inputs.lengths) > 1 for part in parts_of(batch))
+        return {term: count if paired else 0.0 for term, count in super().counts(batch).items()}
+
+    def sums(self, student: Seen, teacher: Seen, step: int) -> dict[str, Tensor]:
+        learner, batch = student.learner, student.batch
+        plans = [
+            interventions(part, self.sites, self.config.proportion, learner.seed, step) for part in parts_of(batch)
+        ]
+        taps = {
+            of_teacher: swapped(kept, plans, self.sites, of_teacher, self.config.dimensions)
+            for of_teacher, kept in self.kept.items()
+        }
+        self.kept = {}
+        if not any(plan.changed for plan in plans):
+            return {}
+        counterfactual = see(learner, batch, step, taps[False], losses=False)
+        return super().sums(counterfactual, self.teacher.see(batch, taps[True]), step)
+
+    def lost(self, student: Predicted, teacher: Shares) -> Tensor:
+        return student.divergence_sum(teacher, self.config.temperature)

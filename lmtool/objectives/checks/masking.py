@@ -1,19 +1,22 @@
-"""Masked tokens: how many, what stands in their place, and that nothing else changes.
-
-Shape letters: N examples of a batch, T their tokens, M places that predict.
-"""
+"""Checks of masked examples: masked tokens, pairs of segments, and the words that a generator writes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from lmtool.learners.inspection import Drawn, Inspector
-from lmtool.learners.tally import Tally
-from lmtool.objectives.checks.streams import StreamInspector
+from lmtool.learners.inspection import Drawn, Inspector, Tally
+from lmtool.learners.targets import places_of
+from lmtool.objectives.checks.language import StreamInspector
 from lmtool.objectives.corruption.masking import Masked, budget
+
+# Masked tokens: how many, what stands in their place, and that nothing else changes.
+#
+# Shape letters: N examples of a batch, T their tokens, M places that predict.
 
 
 @dataclass(frozen=True)
@@ -117,3 +120,116 @@ def check_branches(
     tally.share(BRANCHES[0], hidden.sum(), len(labels_M), mask)
     tally.share(BRANCHES[1], (~hidden & ~same).sum(), len(labels_M), random * (1 - 1 / regular))
     tally.share(BRANCHES[2], (~hidden & same).sum(), len(labels_M), 1 - mask - random + random / regular)
+
+
+# Pairs of segments: their classes, where their segments come from, and what is cut of them.
+
+
+# Class 0 and class 1, in words.
+_CLASSES = {"nsp": ("the second follows", "the second is random"), "sop": ("in order", "swapped")}
+
+
+class MaskedPairsInspector(MaskingInspector):
+    """Of `MaskedPairs`."""
+
+    def label(self, value: Any, of_place: bool) -> Any:
+        return super().label(value, True) if of_place else _CLASSES[self.examples.config.pairs][value]
+
+    def texts(self, drawn: Drawn) -> list[list[str]]:
+        """The two segments of each pair."""
+        tokens = self.examples.store.tokens
+        spans = [[(int(row[f"{side}_start"]), int(row[f"{side}_length"])) for side in "ab"] for row in drawn.rows]
+        return [[self.tokenizer.decode(tokens[at : at + length].tolist()) for at, length in pair] for pair in spans]
+
+    def fact(self, tally: Tally) -> str:
+        """Further: how many pairs are of the second class."""
+        names = {"nsp": "random second segments in all", "sop": "pairs that are swapped"}
+        share = tally.measured(names[self.examples.config.pairs])
+        pairs = {"nsp": "the second text of {} of the pairs is a random one", "sop": "{} of the pairs are swapped"}
+        words = "" if share is None else pairs[self.examples.config.pairs].format(f"{share:.1%}")
+        return "; ".join(filter(None, (super().fact(tally), words)))
+
+    def check(self, tally: Tally, drawn: Drawn) -> None:
+        super().check(tally, drawn)
+        self.check_pairs(tally, drawn)
+
+    def check_pairs(self, tally: Tally, drawn: Drawn) -> None:
+        """Enter where segments come from, and what is cut."""
+        self._check_cut(tally, drawn.rows)
+        self._check_classes(tally, drawn.rows)
+        if self.config.pair_of == "segments":
+            share = self.config.short_sequence_probability
+            tally.share("pairs that aim at a shorter length", drawn.rows["short"].sum(), len(drawn.rows), share)
+
+    def _check_classes(self, tally: Tally, rows: np.ndarray) -> None:
+        label, choice = rows["label"] == 1, rows["choice"] == 1
+        offsets = self.examples.store.document_offsets
+        a, b = (np.searchsorted(offsets, rows[f"{side}_start"], side="right") for side in "ab")
+        if self.examples.config.pairs == "sop":
+            tally.share("pairs that are swapped", label.sum(), len(rows), 0.5)
+            tally.none("pairs of two documents", (a != b).sum())
+            first, second = (
+                np.where(label, rows["b_start"], rows["a_start"]),
+                np.where(label, rows["a_start"], rows["b_start"]),
+            )
+            tally.none("pairs in another order than their class says", (first >= second).sum())
+            return
+        tally.share("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
+        tally.note("random second segments in all", label.sum(), len(rows), is_share=True)
+        tally.none("pairs without a choice that follow", (~choice & ~label).sum())
+        tally.none("random segments of the same document", (label & (a == b)).sum())
+        tally.none("following segments of another document", (~label & (a != b)).sum())
+
+    def _check_cut(self, tally: Tally, rows: np.ndarray) -> None:
+        """Pairs too long for an example lose tokens."""
+        cut = self.examples.cut(rows)
+        length = rows["a_length"].astype(np.int64) + rows["b_length"]
+        tally.note("truncated fraction", cut.sum(), len(rows))
+        tally.none("pairs cut although they fit", (cut & (length != self.examples.limit)).sum())
+
+
+# What a generator, as it is, writes in the masked places, beside its own probabilities.
+
+
+class GeneratorInspector(MaskedWindowsInspector):
+    """Of a learner with weights, whose `sampled` and `original` give the text that its model reads, and the text as it
+    was."""
+
+    def fact(self, tally: Tally) -> str:
+        share = tally.measured("replaced share of tokens")
+        words = super().fact(tally).replace("the model reads", "it reads")
+        if share is None:
+            return words
+        return f"{share:.1%} of the tokens that the model reads are replaced, by a generator for which {words}"
+
+    def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
+        """Further: `filled`, the text that the model reads; where it is to find the replaced tokens, these are its
+        targets."""
+        batch, host = drawn.batch, torch.device("cpu")
+        filled = self.learner.sampled(batch.to(self.learner.device), drawn.epoch).filled.to(host)
+        other_T = filled.tokens != self.learner.original(batch)
+        made_in_step = [term for term, target in batch.targets.items() if target.labels is None]
+        for number, entry in enumerate(super().entries(drawn)):
+            start = batch.inputs.starts[number]
+            replaced = (other_T & (batch.inputs.documents == number)).nonzero()[:, 0]
+            places = [{"position": int(at) - start, "label": "replaced"} for at in replaced]
+            targets = entry.pop("targets") | dict.fromkeys(made_in_step, places)
+            yield {**entry, "filled": self.side(filled, range(number, number + 1)), "targets": targets}
+
+    def check(self, tally: Tally, drawn: Drawn) -> None:
+        super().check(tally, drawn)
+        tally.remarks["replaced share of tokens"] = "masked share x the generator's probability of another token there"
+        tally.remarks["surprise of a sample, nats"] = "entropy of the generator's probabilities"
+        batch = drawn.batch.to(self.learner.device)
+        sampled = self.learner.sampled(batch, drawn.epoch)
+        other = (sampled.filled.tokens != self.learner.original(batch)).cpu().numpy()
+        at = places_of(batch, "mlm").cpu().numpy()
+        chances = sampled.other_M.cpu().numpy()
+        variance = (chances * (1 - chances)).sum()
+        tally.mean("replaced share of tokens", other.sum(), len(other), chances.sum(), variance, 1.0)
+        tally.note("samples that are the original token", (~other[at]).sum(), len(at), is_share=True)
+        tally.none("tokens replaced that were not masked", other.sum() - other[at].sum())
+        surprise, entropy, variance = (
+            float(values.sum()) for values in (sampled.surprise_M, sampled.entropy_M, sampled.variance_M)
+        )
+        tally.mean("surprise of a sample, nats", surprise, len(at), entropy, variance, sampled.bound)

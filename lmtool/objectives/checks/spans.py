@@ -1,24 +1,28 @@
-"""Masked spans: their lengths as drawn, what stands in their place, and where they begin.
-
-Shape letters: M masked places, D draws of a length.
-"""
+"""Checks of masked spans and of permutations."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import numpy as np
 
-from lmtool.learners.tally import Tally
+from lmtool.learners.inspection import Drawn, Inspector, Tally
+from lmtool.objectives.checks.language import StreamInspector
 from lmtool.objectives.checks.masking import (
+    MaskedPairsInspector,
     MaskedWindowsInspector,
     MaskingInspector,
     Masks,
     check_branches,
     check_budget,
 )
-from lmtool.objectives.checks.pairs import MaskedPairsInspector
-from lmtool.objectives.corruption.spans import MaskedSpans, length_shares
+from lmtool.objectives.corruption.masking import MaskedSpans, budget, length_shares
+from lmtool.objectives.corruption.permutation import Permuted, ngram_shares
+
+# Masked spans: their lengths as drawn, what stands in their place, and where they begin.
+#
+# Shape letters: M masked places, D draws of a length.
 
 
 class SpanInspector(MaskingInspector):
@@ -72,3 +76,134 @@ class SpanWindowsInspector(SpanInspector, MaskedWindowsInspector):
 
 class SpanPairsInspector(SpanInspector, MaskedPairsInspector):
     """Of `MaskedPairs`."""
+
+
+# Permutations: how much is predicted, in runs of which length, in which order, and who sees whom.
+#
+# Shape letters: N examples of a batch, T their tokens, M predicted places, L tokens of a drawn text.
+
+
+# Tokens of a text whose masks are drawn.
+_DRAWN = 32
+
+
+class PermutationInspector(Inspector):
+    """Of examples with ranks."""
+
+    def fact(self, tally: Tally) -> str:
+        words = super().fact(tally)
+        return f"{words}, each from all that are not, and from those before it in a random order" if words else ""
+
+    def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
+        """Further: `drawing`, the order and both streams' masks of the first tokens."""
+        memory = self.learner.backbone.config.remembers
+        kept = f"up to {memory} tokens in front, of those that windows before reused: seen by all"
+        for entry in super().entries(drawn):
+            side = entry["input"]
+            asked = {place["position"] for place in entry["targets"]["plm"]}
+            drawing = draw_streams(side["pieces"][:_DRAWN], side["rank"][:_DRAWN], asked)
+            yield {**entry, "drawing": [*([("memory", kept)] if memory else []), *drawing]}
+
+    def check_permutations(self, tally: Tally, drawn: Drawn) -> None:
+        """Enter what the objective promises."""
+        config, vocabulary = self.examples.config, self.examples.masks.vocabulary
+        whole = self.examples.assemble(drawn.rows)
+        permuted: Permuted = self.examples.masked(whole, drawn.numbers, drawn.epoch)
+        at, inputs = permuted.at, drawn.batch.inputs
+        documents = np.repeat(np.arange(len(whole.lengths)), whole.lengths)
+        text = ~vocabulary.special[whole.tokens]
+        block = 2 * documents + permuted.blocks
+        eligible, selected = (np.bincount(block[places], minlength=2 * len(drawn.rows)) for places in (text, at))
+        check_budget(tally, selected, budget(eligible, 1 / config.context), eligible)
+        tally.none("special tokens predicted", (~text[at]).sum())
+        tally.none("tokens that are not the text", (inputs.tokens.numpy() != whole.tokens).sum())
+        self._check_ngrams(tally, permuted)
+        starts = vocabulary.starts_word[whole.tokens[permuted.starts]]
+        opening = (
+            (permuted.starts == 0) | ~text[permuted.starts - 1] | (np.diff(block, prepend=-1)[permuted.starts] != 0)
+        )
+        tally.none("n-grams that begin within a word", (~starts & ~opening).sum())
+        _check_order(tally, permuted, inputs.columns["rank"].numpy(), ~text, block)
+
+    def _check_ngrams(self, tally: Tally, permuted: Permuted) -> None:
+        drawn, shares = permuted.drawn, ngram_shares(self.examples.config.longest)
+        lengths, count = np.arange(1, len(shares) + 1), len(drawn)
+        mean = float(shares @ lengths)
+        variance = float(shares @ lengths**2 - mean**2)
+        # Lengths are drawn until they are enough: each is held against the definition given those before it.
+        tally.mean("tokens of an n-gram as drawn", drawn.sum(), count, count * mean, count * variance, len(shares))
+        for length, share in zip(lengths, shares, strict=True):
+            tally.share(f"n-grams of {length} as drawn", (drawn == length).sum(), count, float(share))
+        left = "predicted tokens that make up for what n-grams left"
+        tally.note(left, permuted.single.sum(), len(permuted.at), is_share=True)
+
+
+class PermutedWindowsInspector(PermutationInspector, StreamInspector):
+    """Of windows of text."""
+
+    def check(self, tally: Tally, drawn: Drawn) -> None:
+        self.check_permutations(tally, drawn)
+
+
+class PermutedPairsInspector(PermutationInspector, MaskedPairsInspector):
+    """Of pairs of segments without a loss."""
+
+    def check(self, tally: Tally, drawn: Drawn) -> None:
+        self.check_permutations(tally, drawn)
+        self.check_pairs(tally, drawn)
+
+
+def _check_order(
+    tally: Tally, permuted: Permuted, ranks_T: np.ndarray, special_T: np.ndarray, block_T: np.ndarray
+) -> None:
+    """Uniform orders: of two neighbours in a block either comes first in half of the cases; pairs that share no token
+    are independent. What is not predicted comes before all that is, and a first block before a second."""
+    ordered = special_T.copy()
+    ordered[permuted.at] = True
+    places = np.flatnonzero(ordered)
+    number = np.arange(len(places)) - np.searchsorted(block_T[places], block_T[places])
+    first = np.flatnonzero((number[:-1] % 2 == 0) & (block_T[places[:-1]] == block_T[places[1:]]))
+    earlier = ranks_T[places[first]] < ranks_T[places[first + 1]]
+    tally.share("neighbours in the order of the text", earlier.sum(), len(first), 0.5)
+    # Where the first of them stands in the order is uniform too.
+    sizes = np.bincount(block_T[places])[block_T[places]]
+    leading = np.flatnonzero((number == 0) & (sizes > 1))
+    before = (
+        ranks_T[places] - np.minimum.reduceat(ranks_T[places], np.flatnonzero(number == 0))[np.cumsum(number == 0) - 1]
+    )
+    others = sizes[leading] - 1
+    share, spread = before[leading] / others, (others + 2) / (12 * others)
+    tally.mean("place of the first one in the order", share.sum(), len(share), len(share) / 2, spread.sum(), 0.5)
+    last_B = np.full(int(block_T.max(initial=0)) + 1, -1)
+    np.maximum.at(last_B, block_T[~ordered], ranks_T[~ordered])
+    tally.none("ordered tokens not behind what is not predicted", (ranks_T[places] <= last_B[block_T[places]]).sum())
+    both = np.stack([2 * (block_T[places] // 2), ranks_T[places]])
+    tally.none("ranks given twice", len(places) - np.unique(both, axis=1).shape[1])
+    seconds = (np.diff(block_T, prepend=block_T[:1]) == 1) & (block_T % 2 == 1)
+    highest = np.full(len(last_B) + 1, -1)
+    np.maximum.at(highest, block_T, ranks_T)
+    lowest = np.full(len(last_B) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(lowest, block_T, ranks_T)
+    own = block_T[seconds]
+    tally.none("second parts not behind the first", (lowest[own] <= highest[own - 1]).sum())
+
+
+def draw_streams(pieces: list[str], ranks: list[int], asked: set[int]) -> list[tuple[str, str]]:
+    """Lines (piece, text): the order of the tokens, and what each sees in the content stream and in the query stream,
+    `x` where it sees. asked: the positions that are predicted, which alone have a query."""
+    order, count = np.array(ranks), len(pieces)
+    content, query = order[None, :] <= order[:, None], order[None, :] < order[:, None]
+
+    def rows(sees: np.ndarray, positions: Iterable[int]) -> Iterator[tuple[str, str]]:
+        for row in positions:
+            yield pieces[row], f"{order[row]:03d} " + "".join("x" if seen else "." for seen in sees[row])
+
+    predicted = [position for position in range(count) if position in asked]
+    sequence = sorted(predicted, key=lambda position: int(order[position]))
+    return [
+        ("order", " ".join(pieces[position] for position in sequence) or "nothing of these is predicted"),
+        ("content stream", "rank, and what is seen"),
+        *rows(content, range(count)),
+        ("query stream", "of what is predicted"),
+        *rows(query, predicted),
+    ]

@@ -1,17 +1,74 @@
-"""Runs of text cut into windows: the planner of every objective that reads one text an example.
-
-The text of a split is a *stream*: its documents laid end to end, each followed by a separator where one is asked for.
-Windows of a stream are cut within documents (`separate`) or through them (`joined`).
-
-Shape letters: D documents, E windows, N windows of a batch, T their tokens.
-"""
+"""Windows of running text: the planner of every objective that reads one text, and examples for language models."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
+import torch
 
 from lmtool import streams
-from lmtool.data.assembly import ragged_ranges
+from lmtool.data.assembly import Assembled, Template, assemble, ragged_ranges
+from lmtool.data.formats import text_format
+from lmtool.data.loader import segments
+from lmtool.data.plan import Plan
+from lmtool.data.store import TokenStore
+from lmtool.errors import UserError
+from lmtool.models.encoder_decoder import EncoderDecoder, shifted
+from lmtool.objectives.corruption.noises import prefix_lengths
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Lanes, Packed, Target
+
+# What every plan of text needs: the room for it, at least one example, its facts.
+#
+# Shape letters: N examples of a batch.
+
+
+def room_for(max_length: int, overhead: int, texts: int) -> int:
+    """Tokens of text that fit; raises UserError where a text would have fewer than two."""
+    room = max_length - overhead
+    if room < 2 * texts:
+        raise UserError(
+            f"max_length={max_length} leaves {max(room, 0)} tokens of text beside {overhead} special ones",
+            f"max_length={overhead + 2 * texts} or more",
+        )
+    return room
+
+
+def some(plan: Plan, split: str) -> Plan:
+    if not len(plan.lengths):
+        raise UserError(
+            f"the {split} text has nothing to learn from: no window of two tokens", "give more text with data.path="
+        )
+    return plan
+
+
+def numbers_of(examples_N: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """The examples and parts of a batch: no example has parts here."""
+    examples_N = np.asarray(examples_N, dtype=np.int64)
+    return torch.from_numpy(examples_N), torch.zeros(len(examples_N), dtype=torch.int32)
+
+
+def plan_facts(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
+    """What the screens say of an objective's examples, and of the store that they are cut from."""
+    return {
+        "split": split,
+        "documents": int(len(store.document_offsets) - 1),
+        "documents_without_tokens": int(store.facts.get("documents_without_tokens", 0)),
+        "store_tokens": int(store.document_offsets[-1]),
+        "truncated_fraction": 0.0,  # long documents are split
+        **plan.facts(),
+    }
+
+
+# Runs of text cut into windows: the planner of every objective that reads one text an example.
+#
+# The text of a split is a *stream*: its documents laid end to end, each followed by a separator where one is asked
+# for. Windows of a stream are cut within documents (`separate`) or through them (`joined`).
+#
+# Shape letters: D documents, E windows, N windows of a batch, T their tokens.
+
 
 # One window: its first place in the stream, and how many of them it holds.
 WINDOW = np.dtype([("start", "i8"), ("length", "i4")])
@@ -93,3 +150,190 @@ def drawn_windows(stream: Stream, size: int, joined: bool, short: float, seed: i
         documents, counts = documents[~whole], 2 * counts[~whole]
     windows_of_all = np.concatenate(cut)
     return windows_of_all[np.argsort(windows_of_all["start"], kind="stable")]
+
+
+# The two sides of an example of an encoder-decoder.
+
+
+class Sides:
+    """How a family lays out the two sides: both in its text format, and the outputs shifted behind its start token."""
+
+    def __init__(self, backbone: EncoderDecoder, tokenizer: Tokenizer):
+        self.template = Template.of(text_format(backbone.config.text_format, tokenizer), 1)
+        self.start = tokenizer.role(backbone.config.start_role)
+
+    def batch(self, inputs: Packed, outputs: Assembled, term: str, examples_N: np.ndarray) -> Batch:
+        """Inputs as the encoder reads them, and the whole outputs as they are to be predicted."""
+        labels = torch.from_numpy(outputs.tokens)
+        target = Target(labels, at=torch.arange(len(labels)), side="outputs")
+        return Batch(inputs, {term: target}, *numbers_of(examples_N), shifted(outputs.packed(), self.start))
+
+
+# Windows of a running stream of documents, each token to be predicted by the ones before it.
+
+
+# A window, and how many of its first places are not predicted in it: those of windows before it, or the very first.
+_CAUSAL = np.dtype([*WINDOW.descr, ("known", "i4")])
+
+
+class CausalWindows:
+    """Next-token prediction over the stream of documents, each closed by the end-of-text token.
+
+    Every token but the first of a document (separate) or of the whole stream (joined) is predicted exactly once.
+    Consecutive windows share one token, the last of one being the first of the next. stride: places between the starts
+    of windows, so that they share max_length - stride and a token is predicted from that many before it at least, but
+    near the beginning (Baevski and Auli 2019); None: max_length - 1.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        store: TokenStore,
+        max_length: int,
+        documents: str,
+        split: str,
+        stride: int | None = None,
+    ):
+        self.store, self.split = store, split
+        self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
+        size = room_for(max_length, 0, 1)
+        overlap = 1 if stride is None else size - stride
+        if overlap < 1:
+            raise UserError(
+                f"stride={stride} is too long: windows of max_length={max_length} would not follow each other",
+                f"stride={size - 1} at most",
+            )
+        cut = windows(self.stream, size, documents == "joined", overlap)
+        rows = np.empty(len(cut), dtype=_CAUSAL)
+        for name in WINDOW.names or ():
+            rows[name] = cut[name]
+        borders = self.stream.borders[:1] if documents == "joined" else self.stream.borders
+        rows["known"] = np.where(np.isin(cut["start"], borders), 1, overlap)
+        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        lengths, known = rows["length"].astype(np.int64), rows["known"].astype(np.int64)
+        tokens = self.stream.read(rows["start"], lengths)
+        starts = np.cumsum(lengths) - lengths
+        at = ragged_ranges(starts + known - 1, lengths - known)
+        packed = Assembled(tokens, lengths, {}).packed()
+        return Batch(
+            packed, {"clm": Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))}, *numbers_of(examples)
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Size of an epoch, and the share of tokens that predict."""
+        facts, rows = plan_facts(self._plan, self.store, self.split), self._plan.rows
+        predicted = int(rows["length"].sum(dtype=np.int64) - rows["known"].sum(dtype=np.int64))
+        return {**facts, "predicted_fraction": predicted / facts["tokens"]}
+
+
+class CausalSegments:
+    """The same prediction in lanes, for a model that carries state: every token that is read predicts the one after it,
+    which of a segment's last token stands in the next segment. So every token of the text but its first is predicted
+    exactly once, as in joined windows."""
+
+    def __init__(self, windows: CausalWindows, size: int, lanes: int):
+        self._windows, self.stream = windows, windows.stream
+        places = len(self.stream) - 1
+        self.lanes = min(lanes, places)
+        rows = segments(places, self.lanes, size)
+        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), windows.split)
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        lengths = rows["length"].astype(np.int64)
+        tokens, labels = (self.stream.read(rows["start"] + ahead, lengths) for ahead in (0, 1))
+        return Batch(
+            Assembled(tokens, lengths, {}).packed(),
+            {"clm": Target(torch.from_numpy(labels), at=torch.arange(len(tokens)))},
+            *numbers_of(examples),
+            lanes=Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), self.lanes),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Size of an epoch, the lanes, and how many segments follow each other in one."""
+        facts = plan_facts(self._plan, self._windows.store, self._windows.split)
+        along = -(-len(self._plan) // self.lanes)
+        return {**facts, "predicted_fraction": 1.0, "lanes": self.lanes, "segments_per_lane": along}
+
+
+class CarriedWindows(CausalWindows):
+    """Joined windows of a model that carries state: a loader reads them in lanes."""
+
+    def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, split: str):
+        super().__init__(tokenizer, store, max_length, "joined", split)
+        self._size = max_length
+
+    def in_lanes(self, lanes: int) -> CausalSegments:
+        """See `data.lanes.CutInLanes`."""
+        return CausalSegments(self, self._size, lanes)
+
+
+# Windows of text that are split, anew in each epoch: for a decoder, and for an encoder-decoder.
+#
+# Shape letters: N examples of a batch, T their tokens.
+
+
+class _Splits:
+    """Windows of text, split anew in each epoch."""
+
+    def __init__(
+        self, stream: Stream, store: TokenStore, size: int, joined: bool, overhead: int, split: str, seed: int
+    ):
+        self.stream, self.store, self.split, self.seed = stream, store, split, seed
+        rows = windows(stream, size, joined)
+        rows = rows[rows["length"] >= 2]
+        self._plan = some(Plan(rows, rows["length"].astype(np.int64) + overhead), split)
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def prefixes(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> np.ndarray:
+        """(N,) where some windows are split."""
+        return prefix_lengths(rows["length"], examples, self.seed, epoch)
+
+    def facts(self) -> dict[str, Any]:
+        """Size of an epoch, and the share of its tokens that are predicted."""
+        return {**plan_facts(self._plan, self.store, self.split), "predicted_fraction": 0.5}
+
+
+class MaskedPrefixes(_Splits):
+    """For a decoder: one text with `Packed.prefixes`; every token behind the split is predicted by the one before it.
+    Each document ends with the end-of-text token."""
+
+    def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
+        stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
+        super().__init__(stream, store, room_for(max_length, 0, 1), documents == "joined", 0, split, seed)
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        lengths = rows["length"].astype(np.int64)
+        tokens, prefixes = self.stream.read(rows["start"], lengths), self.prefixes(rows, examples, epoch)
+        at = ragged_ranges(np.cumsum(lengths) - lengths + prefixes - 1, lengths - prefixes)
+        packed = replace(Assembled(tokens, lengths, {}).packed(), prefixes=tuple(prefixes.tolist()))
+        target = Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))
+        return Batch(packed, {"prefix_lm": target}, *numbers_of(examples))
+
+
+class EncodedPrefixes(_Splits):
+    """For an encoder-decoder: the prefix on one side, the rest on the other, both in the family's format."""
+
+    def __init__(self, sides: Sides, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
+        self.sides = sides
+        overhead = sides.template.overhead
+        stream = Stream(store.tokens, store.document_offsets, None)
+        size = room_for(max_length, overhead, 1)
+        super().__init__(stream, store, size, documents == "joined", 2 * overhead, split, seed)
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        lengths, prefixes = rows["length"].astype(np.int64), self.prefixes(rows, examples, epoch)
+        before = self.stream.read(rows["start"], prefixes)
+        behind = self.stream.read(rows["start"] + prefixes, lengths - prefixes)
+        inputs = assemble(self.sides.template, [(before, prefixes)])
+        outputs = assemble(self.sides.template, [(behind, lengths - prefixes)])
+        return self.sides.batch(inputs.packed(), outputs, "prefix_lm", examples)

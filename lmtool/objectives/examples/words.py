@@ -1,27 +1,33 @@
-"""Windows of whole words, each word predicted by those before it and by those behind it.
-
-A word may have several tokens, when its vocabulary spells it: a window never begins or ends within one, but for words
-that are longer than a window.
-
-Shape letters: V entries of the vocabulary, T tokens of a batch, W its words.
-"""
+"""Windows of whole words, and pairs of words for skip-gram."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from lmtool import streams
 from lmtool.data.assembly import Assembled
 from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
-from lmtool.objectives.examples.plans import numbers_of, plan_facts, room_for, some
-from lmtool.objectives.examples.windows import WINDOW, Stream
+from lmtool.errors import UserError
+from lmtool.learners.baseline import token_counts
+from lmtool.objectives.examples.windows import WINDOW, Stream, numbers_of, plan_facts, room_for, some, windows
+from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Target
+from lmtool.types import Batch, Packed, Target
+
+# Windows of whole words, each word predicted by those before it and by those behind it.
+#
+# A word may have several tokens, when its vocabulary spells it: a window never begins or ends within one, but for
+# words that are longer than a window.
+#
+# Shape letters: V entries of the vocabulary, T tokens of a batch, W its words.
+
 
 FORWARD, BACKWARD = "forward", "backward"
 # Places of a stream that are read at a time.
@@ -152,3 +158,131 @@ def _cut(stream: Stream, begins_V: np.ndarray, size: int, first: int, last: int)
         yield start, begins[at] - start
         start = begins[at - 1] if at and begins[at - 1] > start else begins[at]
     yield start, last - start
+
+
+# Words and the words around them, and negatives beside these: what skip-gram learns from.
+#
+# Mikolov, Sutskever, Chen, Corrado, Dean, "Distributed Representations of Words and Phrases and their
+# Compositionality", NeurIPS 2013, sections 2.2 and 2.3. As in the published code, words are left out before windows
+# are made, so that these reach farther, and words that are not in the vocabulary are left out of the text.
+#
+# Shape letters: V vocabulary, N examples of a batch, T tokens of their text, K of them that are kept, W words on
+# either side, M pairs, J negatives of a pair.
+
+
+class WordCounts:
+    """How often each word stands in the training text, (V,); special tokens count as no words. Of several texts their
+    sum. What is drawn by it is known once all texts are in."""
+
+    def __init__(self, config: SkipGramConfig, tokenizer: Tokenizer):
+        self._config, self._special = config, sorted(tokenizer.special_ids)
+        self.counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+
+    def add(self, counts: np.ndarray) -> None:
+        """Enter those of a text. UserError where it has no word."""
+        own = np.asarray(counts, dtype=np.int64).copy()
+        own[self._special] = 0
+        if not own.any():
+            raise UserError("the text has no word of the vocabulary", "give the tokenizer that fits it, or more text")
+        self.counts = self.counts + own
+
+    @property
+    def kept(self) -> np.ndarray:
+        """(V,) float64: the chance that a place of a word is kept; 0 of special tokens."""
+        share_V = self.counts / self.counts.sum()
+        kept_V = np.sqrt(self._config.subsample / np.maximum(share_V, 1e-300)).clip(max=1.0)
+        kept_V[self._special] = 0.0
+        return kept_V
+
+    @property
+    def noise(self) -> np.ndarray:
+        """(V,) float64: the distribution of negatives."""
+        powers_V = np.where(self.counts > 0, self.counts.astype(np.float64) ** self._config.power, 0.0)
+        return powers_V / powers_V.sum()
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """tokens: (T,) the text as it was. kept: (T,) bool. lengths: (N,) how many of each example are kept. reach: (K,)
+    how many words on either side of each kept one are predicted. center, context: (M,) places among the kept.
+    negatives: (M, J) words."""
+
+    tokens: np.ndarray
+    kept: np.ndarray
+    lengths: np.ndarray
+    reach: np.ndarray
+    center: np.ndarray
+    context: np.ndarray
+    negatives: np.ndarray
+
+
+class WordPairs:
+    """Examples are windows of one document each, as long as max_length; no pair crosses their borders."""
+
+    def __init__(
+        self, config: SkipGramConfig, store: TokenStore, max_length: int, split: str, seed: int, counts: WordCounts
+    ):
+        self.config, self.store, self.split, self.seed, self.counts = config, store, split, seed, counts
+        self.stream = Stream(store.tokens, store.document_offsets, None)
+        rows = windows(self.stream, room_for(max_length, 0, 1), joined=False)
+        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
+        self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+
+    def plan(self, epoch: int) -> Plan:
+        """The lengths are those before words are left out."""
+        return self._plan
+
+    def _chances(self) -> tuple[np.ndarray, np.ndarray]:
+        """(V,) the chance of a word to be kept, and the sums of those of negatives up to each word."""
+        if self._known is None or self._known[0] is not self.counts.counts:
+            sums_V = np.cumsum(self.counts.noise)
+            self._known = self.counts.counts, self.counts.kept, sums_V / sums_V[-1]
+        return self._known[1:]
+
+    def pairs(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Pairs:
+        """What is drawn of these examples. The draws of a place: whether it is kept, how far it reaches, and the
+        negatives of each of its pairs."""
+        reach, number = self.config.window, self.config.negatives
+        kept_V, sums_V = self._chances()
+        lengths_N = rows["length"].astype(np.int64)
+        tokens_T = self.stream.read(rows["start"], lengths_N)
+        row_T = np.repeat(np.arange(len(rows)), lengths_N)
+        place_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
+        first_T, example_T = place_T * (2 + 2 * reach * number), np.asarray(examples, dtype=np.int64)[row_T]
+
+        def drawn(example: np.ndarray, draw: np.ndarray) -> np.ndarray:
+            return streams.uniform_at(self.seed, "sample", epoch, example, draw)
+
+        taken_T = drawn(example_T, first_T) < kept_V[tokens_T]
+        example_K, first_K, row_K = example_T[taken_T], first_T[taken_T], row_T[taken_T]
+        reach_K = 1 + (drawn(example_K, first_K + 1) * reach).astype(np.int64)
+        offset_2W = np.delete(np.arange(-reach, reach + 1), reach)
+        other_K2W = np.arange(len(reach_K))[:, None] + offset_2W
+        inside_K2W = (other_K2W >= 0) & (other_K2W < len(reach_K)) & (np.abs(offset_2W) <= reach_K[:, None])
+        inside_K2W &= row_K[np.clip(other_K2W, 0, max(len(row_K) - 1, 0))] == row_K[:, None] if len(row_K) else True
+        center_M, slot_M = np.nonzero(inside_K2W)
+        draw_MJ = (first_K[center_M] + 2 + slot_M * number)[:, None] + np.arange(number)
+        noise = drawn(np.repeat(example_K[center_M], number), draw_MJ.reshape(-1))
+        negatives_MJ = np.searchsorted(sums_V, noise, side="right").reshape(-1, number)
+        kept_N = np.bincount(row_K, minlength=len(rows))
+        return Pairs(tokens_T, taken_T, kept_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ)
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        pairs = self.pairs(rows, examples, epoch)
+        tokens = pairs.tokens[pairs.kept]
+        at, number = torch.from_numpy(pairs.center), self.config.negatives
+        targets = {
+            "skip_gram": Target(torch.from_numpy(tokens[pairs.context]), at=at),
+            "negatives": Target(torch.from_numpy(pairs.negatives.reshape(-1)), at=at.repeat_interleave(number)),
+        }
+        return Batch(Packed(torch.from_numpy(tokens), tuple(pairs.lengths.tolist())), targets, *numbers_of(examples))
+
+    def facts(self) -> dict[str, Any]:
+        """Size of an epoch, before words are left out."""
+        facts = plan_facts(self._plan, self.store, self.split)
+        return {**facts, "predicted_fraction": self.config.predicted_fraction}
+
+
+def counts_of(store: TokenStore, tokenizer: Tokenizer) -> np.ndarray:
+    """(V,) int64: how often each token stands in a text."""
+    return token_counts(store.tokens, tokenizer.vocab_size)

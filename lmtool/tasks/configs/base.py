@@ -1,16 +1,21 @@
-"""What every task kind's configuration says: where its rows come from, what is read, predicted and scored. Imports no
-torch."""
+"""What every task kind configures: rows, columns, prompts, and texts of another domain. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from string import Formatter
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.tables import build
+from lmtool.config.nearest import nearest
+from lmtool.config.tables import build, component
 from lmtool.errors import Problem
+
+# What every task kind's configuration says: where its rows come from, what is read, predicted and scored. Imports no
+# torch.
+
 
 JOINED = "+"
 """Between the names of columns that are read as one text."""
@@ -27,7 +32,7 @@ class TaskConfig(Config):
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "bidirectional_lm")
     layouts: ClassVar[tuple[str, ...]] = ("table", "parquet")
-    """The layouts that its files may have, see `lmtool.tasks.sources.layouts`; the first that takes a file reads it."""
+    """The layouts that its files may have, see `lmtool.tasks.files`; the first that takes a file reads it."""
     head_fields: ClassVar[tuple[str, ...]] = ()
     """The fields that say what form the head has: a checkpoint's head is used in its own."""
 
@@ -198,3 +203,131 @@ class TaskConfig(Config):
         if unknown:
             raise ValueError(f"files names the split {unknown[0]}: one of train, dev, test")
         return self
+
+
+# How rows are put into words for a language model, as configuration. Imports no torch.
+
+
+ANSWER = "label"
+"""The place of the answer in a template."""
+PROMPT = "prompt"
+"""The head that reads a row as its prompt, and predicts the word in the place of the answer."""
+
+
+class PromptConfig(Config):
+    """A pattern, and the words that stand for the classes (Schick and Schuetze 2021, section 3)."""
+
+    template: str | None = Field(
+        None,
+        description="A row as text: {COLUMN} is replaced by the row's text, {label} by the answer; \\n "
+        "is the end of a line. Null: each column behind its name, then the answer.",
+    )
+    words: dict[str, str] = Field({}, description="Classes, and what is written for them. Others: their names.")
+
+    @field_validator("template")
+    @classmethod
+    def _has_one_answer(cls, template: str | None) -> str | None:
+        # A shell hands over the two characters as they are typed.
+        template = None if template is None else template.replace("\\n", "\n")
+        if template is not None and places(template).count(ANSWER) != 1:
+            raise ValueError(f"template={template!r}: {{{ANSWER}}}, the place of the answer, comes once")
+        return template
+
+
+def places(template: str) -> list[str]:
+    """The names between braces, in their order. ValueError where braces do not match."""
+    names = [name for _, name, form, change in Formatter().parse(template) if name is not None]
+    if any(form or change for _, _, form, change in Formatter().parse(template)):
+        raise ValueError(f"template={template!r}: a place is a column's name in braces, nothing more")
+    return names
+
+
+class PromptedConfig(TaskConfig):
+    """The base of kinds that a language model can do from a prompt, without training."""
+
+    prompt: PromptConfig = Field(
+        default_factory=lambda: PromptConfig.model_validate({}),
+        description="The task in words, for task.head=prompt and for `lmtool evaluate shots=`.",
+    )
+
+    @property
+    def default_template(self) -> str:
+        """The template where none is given."""
+        return "".join(f"{name}: {{{name}}}\n" for name in self.text) + f"{self.label}: {{{ANSWER}}}"
+
+    @property
+    def template(self) -> str:
+        return self.prompt.template or self.default_template
+
+    def unworded(self) -> Problem | None:
+        """Why rows cannot be put into words, if they cannot: the template names what is not read."""
+        if ANSWER in self.reads:
+            return Problem(
+                "task.text",
+                f"task={self.name} reads a column called {ANSWER}, which in a template is the place of the answer",
+                f"give it another name: task.aliases={{{ANSWER}: text}} task.text=[text]",
+            )
+        named = places(self.template)
+        if named == [ANSWER]:
+            return Problem(
+                "task.prompt.template",
+                f"task.prompt.template={self.template!r} names no column to read",
+                f"name those of task={self.name}: {', '.join(f'{{{name}}}' for name in self.reads)}",
+            )
+        for name in named:
+            if name not in (*self.reads, ANSWER):
+                close = nearest(name, self.reads)
+                return Problem(
+                    "task.prompt.template",
+                    f"task.prompt.template names {{{name}}}; task={self.name} reads {', '.join(self.reads)}",
+                    f"did you mean {{{close}}}?" if close else "name those columns alone: task.prompt.template=",
+                )
+        return None
+
+    def unasked(self, model: Any) -> Problem | None:
+        """Why a model of this configuration cannot learn the answer in its place of the template, if it cannot."""
+        after = self.template.partition(f"{{{ANSWER}}}")[2]
+        if model.architecture != "decoder" or not places(after):
+            return self.unworded()
+        return Problem(
+            "task.prompt.template",
+            f"task.prompt.template={self.template!r}: model={model.name} reads from left to right, and {{{ANSWER}}} "
+            f"stands before {{{places(after)[0]}}}",
+            f"put the answer last: task.prompt.template={self.default_template!r}",
+        )
+
+
+# Texts of another domain beside a task's, as configuration. Imports no torch.
+
+
+class DomainConfig(Config):
+    """The base of the losses that bring a task's texts and unlabelled ones of another domain together."""
+
+    name: str = Field(description="Which loss.")
+    target: str = Field(
+        min_length=1,
+        description="Texts of the other domain: a folder with a train file, or one file, with the task's text columns. "
+        "Labels are not read.",
+    )
+    weight: float = Field(1.0, gt=0, description="Weight of the loss beside the task's.")
+
+
+@component("task/domain", "dann", builder="lmtool.tasks.kinds.domain:GradientReversal")
+class DannConfig(DomainConfig):
+    """Gradient reversal (Ganin et al. 2016): a classifier learns which domain a text is of, and what it reads learns to
+    keep that from it."""
+
+    name: Literal["dann"] = Field("dann", description="Gradient reversal.")
+    steps: int = Field(
+        1000,
+        ge=1,
+        description="Steps in which p rises from 0 to 1; the gradient is reversed 2 / (1 + exp(-10 p)) - 1 times.",
+    )
+    hidden_size: int = Field(100, ge=1, description="Units of the hidden layer of the domain classifier.")
+
+
+@component("task/domain", "coral", builder="lmtool.tasks.kinds.domain:MomentMatching")
+class CoralConfig(DomainConfig):
+    """Correlation alignment (Sun and Saenko 2016): the covariances of both domains' features become alike."""
+
+    name: Literal["coral"] = Field("coral", description="Correlation alignment.")

@@ -1,26 +1,76 @@
-"""Several tasks in one run, as configuration. Imports no torch."""
+"""Several tasks in one run, GLUE, and tasks as objectives or text of pretraining, as configuration. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.members import reached, title_of
 from lmtool.config.tables import Choice, component, lookup, names
+from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
-from lmtool.learners.configs import member_problem
+from lmtool.learners.configs import ObjectiveConfig, member_problem
 from lmtool.tasks.configs.base import TaskConfig
-from lmtool.tasks.configs.glue import GlueConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
+
+# All tasks of GLUE, as configuration. Imports no torch.
+
+
+Member = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
+
+
+@component("task", "glue", builder="lmtool.tasks.suites:Glue")
+class GlueConfig(TaskConfig):
+    """The tasks of GLUE, each in a run of its own (Wang et al. 2019)."""
+
+    kind: Literal["glue"] = Field("glue", description="The tasks of GLUE, each in a run of its own.")
+    name: str = Field("glue", description="What the runs are called together.", pattern=r"^[a-z][a-z0-9_]*$")
+    path: str | None = Field(
+        None,
+        description="A folder with a folder of each task, named after it (cola, CoLA, mnli_10k), and one named ax for "
+        "the diagnostic set. Null: the hub.",
+    )
+    hub: str | None = Field(
+        "nyu-mll/glue", description="Where no path is given, each task is read from where its own YAML says."
+    )
+    members: tuple[Member | dict[str, Any], ...] = Field(
+        ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"),
+        min_length=1,
+        description="The tasks, in the order of their runs. task.with.NAME.KEY= sets a key of one of them.",
+    )
+    metrics: tuple[Literal["average"], ...] = Field(
+        ("average",), min_length=1, description="The mean of the tasks' scores, WNLI left out."
+    )
+    metric: Literal["average"] = Field("average", description="What result.json of all runs says.")
+
+    @classmethod
+    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return reached(data)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tasks."""
+        return tuple(map(title_of, self.members))
+
+    @model_validator(mode="after")
+    def _members_of_glue(self) -> GlueConfig:
+        others = [name for name in self.names if name not in get_args(Member)]
+        if others:
+            raise ValueError(f"members: {others[0]} is no task of GLUE; these are {', '.join(get_args(Member))}")
+        return self
+
+
+# Several tasks in one run, as configuration. Imports no torch.
+
 
 _OWN = "Each member's own: task.with.NAME.{}=."
 _TASK = Choice("task", key="kind")
 
 
-@component("task", "mixture", builder="lmtool.tasks.mixture:build")
+@component("task", "mixture", builder="lmtool.tasks.mixture:build_mixture")
 class MixtureTaskConfig(TaskConfig):
     """Several tasks that share a model, each with a head of its own (Caruana 1997), or all of them written by one
     language model (Raffel et al. 2020, section 2.4)."""
@@ -146,3 +196,57 @@ class MixtureTaskConfig(TaskConfig):
         if self.rows is not None and len(self.rows) != len(titles):
             raise ValueError(f"rows={list(self.rows)}: a number for each of the {len(titles)} members")
         return self
+
+
+# A task among the objectives of pretraining, as configuration. Imports no torch.
+
+
+@component("objective", "task", builder="lmtool.tasks.mixture:learner")
+class TaskObjectiveConfig(ObjectiveConfig):
+    """A labelled task in pretraining, beside other objectives (Raffel et al. 2020, section 3.5.3)."""
+
+    architectures: ClassVar[tuple[str, ...]] = TaskConfig.architectures
+
+    name: Literal["task"] = Field("task", description="A task.")
+    task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
+        description="The task, as `lmtool finetune` has it, with its kind and where its data are: "
+        "{kind: classification, name: reviews, path: FOLDER}."
+    )
+
+    @property
+    def title(self) -> str:
+        """Tasks go by their own names."""
+        return self.task.name
+
+    @property
+    def predicted_fraction(self) -> float:
+        """No token is predicted."""
+        return 0.0
+
+
+def tasks_of(objective: ObjectiveConfig) -> tuple[TaskConfig, ...]:
+    """The tasks that an objective is or has among its members."""
+    return tuple(part.task for part in objective.parts() if isinstance(part, TaskObjectiveConfig))
+
+
+# The texts of a task as text to pretrain on, as configuration. Imports no torch.
+
+
+@component("data", "task", builder="lmtool.tasks.text:TaskText")
+class TaskTextConfig(DataConfig):
+    """The texts of a task without their labels (task-adaptive pretraining, Gururangan et al. 2020)."""
+
+    downloads: ClassVar[bool] = True  # a task may name the hub
+
+    name: Literal["task"] = Field("task", description="The texts of a task.")
+    task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
+        description="The task: a shipped one by its name, whose keys stand beside it (data.task=sst2 "
+        "data.task.path=FOLDER), or a section with a kind and a path. Labels are not read."
+    )
+    validation_fraction: float = Field(
+        0.02,
+        gt=0,
+        lt=1,
+        description="Share of the rows held out for validation, at least one, where the task has no development "
+        "split; the same ones for every seed.",
+    )

@@ -10,9 +10,7 @@ from pydantic import Field, model_validator
 from lmtool.config.base import Config
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem
-from lmtool.tasks.configs.base import TaskConfig
-from lmtool.tasks.configs.domain import DomainConfig
-from lmtool.tasks.configs.prompt import PROMPT
+from lmtool.tasks.configs.base import PROMPT, DomainConfig, TaskConfig
 
 TEXT_TO_TEXT = "text_to_text"
 FORM = ("head", "pooling", "head_layers")

@@ -14,17 +14,16 @@ from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import ClassificationConfig
-from lmtool.tasks.configs.prompt import PROMPT
+from lmtool.tasks.configs.base import PROMPT
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
-from lmtool.tasks.kinds.class_learner import ClassLearner
+from lmtool.tasks.kinds.classes import ClassLearner, OneClassKind
 from lmtool.tasks.kinds.labels import balanced_weights, class_names, class_numbers, class_warnings, label_counts
 from lmtool.tasks.kinds.learner import TaskLearner
-from lmtool.tasks.kinds.one_class import OneClassKind
 from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.kinds.prompted import PromptedLearner, PromptWriter, prompted_texts
 from lmtool.tasks.kinds.sequence import SequenceLearner
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner, WrittenKind
-from lmtool.tasks.prompting.demonstrations import kept_rows
+from lmtool.tasks.prompting.examples import kept_rows
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 

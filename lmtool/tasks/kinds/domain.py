@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lmtool import streams
 from lmtool.data.plan import Plan
 from lmtool.learners.mixed_examples import MixedBatch, joined
-from lmtool.tasks.configs.domain import CoralConfig, DannConfig
+from lmtool.tasks.configs.base import CoralConfig, DannConfig
 from lmtool.tasks.kinds.texts import SequenceExamples
 
 TARGET = "target"

@@ -29,13 +29,19 @@ from lmtool.metrics.answers import ANSWER_METRICS, answer_scores, best_threshold
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import ExtractiveQaConfig
-from lmtool.tasks.kinds.answer_search import best_spans, padded
-from lmtool.tasks.kinds.answers import Answer, gold_answers, problem_of
+from lmtool.tasks.kinds.answers import (
+    SPANS,
+    Answer,
+    PredictedAnswer,
+    WindowAnswers,
+    best_spans,
+    gold_answers,
+    padded,
+    problem_of,
+)
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.inspection import AnswerInspector
 from lmtool.tasks.kinds.labels import IDS, place, row_ids, text_of
-from lmtool.tasks.kinds.learner import TaskLearner
-from lmtool.tasks.kinds.predicted_answers import SPANS, PredictedAnswer, WindowAnswers
+from lmtool.tasks.kinds.learner import AnswerInspector, TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tasks.kinds.question_windows import CHARACTERS, QuestionWindows, null_first
 from lmtool.terminal import counted

@@ -20,7 +20,7 @@ from lmtool.heads.losses import binary_losses
 from lmtool.heads.predicted import Binary, Predicted
 from lmtool.learners.baseline import ConstantRates
 from lmtool.metrics import Metric
-from lmtool.metrics.multi_label import MULTI_LABEL, best_thresholds, compute_multi_label
+from lmtool.metrics.scores import MULTI_LABEL, best_thresholds, compute_multi_label
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MultiLabelConfig
 from lmtool.tasks.kinds.labels import class_names, class_numbers, class_warnings, word_of

@@ -22,9 +22,9 @@ from lmtool.heads.predicted import Classes, Predicted
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MultipleChoiceConfig
-from lmtool.tasks.kinds.inspection import ChoiceInspector
+from lmtool.tasks.kinds.classes import OneClassKind
 from lmtool.tasks.kinds.labels import class_numbers
-from lmtool.tasks.kinds.one_class import OneClassKind
+from lmtool.tasks.kinds.learner import ChoiceInspector
 from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.kinds.sequence import SequenceKind, SequenceLearner
 from lmtool.tasks.kinds.texts import SequenceExamples

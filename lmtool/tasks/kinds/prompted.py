@@ -29,18 +29,14 @@ from lmtool.learners.baseline import Predictor
 from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import ClassificationConfig
-from lmtool.tasks.configs.prompt import ANSWER
-from lmtool.tasks.kinds.class_learner import ClassLearner
-from lmtool.tasks.kinds.inspection import PromptInspector
-from lmtool.tasks.kinds.learner import TaskEvaluation, TaskScorer
-from lmtool.tasks.kinds.text_pairs import TextPairs
+from lmtool.tasks.configs.base import ANSWER
+from lmtool.tasks.kinds.classes import ClassLearner
+from lmtool.tasks.kinds.learner import PromptInspector, TaskEvaluation, TaskScorer
+from lmtool.tasks.kinds.text_learner import TextPairs
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner, WrittenKind
 from lmtool.tasks.kinds.texts import EncodedTexts
-from lmtool.tasks.prompting.auxiliary import TERM, Auxiliary
-from lmtool.tasks.prompting.demonstrations import Demonstrations
-from lmtool.tasks.prompting.examples import ANSWERS, PromptedExamples, Wording
-from lmtool.tasks.prompting.pattern import Pattern, PatternTexts, label_tokens, room_for_texts
-from lmtool.tasks.prompting.template import Template
+from lmtool.tasks.prompting.examples import ANSWERS, TERM, Auxiliary, Demonstrations, PromptedExamples, Wording
+from lmtool.tasks.prompting.pattern import Pattern, PatternTexts, Template, label_tokens, room_for_texts
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, StepOutput, send
 

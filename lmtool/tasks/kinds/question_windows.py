@@ -23,8 +23,7 @@ from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.configs import ExtractiveQaConfig
-from lmtool.tasks.kinds.aligned import AlignedTexts
-from lmtool.tasks.kinds.windows import windows
+from lmtool.tasks.kinds.texts import AlignedTexts, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 

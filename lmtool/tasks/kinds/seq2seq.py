@@ -21,10 +21,9 @@ from torch import Tensor
 from lmtool import streams
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.learners.baseline import Predictor
+from lmtool.learners.base import Answers, Inference
+from lmtool.learners.baseline import Predictor, TermSums
 from lmtool.learners.evaluation import Scorer
-from lmtool.learners.inference import Answers, Inference
-from lmtool.learners.terms import TermSums
 from lmtool.metrics import Metric
 from lmtool.metrics.texts import TEXT_METRICS, TextScores, require_scorers
 from lmtool.models.base import Backbone
@@ -33,8 +32,7 @@ from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import is_unlabelled, place, row_ids, text_of
 from lmtool.tasks.kinds.learner import TaskEvaluation
 from lmtool.tasks.kinds.predictions import Prediction, values_of
-from lmtool.tasks.kinds.text_learner import TextLearner
-from lmtool.tasks.kinds.text_pairs import TextPairs
+from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
 

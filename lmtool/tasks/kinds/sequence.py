@@ -29,9 +29,8 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.nn.dropout import Draws
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.domain import TARGET, Adaptation, PairedExamples
-from lmtool.tasks.kinds.inspection import TaskInspector
 from lmtool.tasks.kinds.labels import is_unlabelled, row_ids, text_of
-from lmtool.tasks.kinds.learner import TaskLearner
+from lmtool.tasks.kinds.learner import TaskInspector, TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer

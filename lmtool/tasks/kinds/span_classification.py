@@ -26,7 +26,7 @@ from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import shifted
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.tasks.configs import SpanClassificationConfig
-from lmtool.tasks.kinds.aligned import AlignedTexts
+from lmtool.tasks.kinds.classes import OneClassKind
 from lmtool.tasks.kinds.labels import (
     class_names,
     class_numbers,
@@ -38,8 +38,8 @@ from lmtool.tasks.kinds.labels import (
     text_of,
 )
 from lmtool.tasks.kinds.learner import TaskLearner
-from lmtool.tasks.kinds.one_class import OneClassKind
 from lmtool.tasks.kinds.predictions import Prediction
+from lmtool.tasks.kinds.texts import AlignedTexts
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput, Target
 

@@ -28,8 +28,7 @@ from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 from lmtool.tasks.kinds.learner import TaskScorer
 from lmtool.tasks.kinds.predictions import Prediction, column_of
 from lmtool.tasks.kinds.sequence import WindowedKind
-from lmtool.tasks.kinds.text_learner import TextLearner
-from lmtool.tasks.kinds.text_pairs import TextPairs
+from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
 from lmtool.types import Batch
 
 # Tokens of a label that is written, at most, its end included, where labels are not known by name: numbers.

@@ -1,10 +1,9 @@
-"""Rows as packed batches: tokenised once, cut to length, laid out in the backbone's format.
-
-Shape letters: E rows, N of them in a batch.
-"""
+"""Rows as packed batches: tokenized once, cut to length or read in overlapping windows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,105 @@ from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.kinds.labels import place
-from lmtool.tasks.kinds.windows import windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
+
+# Texts as tokens, each with the characters that it stands for.
+#
+# Shape letters: E rows, T tokens.
+
+
+# Texts handed to the tokenizer at a time: enough for its threads, few enough to hold.
+_ALIGNED_TEXTS = 1024
+
+
+class AlignedTexts:
+    """The different texts of a column, tokenised once: ids and characters laid end to end."""
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer):
+        numbers: dict[str, int] = {}
+        self.text_E = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
+        distinct = list(numbers)
+        encoded = [
+            pair
+            for start in range(0, len(distinct), _ALIGNED_TEXTS)
+            for pair in tokenizer.encode_aligned_batch(distinct[start : start + _ALIGNED_TEXTS])
+        ]
+        self.ids = np.concatenate([ids for ids, _ in encoded])
+        self.spans = np.concatenate([spans for _, spans in encoded])
+        lengths = np.array([len(ids) for ids, _ in encoded], dtype=np.int64)
+        self.lengths_E = lengths[self.text_E]
+        self.starts_E = (np.cumsum(lengths) - lengths)[self.text_E]
+
+    def spans_of(self, row: int) -> np.ndarray:
+        """(T, 2) characters of a row's tokens."""
+        start = self.starts_E[row]
+        return self.spans[start : start + self.lengths_E[row]]
+
+
+# Long texts as overlapping windows: which tokens each window holds, and which of them it answers for.
+#
+# A pure function of lengths: neither texts nor labels are seen here.
+#
+# Shape letters: E texts, W windows.
+
+
+@dataclass(frozen=True)
+class Windows:
+    """(W,) int64 each, the windows of a text side by side and in order.
+
+    text: the number of the window's text. part: the window's number within it, from 0. start, end: the tokens
+    [start, end) that the window holds. own_start, own_end: the tokens of these that it answers for; over the windows
+    of a text they follow one another from its first token to its last, so that every token has one owner.
+    """
+
+    text: np.ndarray
+    part: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    own_start: np.ndarray
+    own_end: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(W,) tokens of each window."""
+        return self.end - self.start
+
+
+def windows(lengths: np.ndarray, room: int | np.ndarray, overlap: int | np.ndarray = 0) -> Windows:
+    """The windows of E texts of these lengths in tokens.
+
+    room: tokens of a window at most, a number or (E,), above `overlap`. overlap: tokens that neighbours share. The last
+    window ends with its text and may be shorter. A text of no token has one empty window.
+
+    Of two neighbours that hold a token the one answers for it in which it stands further from the edge: their border is
+    the middle of what they share (the maximum context of Devlin et al. 2019, `run_squad.py`). ValueError where windows
+    would not advance.
+    """
+    lengths_E = np.asarray(lengths, dtype=np.int64)
+    room_E = np.broadcast_to(np.asarray(room, dtype=np.int64), lengths_E.shape)
+    step_E = room_E - np.asarray(overlap, dtype=np.int64)
+    if len(lengths_E) and (step_E.min() < 1 or np.min(overlap) < 0):
+        raise ValueError(f"windows of {room_E.min()} tokens cannot share {np.max(overlap)}")
+    counts_E = 1 + np.maximum(0, -(-(lengths_E - room_E) // step_E))
+    text = np.repeat(np.arange(len(lengths_E)), counts_E)
+    part = np.arange(len(text)) - np.repeat(np.cumsum(counts_E) - counts_E, counts_E)
+    start = part * step_E[text]
+    end = np.minimum(start + room_E[text], lengths_E[text])
+    own_start, own_end = start.copy(), end.copy()
+    later = np.flatnonzero(part > 0)
+    borders = (start[later] + end[later - 1] + 1) // 2
+    own_start[later], own_end[later - 1] = borders, borders
+    return Windows(text, part, start, end, own_start, own_end)
+
+
+# Rows as packed batches: tokenised once, cut to length, laid out in the backbone's format.
+#
+# Shape letters: E rows, N of them in a batch.
+
 
 # Texts handed to the tokenizer at a time: enough for its threads, few enough to hold.
 _TEXTS = 4096

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.data.columns import LINES
 from lmtool.data.split import Rows
+from lmtool.data.tables import LINES
 from lmtool.errors import UserError
 from lmtool.metrics import by_class, compute, confusion
 from lmtool.metrics.entities import EntityScores, EntityTags, total
@@ -22,8 +22,7 @@ from lmtool.tasks.configs import TokenClassificationConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import balanced_weights, is_unlabelled, label_counts, row_ids, unknown_label, word_of
 from lmtool.tasks.kinds.predictions import Prediction, values_of
-from lmtool.tasks.kinds.schemes import bio_labels, scheme_of, to_bio
-from lmtool.tasks.kinds.token_learner import TokenLearner
+from lmtool.tasks.kinds.token_learner import TokenLearner, bio_labels, scheme_of, to_bio
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 Origin = Sequence[tuple[str, int]]

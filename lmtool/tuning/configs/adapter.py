@@ -13,8 +13,7 @@ from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem, UserError
 from lmtool.nn.configs import Activation, AdapterReads
-from lmtool.tuning.configs.base import TuningConfig
-from lmtool.tuning.configs.schemes import ByDepthConfig
+from lmtool.tuning.configs.base import ByDepthConfig, TuningConfig
 
 _GIVE = "give a run of lmtool finetune tuning=adapter"
 Placement = Literal["houlsby", "pfeiffer", "parallel"]
@@ -208,7 +207,7 @@ class AdapterConfig(ByDepthConfig):
         return problem or _strangers("tuning.stack_on", self.stack_on, self.placement, model)
 
 
-@component("tuning", "adapter_fusion", builder="lmtool.tuning.adapter_fusion:AdapterFusionTuning")
+@component("tuning", "adapter_fusion", builder="lmtool.tuning.adapter:AdapterFusionTuning")
 class AdapterFusionConfig(TuningConfig):
     """Trained adapters are frozen; how they are mixed learns, and the head (Pfeiffer et al. 2021, "AdapterFusion")."""
 

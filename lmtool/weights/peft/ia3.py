@@ -1,4 +1,4 @@
-"""(IA)3 (`lmtool/tuning/ia3.py`) as PEFT's.
+"""(IA)3 (`lmtool/tuning/lora.py`) as PEFT's.
 
 Shape letters: O outputs and I inputs of a map.
 """

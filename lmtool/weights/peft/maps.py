@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtool.models.configs import ModelConfig
-from lmtool.tuning.configs.lora import Projection
+from lmtool.tuning.configs.methods import Projection
 from lmtool.weights.reading import their_names
 
 _WEIGHT = ".weight"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.learners.tally import Tally
+from lmtool.learners.inspection import Tally
 from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
@@ -114,7 +114,7 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
     def best(head, hidden, table, _, vocabulary):
         return head(hidden, table)[:, :vocabulary].argmax(-1)
 
-    monkeypatch.setattr("lmtool.objectives.generated.sample_tokens", best)
+    monkeypatch.setattr("lmtool.objectives.rtd.sample_tokens", best)
     assert "surprise of a sample, nats" in {statistic.name for statistic in inspector.measured(12000).broken()}
 
 

@@ -8,8 +8,7 @@ from scipy import stats
 
 from lmtool.errors import UserError
 from lmtool.objectives.configs import SpanCorruptionConfig
-from lmtool.objectives.corruption.prefixes import prefix_lengths
-from lmtool.objectives.corruption.sentinels import corrupt_spans, noise_counts, restore, text_length
+from lmtool.objectives.corruption.noises import corrupt_spans, noise_counts, prefix_lengths, restore, text_length
 
 SENTINELS = np.arange(32099, 31999, -1)
 CONFIG = SpanCorruptionConfig()

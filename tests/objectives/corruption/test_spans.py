@@ -7,9 +7,9 @@ import pytest
 import torch
 from test_masking import CLS, ENTRIES, MASK, SEP, SPECIAL, STARTS, VOCABULARY, corpus, holds
 
-from lmtool.heads.span_boundary import SpanBoundaryHead
+from lmtool.heads.spans import SpanBoundaryHead
 from lmtool.objectives.configs import SpanConfig
-from lmtool.objectives.corruption.spans import length_shares, mask_spans
+from lmtool.objectives.corruption.masking import length_shares, mask_spans
 
 
 def masked(tokens, sizes, /, seed=11, epoch=0, examples=None, **fields):

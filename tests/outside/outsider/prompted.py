@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.learners.base import BaseLearner, decayed_groups
-from lmtool.nn.virtual import VirtualTokens
+from lmtool.nn.prefix import VirtualTokens
 from lmtool.tuning.base import TuningMethod
 from lmtool.types import ParameterGroup
 

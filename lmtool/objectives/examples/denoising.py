@@ -1,0 +1,163 @@
+"""Windows of text with BART's noises or T5's span corruption, beside the original text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lmtool.data.assembly import assemble, ragged_ranges
+from lmtool.data.plan import Plan
+from lmtool.data.store import TokenStore
+from lmtool.errors import UserError
+from lmtool.objectives.configs import DenoisingConfig, SpanCorruptionConfig
+from lmtool.objectives.corruption.masking import Vocabulary
+from lmtool.objectives.corruption.noises import (
+    Corrupted,
+    Infilled,
+    Texts,
+    corrupt_spans,
+    delete,
+    infill,
+    mask_each,
+    noise_counts,
+    permute_sentences,
+    rotate,
+    text_length,
+)
+from lmtool.objectives.examples.windows import Sides, Stream, plan_facts, room_for, some, windows
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch
+
+# Windows of text with BART's noises on one side and the text as it was on the other.
+#
+# Shape letters: N examples of a batch, T their tokens.
+
+
+class NoisyWindows:
+    """Windows of text, with noise on one side. joined: through documents, nothing between them; separate: of each."""
+
+    def __init__(
+        self, config: DenoisingConfig, tokenizer: Tokenizer, sides: Sides, store: TokenStore,
+        max_length: int, documents: str, split: str, seed: int,
+    ):  # fmt: skip
+        self.config, self.sides, self.store, self.split, self.seed = config, sides, store, split, seed
+        self.vocabulary = _vocabulary(tokenizer)
+        overhead = sides.template.overhead
+        self.room = room_for(max_length, overhead, 1)
+        # Nothing stands between documents, and none is empty: places of the stream are places of the store.
+        self.stream = Stream(store.tokens, store.document_offsets, None)
+        rows = windows(self.stream, self.room, documents == "joined")
+        lengths = rows["length"].astype(np.int64)
+        # A mask put in between may make a short text longer.
+        noisy = np.minimum(lengths + np.ceil(lengths * config.text_infilling).astype(np.int64), self.room)
+        self._plan = some(Plan(rows, lengths + noisy + 2 * overhead), split)
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def texts(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Texts:
+        """Some windows as they are."""
+        lengths = rows["length"].astype(np.int64)
+        tokens = self.stream.read(rows["start"], lengths)
+        return Texts(tokens, lengths, np.asarray(examples), self.seed, epoch)
+
+    def stages(self, texts: Texts, starts: np.ndarray) -> dict[str, Texts]:
+        """The texts after each noise of the configuration, by its field, in their order. starts: (N,) where the windows
+        begin in the store."""
+        config, stages = self.config, {"": texts}
+        if config.sentence_permutation:
+            sentences = self.sentences(texts, starts)
+            stages["sentence_permutation"] = texts = permute_sentences(texts, sentences, config.sentence_permutation)
+        if config.text_infilling:
+            stages["text_infilling"] = texts = self.infilled(texts).texts
+        if config.token_masking:
+            texts = mask_each(texts, self.vocabulary, config.token_masking, config.random)
+            stages["token_masking"] = texts
+        if config.token_deletion:
+            stages["token_deletion"] = texts = delete(texts, config.token_deletion)
+        if config.document_rotation:
+            stages["document_rotation"] = rotate(texts, config.document_rotation)
+        return stages
+
+    def sentences(self, texts: Texts, starts: np.ndarray) -> np.ndarray:
+        """(T,) the sentence of the store that each token is of."""
+        places = ragged_ranges(starts, texts.lengths)
+        return np.searchsorted(self.store.sentence_offsets, places, side="right")
+
+    def infilled(self, texts: Texts) -> Infilled:
+        """The texts with their spans filled."""
+        config = self.config
+        return infill(texts, self.vocabulary, config.text_infilling, config.poisson_mean, config.random, self.room)
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        whole = self.texts(rows, examples, epoch)
+        noisy = list(self.stages(whole, rows["start"]).values())[-1]
+        inputs = assemble(self.sides.template, [(noisy.tokens, noisy.lengths)])
+        outputs = assemble(self.sides.template, [(whole.tokens, whole.lengths)])
+        return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
+
+    def facts(self) -> dict[str, Any]:
+        """Size of an epoch, and the share of its tokens that are predicted."""
+        return {**plan_facts(self._plan, self.store, self.split), "predicted_fraction": 0.5}
+
+
+def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    """The mask is the tokenizer's; of a vocabulary that has none, T5's, its first sentinel."""
+    special = np.zeros(tokenizer.vocab_size, dtype=bool)
+    special[list(tokenizer.special_ids)] = True
+    has_mask = "mask" in tokenizer.roles or not tokenizer.sentinels
+    mask = tokenizer.role("mask") if has_mask else tokenizer.sentinels[0]
+    return Vocabulary(mask, special, np.asarray(tokenizer.starts_word, dtype=bool))
+
+
+# Windows of text with spans cut out, as T5 reads and predicts them.
+#
+# Shape letters: N examples of a batch.
+
+
+class CorruptedSpans:
+    """Windows of text with spans cut out. joined: through documents, nothing between them, as T5's data were made;
+    separate: of each document, of which a last token alone is left out."""
+
+    def __init__(
+        self, config: SpanCorruptionConfig, tokenizer: Tokenizer, sides: Sides, store: TokenStore,
+        max_length: int, documents: str, split: str, seed: int,
+    ):  # fmt: skip
+        self.config, self.sides, self.store, self.split, self.seed = config, sides, store, split, seed
+        overhead = sides.template.overhead
+        self.text_length = text_length(max_length, overhead, config)
+        self.stream = Stream(store.tokens, store.document_offsets, None)
+        rows = windows(self.stream, self.text_length, documents == "joined")
+        rows = rows[rows["length"] >= 2]
+        lengths = rows["length"].astype(np.int64)
+        _, spans = noise_counts(lengths, config)
+        # Each span has a sentinel on both sides.
+        self._plan = some(Plan(rows, lengths + 2 * spans + 2 * overhead), split)
+        self.sentinels = np.array(tokenizer.sentinels, dtype=np.int64)
+        if len(self.sentinels) < spans.max():
+            raise UserError(
+                f"span corruption needs {spans.max()} sentinel tokens at max_length={max_length}; the tokenizer has "
+                f"{len(self.sentinels)}",
+                "give tokenizer=sentencepiece, whose tokenizer.sentinels= is their number, or a smaller max_length=",
+            )
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def corrupted(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Corrupted:
+        """Both sides of some windows."""
+        tokens = self.stream.read(rows["start"], rows["length"])
+        return corrupt_spans(self.config, self.sentinels, tokens, rows["length"], examples, self.seed, epoch)
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        corrupted = self.corrupted(rows, examples, epoch)
+        inputs = assemble(self.sides.template, [(corrupted.inputs, corrupted.input_lengths)])
+        outputs = assemble(self.sides.template, [(corrupted.targets, corrupted.target_lengths)])
+        return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
+
+    def facts(self) -> dict[str, Any]:
+        """Size of an epoch, and the share of its tokens that are predicted."""
+        return {
+            **plan_facts(self._plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction
+        }  # fmt: skip

@@ -1,0 +1,299 @@
+"""`lmtool evaluate` on text and by prompts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lmtool.config.tables import build
+from lmtool.data.configs import DataConfig
+from lmtool.data.file_source import FileSource
+from lmtool.data.sources import open_source
+from lmtool.data.split import Rows, SplitData
+from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.held_out import HeldOutSplits
+from lmtool.models.base import Backbone, Remembers
+from lmtool.reporting.console import Output
+from lmtool.reporting.evaluation import print_prompted, write_evaluation
+from lmtool.reporting.table import print_table
+from lmtool.schema.run import EvaluateConfig, PretrainConfig
+from lmtool.session.phases import text_of
+from lmtool.session.requests import write_output
+from lmtool.session.trained import Trained
+from lmtool.tasks.configs.base import PROMPT
+from lmtool.tasks.kinds.base import TaskKind
+from lmtool.tasks.loading import TaskData, load_task
+from lmtool.tasks.mixture import read_tasks, rows_of
+from lmtool.tasks.prompting.few_shot import FewShot, PromptedEvaluation, demonstrations
+from lmtool.terminal import counted
+from lmtool.training.precision import Precision
+
+# `lmtool evaluate` on text: what a pretrained checkpoint scores on held-out text, by windows as in training or by
+# windows that overlap.
+
+
+_ENDS = "the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
+
+
+def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConfig, output: Output) -> dict[str, Any]:
+    """Score, print, and write predictions where a file is named. Returns the metrics."""
+    if config.task is not None:
+        raise UserError(
+            f"checkpoint={config.checkpoint} has no head for task={config.task.name}",
+            f"prompt it: shots=4; or teach it: lmtool finetune task={config.task.name} checkpoint={config.checkpoint}",
+        )
+    require_absent(config, ("against", "report"), f"{config.checkpoint} was trained on text", "evaluate each by itself")
+    require_length(config, before)
+    learner, max_length = trained.learner(), config.max_length or before.max_length
+    if config.memory_length is not None:
+        remember(config, learner, max_length)
+    if config.stride is not None and not learner.slides:
+        raise UserError(
+            f"stride={config.stride} is of causal language models; {config.checkpoint} learned {learner.config.name}",
+            "leave stride= out",
+        )
+    data, title = text_to_score(config, trained, before)
+    held_out = HeldOutSplits(learner, {"validation": data}, max_length, config.batch_tokens, before.seed)
+    evaluations = held_out.score(trained.precision)
+    if config.output is not None:
+        write_output(config.output, evaluations.records())
+    metrics = evaluations.metrics()
+    rows = [[name, f"{value:.4f}"] for name, value in metrics.items()]
+    print_table(output, ["metric", "value"], rows, heading=f"{config.checkpoint} · {title}")
+    facts = held_out.first.loader.facts()
+    policy = _carried(facts, max_length, learner.backbone) if "lanes" in facts else _policy(config, max_length)
+    if learner.slides:
+        output.line(f"{policy}; {_ENDS}")
+    elif "lanes" in facts:
+        output.line(policy)
+    for warning in evaluations.warnings:
+        output.line(f"warning: {warning}", "yellow")
+    return metrics
+
+
+def require_absent(config: EvaluateConfig, keys: Sequence[str], because: str, hint: str | None = None) -> None:
+    """UserError for a key that would not be read."""
+    for key in keys:
+        if getattr(config, key) is not None:
+            raise UserError(
+                f"{key}={getattr(config, key)} does not apply: checkpoint={because}", hint or f"leave {key}= out"
+            )
+
+
+def require_length(config: EvaluateConfig, before: PretrainConfig) -> None:
+    """UserError where the model has no room for max_length."""
+    positions = before.model.max_positions
+    if config.max_length is not None and config.max_length > positions:
+        raise UserError(
+            f"max_length={config.max_length} is more than the {positions} positions of checkpoint={config.checkpoint}",
+            f"give max_length={positions} at most",
+        )
+
+
+def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> None:
+    """Give a model another memory. UserError where it has none, and where its positions are fewer."""
+    backbone, tokens, positions = learner.backbone, config.memory_length or 0, learner.backbone.config.max_positions
+    if not isinstance(backbone, Remembers):
+        raise UserError(
+            f"memory_length={tokens}: model={backbone.config.name} of checkpoint={config.checkpoint} has no memory",
+            "leave memory_length= out",
+        )
+    if tokens + max_length > positions:
+        raise UserError(
+            f"max_length={max_length} behind a memory of memory_length={tokens} tokens is more than the {positions} "
+            f"positions of checkpoint={config.checkpoint}",
+            f"give memory_length={max(0, positions - max_length)} at most",
+        )
+    backbone.remember(tokens)
+
+
+def _carried(facts: Mapping[str, Any], max_length: int, backbone: Backbone) -> str:
+    memory, apart = getattr(backbone, "memory_length", None), facts.get("segments_apart")
+    kept = "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
+    windows = f"segments of {max_length} tokens" if apart is None else f"windows of {max_length} tokens, {apart} apart"
+    return f"{counted(facts['lanes'], 'lane')} in {windows}, {kept}"
+
+
+def _policy(config: EvaluateConfig, max_length: int) -> str:
+    stride = config.stride
+    windows = f"windows of {max_length} tokens"
+    if stride is None:
+        return windows
+    return f"{windows}, {stride} apart: each token is predicted once, from {max_length - stride} tokens or more"
+
+
+def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:
+    """The held-out text of what the checkpoint was trained on, or other text; and what to call it. Text files that are
+    typed are scored completely, or where data.validation= is typed, that."""
+    data, known = config.data or before.data, before.data
+    source, title = open_source(data, config.cache_dir, offline=config.offline), f"validation text of data={data.name}"
+    if isinstance(source, FileSource) and _names_no_validation(data, known):
+        named = next(f"data.{key}={getattr(data, key)}" for key in ("path", "hub") if hasattr(data, key))
+        source, title = source.complete(), f"all text of {named}"
+    _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
+    rows, progress = rows_of(tasks, "validation"), Output().stage
+    text = text_of(data, source, "validation", trained.tokenizer, config.cache_dir, progress, rows, config.stride)
+    return text, title
+
+
+def _names_no_validation(data: DataConfig, known: DataConfig) -> bool:
+    """Whether other files are named than those of training, or another data set, and none to validate on."""
+    typed, trained_on = data.model_dump(), known.model_dump()
+    other = any(typed.get(key) != trained_on.get(key) for key in ("path", "hub", "split"))
+    return other and typed["validation"] in (None, trained_on.get("validation"))
+
+
+# `lmtool evaluate shots=`: a task from prompts alone, over several draws of demonstrations. Nothing is trained.
+
+
+def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> dict[str, Any]:
+    """Score every draw, print means and spreads, and write predictions where a file is named. Returns by metric the
+    mean over the draws, and its `_standard_deviation` where there are several; of several splits, of the first."""
+    before, shots = trained.config, config.shots or 0
+    if config.task is None or not isinstance(before, PretrainConfig):
+        given = "no task is named" if config.task is None else "it was trained for a task, and has its head"
+        raise UserError(
+            f"shots={shots} prompts a language model; checkpoint={config.checkpoint}: {given}",
+            "give task=NAME and the checkpoint of lmtool pretrain, or a published language model",
+        )
+    if before.model.architecture == "encoder":
+        raise UserError(
+            f"shots={shots} asks for a model that writes; checkpoint={config.checkpoint} fills masks",
+            f"give shots=0 (classes alone), a decoder or an encoder-decoder, or: lmtool finetune "
+            f"task={config.task.name} checkpoint={config.checkpoint}",
+        )
+    require_absent(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
+    # Without demonstrations training rows serve for nothing but the baseline.
+    data = load_task(config.task, before.seed, config.cache_dir, config.offline, scoring=not shots)
+    learner, kind = trained.learner(), build(data.config)
+    few_shot = FewShot(
+        kind, learner.writer(), _longest(config, trained, before), config.normalisation, config.batch_tokens,
+        trained.precision,
+    )  # fmt: skip
+    checksum = _checksum(learner)
+    draws = [_draw(data, kind, shots, seed) for seed in range(config.prompt_seeds if shots else 1)]
+    splits = {
+        split: [few_shot.evaluate(shown, rows, seed) for seed, shown in enumerate(draws)]
+        for split, rows in data.validation.items()
+    }
+    if _checksum(learner) != checksum:
+        raise RuntimeError("prompting changed the model's parameters")
+    if config.output is not None:
+        write_output(config.output, _records(kind, splits))
+    results = {split: _summary(kind, data.train, evaluations) for split, evaluations in splits.items()}
+    if config.report is not None:
+        folder = Path(config.report).expanduser()
+        write_output(str(folder / "predictions.jsonl"), _records(kind, splits), key="report")
+        about = {"checkpoint": config.checkpoint, "task": data.config.name, "shots": shots}
+        about |= {"template": few_shot.template.text, "normalisation": config.normalisation}
+        write_evaluation(folder, {**about, "splits": results})
+    for split, evaluations in splits.items():
+        title = f"{config.checkpoint} · {data.config.name} · {split}"
+        print_prompted(output, title, shots, results[split], evaluations[0].prompt)
+    if config.report is not None:
+        output.line(f"evaluation.json and predictions.jsonl: {Path(config.report).expanduser()}")
+    first = next(iter(results.values()))["metrics"]
+    metrics = {name: score["mean"] for name, score in first.items()}
+    spread = {f"{name}_standard_deviation": score["standard_deviation"] for name, score in first.items()}
+    return metrics | {name: value for name, value in spread.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class FilledPrompts:
+    """A masked language model, and a task of classes as prompts with a mask. max_length: tokens of a prompt."""
+
+    learner: BaseLearner
+    task: TaskData
+    max_length: int
+    seed: int
+    precision: Precision
+
+
+def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | None:
+    """What scores a task by the words in the place of a mask, untrained (Schick and Schuetze 2021, section 3.1; Gao et
+    al. 2021, table 3); None where that is not asked, or the model writes. UserError where the words do not fit."""
+    before = trained.config
+    if config.shots != 0 or not isinstance(before, PretrainConfig) or before.model.architecture != "encoder":
+        return None
+    if config.task is None or not getattr(config.task, "prompted", False):
+        return None
+    require_absent(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots=0")
+    if config.normalisation == "calibrated":
+        raise UserError(
+            f"normalisation=calibrated is of models that write; checkpoint={config.checkpoint} fills a mask",
+            "leave normalisation= out, or prompt a decoder or an encoder-decoder",
+        )
+    task = config.task.model_copy(update={"head": PROMPT})
+    problem = task.misfit(before.model)
+    if problem is not None:
+        raise UserError(problem.message, problem.hint)
+    known = getattr(task, "labels", None) is not None
+    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=known)
+    longest = _longest(config, trained, before)
+    return FilledPrompts(trained.learner(data.config), data, longest, before.seed, trained.precision)
+
+
+def _longest(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> int:
+    """Tokens that are read at a time: those of training, of a published model all it has positions for."""
+    require_length(config, before)
+    trained_here = trained.saved.get("command") == "pretrain"
+    return config.max_length or (before.max_length if trained_here else before.model.max_positions)
+
+
+def _draw(data: TaskData, kind: TaskKind, shots: int, seed: int) -> Rows:
+    return demonstrations(kind, data.train, [*data.validation.values(), *data.test.values()], shots, seed)
+
+
+def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluation]) -> dict[str, Any]:
+    """Plain data: `n`, `metrics` by name ("mean", "standard_deviation", "draws"), the `baseline` with its `metrics`,
+    `questions` and of them `cut` (asked behind fewer demonstrations than wanted), `kept` on the mean, `warnings`."""
+    rows = evaluations[0].rows
+    name, constant = kind.constant(train)
+    metrics = {}
+    for metric in evaluations[0].scores:
+        values = [evaluation.scores[metric] for evaluation in evaluations]
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        metrics[metric] = {"mean": float(np.mean(values)), "standard_deviation": deviation, "draws": values}
+    kept = np.concatenate([evaluation.kept for evaluation in evaluations])
+    warnings = []
+    for seed, evaluation in enumerate(evaluations):
+        given = {repr(prediction.value) for prediction in evaluation.predictions}
+        if len(given) == 1 and len(rows) > 1:
+            shown = kind.shown(evaluation.predictions[0].value) or "nothing"
+            warnings.append(f"draw {seed}: every {kind.unit} was predicted {shown}")
+    return {
+        "n": len(rows),
+        "metrics": metrics,
+        "baseline": {"name": name, "metrics": kind.metrics(rows, [constant] * len(rows))},
+        "questions": len(kept),
+        "cut": int(np.sum(kept < evaluations[0].shots)),
+        "kept": float(kept.mean()),
+        "warnings": warnings,
+    }
+
+
+def _records(kind: TaskKind, splits: Mapping[str, Sequence[PromptedEvaluation]]) -> Iterator[dict[str, Any]]:
+    for split, evaluations in splits.items():
+        for seed, evaluation in enumerate(evaluations):
+            for number, prediction in enumerate(evaluation.predictions):
+                rows = evaluation.rows
+                yield {
+                    "id": rows.ids[number], "split": split, "draw": seed, **kind.record(rows, number, prediction)
+                }  # fmt: skip
+
+
+def _checksum(module: nn.Module) -> str:
+    """Of all tensors: a sum over the bits of each, which takes as long as reading them once."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        kind = torch.int32 if tensor.element_size() == 4 else torch.uint8
+        digest.update(f"{name} {int(tensor.detach().contiguous().view(kind).sum(dtype=torch.int64))}".encode())
+    return digest.hexdigest()

@@ -1,0 +1,224 @@
+"""The data files of a task: their layouts, and which file is which split."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmtool.data.parquet import read_parquet
+from lmtool.data.rows import delimiter_of
+from lmtool.data.tables import LINES, Table, begins_squad, read_columns, read_conllu, read_squad, read_table
+from lmtool.errors import UserError
+from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.kinds.labels import IDS
+
+# Which reader reads a data file: by its suffix and, where several formats share one, by how the file begins.
+#
+# A task kind's configuration names the layouts that it reads (`TaskConfig.layouts`), the first that takes a file
+# reads it. To add one: a function from a path and a task's configuration to `lmtool.data.tables.Table`, and its line
+# in `LAYOUTS`.
+
+
+# Bytes of a file that its beginning is judged by.
+_HEAD = 4096
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """suffixes: of the files it may read. read: gives the rows. begins: whether a file that begins with this text is
+    one, where the suffix alone does not say; None: it does."""
+
+    suffixes: tuple[str, ...]
+    read: Callable[[Path, TaskConfig], Table]
+    begins: Callable[[str], bool] | None = None
+
+    def takes(self, file: Path) -> bool:
+        """Whether it reads the file."""
+        if file.suffix.lower() not in self.suffixes:
+            return False
+        return self.begins is None or (file.is_file() and self.begins(_beginning(file)))
+
+
+def _beginning(file: Path) -> str:
+    with file.open("rb") as handle:
+        return handle.read(_HEAD).decode("utf-8-sig", errors="ignore")
+
+
+def suffixes(config: TaskConfig) -> tuple[str, ...]:
+    """Of all files that a task can read, the commonest first."""
+    return tuple(dict.fromkeys(suffix for name in config.layouts for suffix in LAYOUTS[name].suffixes))
+
+
+def layout_of(file: Path, config: TaskConfig) -> str | None:
+    """The name of the layout that a task reads a file in; None where it cannot."""
+    return next((name for name in config.layouts if LAYOUTS[name].takes(file)), None)
+
+
+def read_file(file: Path, config: TaskConfig) -> Table:
+    """The rows of a task's file, columns under the names that the file gives them. UserError with file:line."""
+    name = layout_of(file, config)
+    if name is None:
+        raise UserError(
+            f"{file}: {file.suffix or 'a file without suffix'} is not read by task.kind={config.kind}: "
+            f"one of {', '.join(suffixes(config))}",
+            "convert it; a sheet of a workbook is saved as CSV by the program that wrote it",
+        )
+    return LAYOUTS[name].read(file, config)
+
+
+def _table(file: Path, config: TaskConfig) -> Table:
+    header = None if config.header is None or _has_header(config, file) else config.header
+    known = (*config.columns, config.label, *config.aliases)
+    return read_table(file, header=header, skip_ragged=config.ragged_rows == "skip", known=known)
+
+
+def _has_header(config: TaskConfig, file: Path) -> bool:
+    """Whether a file of a data set without header lines has one all the same, as GLUE's test files do: its first line
+    names the text columns."""
+    suffix = file.suffix.lower()
+    if suffix in (".jsonl", ".json"):
+        return True
+    with file.open("rb") as handle:
+        line = handle.readline(1 << 20).decode("utf-8-sig", errors="replace").rstrip("\r\n")
+    delimiter = delimiter_of(line, (*config.columns, config.label), config.header) if suffix == ".csv" else "\t"
+    try:
+        cells = next(csv.reader([line], delimiter=delimiter), []) if suffix == ".csv" else line.split("\t")
+    except csv.Error:  # the strict reader will say what is wrong with it
+        return False
+    return {config.aliases.get(cell, cell) for cell in cells}.issuperset(config.columns)
+
+
+def _columns(file: Path, config: TaskConfig) -> Table:
+    return read_columns(file, config.text[0], config.label, config.header, config.ragged_rows == "skip")
+
+
+def _conllu(file: Path, config: TaskConfig) -> Table:
+    return read_conllu(file, config.text[0])
+
+
+LAYOUTS: dict[str, FileLayout] = {
+    "squad": FileLayout((".json",), lambda file, config: read_squad(file), begins_squad),
+    "conll": FileLayout((".conll", ".bio", ".iob", ".iob2", ".tsv", ".txt"), _columns),
+    "conllu": FileLayout((".conllu",), _conllu),
+    "table": FileLayout((".tsv", ".csv", ".jsonl", ".json", ".txt"), _table),
+    "parquet": FileLayout((".parquet",), lambda file, config: read_parquet(file)),
+}
+"""By the name that `TaskConfig.layouts` has."""
+
+
+# A task's local files: which file is which split, and its columns.
+
+
+_DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_-])")
+
+
+@dataclass(frozen=True)
+class TaskTable:
+    """What a task reads of a file: columns by name, the (file, line) of each row, the names of all columns it has."""
+
+    columns: dict[str, list[Any]]
+    origin: list[tuple[str, int]]
+    names: tuple[str, ...] = ()
+
+
+def canonical(split: str) -> str:
+    """The one name of a split: dev for validation, valid, val and devel, also before _matched and the like."""
+    return _DEVELOPMENT.sub("dev", split.lower())
+
+
+def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, TaskTable], dict[str, Any]]:
+    """The tables of `task.path` by canonical split, and facts: the files read, and lines skipped.
+
+    scoring: there need be no train file.
+    """
+    path = Path(str(config.path)).expanduser()
+    if not path.exists():
+        raise UserError(
+            f"task.path={config.path} does not exist", "name a folder with train, dev and test files, or one file"
+        )
+    paths = _splits(config, path, scoring) if path.is_dir() else {"train": path}
+    tables: dict[str, TaskTable] = {}
+    facts: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in paths.items()}}
+    facts["skipped_rows"] = 0
+    for split, file in paths.items():
+        tables[split], table = _read(config, file)
+        facts["skipped_rows"] += table.skipped
+        for name, fact in table.facts.items():  # counts of all files together
+            facts[name] = facts.get(name, 0) + fact if isinstance(fact, int) else fact
+    return tables, facts
+
+
+def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
+    """Files by the split they are. A file named after its split goes before one that `task.files` maps to it.
+
+    UserError where a split is there and cannot be read: rows held out of train must not take its place silently.
+    """
+    development = {"dev", *map(canonical, config.validation)}
+    wanted = {"train", *development, *map(canonical, config.test)}
+    entries = sorted(folder.iterdir())
+    files = [entry for entry in entries if entry.suffix.lower() in suffixes(config)]
+    paths: dict[str, Path] = {}
+    for file in files:
+        split = canonical(file.stem)
+        # A table in .txt is none by its name alone: notes are.
+        if split not in wanted or (file.suffix.lower() == ".txt" and layout_of(file, config) == "table"):
+            continue
+        if split in paths:
+            raise UserError(
+                f"task.path={config.path}: {paths[split].name} and {file.name} are both {split}",
+                "keep one of them in the folder",
+            )
+        paths[split] = file
+    for file in files:
+        if file.stem in config.files:
+            paths.setdefault(config.files[file.stem], file)
+    if "train" not in paths and not (scoring and paths):
+        there = ", ".join(entry.name for entry in entries[:12]) or "nothing"
+        raise UserError(
+            f"task.path={config.path} has no train file; there is {there}",
+            f"name a folder with {_examples(config)} (and dev, test), or one file to train on",
+        )
+    for split, file in paths.items():
+        if not file.is_file():
+            kind = "a folder" if file.is_dir() else "a dangling link" if not file.exists() else "a special file"
+            raise UserError(
+                f"task.path={config.path}: {file.name} is no regular file, but {kind}",
+                f"put the {split} rows there, or take it out of the folder",
+            )
+    plain = config.validation == TaskConfig.model_fields["validation"].default
+    stems = {entry: entry.name.split(".")[0].lower() for entry in entries if entry not in paths.values()}
+    unread = [
+        entry for entry, stem in stems.items()
+        if canonical(stem) in development or (not plain and _DEVELOPMENT.match(stem))
+    ]  # fmt: skip
+    if unread and not development & paths.keys():
+        is_table = unread[0] in files and unread[0].suffix.lower() != ".txt"
+        why = (
+            f"task.validation={list(config.validation)}"
+            if is_table
+            else f"a split is one file, {', '.join(suffixes(config))}"
+        )
+        mend = f"give task.validation=[{unread[0].stem}]" if is_table else "convert it"
+        raise UserError(
+            f"task.path={config.path}: {unread[0].name} is not read: {why}",
+            f"{mend}, or take it out of the folder: a tenth of the training rows is then held out",
+        )
+    return paths
+
+
+def _examples(config: TaskConfig) -> str:
+    names = [f"train{suffix}" for suffix in suffixes(config) if suffix != ".txt"][:3]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _read(config: TaskConfig, file: Path) -> tuple[TaskTable, Table]:
+    table = read_file(file, config)
+    # MNLI's files are mostly parse trees that nobody reads: not kept.
+    kept = {*config.text, *config.columns, config.label, *config.aliases, *IDS, LINES}
+    columns = {name: values for name, values in table.columns.items() if name in kept}
+    names = tuple(name for name in table.columns if name != LINES)
+    return TaskTable(columns, table.origin, names), table

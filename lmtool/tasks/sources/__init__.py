@@ -1,1 +1,0 @@
-"""Where a task's rows come from: local files, the hub."""

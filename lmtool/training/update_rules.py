@@ -1,0 +1,293 @@
+"""The optimizers: Adam and AdamW, Adafactor, LAMB, StableAdamW and Muon."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Adam, AdamW, Muon, Optimizer
+
+from lmtool.errors import UserError
+from lmtool.training.configs import (
+    AdafactorConfig,
+    AdamConfig,
+    AdamWConfig,
+    LambConfig,
+    MuonConfig,
+    StableAdamWConfig,
+    is_hidden_matrix,
+)
+from lmtool.training.optimizers import torch_groups
+from lmtool.types import ParameterGroup
+
+# Adam's directions, for optimizers that choose the length of a parameter's step themselves.
+
+
+SMALLEST_SCALE = 1e-3
+"""What a parameter near zero counts as, so that it can grow (Shazeer and Stern 2018, epsilon 2)."""
+
+
+class AdamDirections(Optimizer, ABC):
+    """Keeps Adam's two means, corrected for their start at zero; a subclass's `move` makes steps of them."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float], epsilon: float):
+        super().__init__(groups, {"betas": betas, "epsilon": epsilon})
+
+    @abstractmethod
+    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
+        """Move the parameters of a group. updates: mean / (root of the mean square + epsilon), free to be changed."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self.move(group, parameters, self._directions(group, parameters))
+
+    def _directions(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
+        states = [self._state(parameter) for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        counts = [int(state["step"].add_(1)) for state in states]  # on the host: nothing waits for the device
+        mean_beta, square_beta = group["betas"]
+        torch._foreach_lerp_(means, gradients, 1 - mean_beta)
+        torch._foreach_mul_(squares, square_beta)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - square_beta)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, [math.sqrt(1 - square_beta**count) for count in counts])
+        torch._foreach_add_(roots, group["epsilon"])
+        updates = torch._foreach_div(means, roots)
+        torch._foreach_div_(updates, [1 - mean_beta**count for count in counts])
+        return list(updates)
+
+    def _state(self, parameter: Tensor) -> dict[str, Tensor]:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
+
+
+def root_mean_squares(parameters: list[Tensor]) -> list[Tensor]:
+    """Of each parameter's values, at least `SMALLEST_SCALE`; scalars on its device."""
+    norms = torch._foreach_norm(parameters)
+    return [
+        (norm / math.sqrt(parameter.numel())).clamp(min=SMALLEST_SCALE)
+        for norm, parameter in zip(norms, parameters, strict=True)
+    ]
+
+
+# Adam, with an L2 penalty or with decoupled weight decay. torch's own where it has them, fused: one kernel a step, on
+# CPUs and on CUDA.
+
+
+def build_adamw(config: AdamWConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
+    """AdamW over the groups."""
+    own = torch_groups(groups, config.lr, config.weight_decay)
+    if config.scale_parameter:
+        return ScaledAdamW(own, config.betas, config.epsilon)
+    return AdamW(own, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
+
+
+def build_adam(config: AdamConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
+    """Adam over the groups; what does not decay has no penalty either."""
+    own = torch_groups(groups, config.lr, config.l2)
+    return Adam(own, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
+
+
+class ScaledAdamW(AdamDirections):
+    """AdamW whose learning rate is multiplied by each parameter's root mean square, at least 1e-3 (nanoT5's
+    `AdamWScale`, Nawrot 2023, after Shazeer and Stern 2018). Weight decay is not."""
+
+    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
+        torch._foreach_mul_(updates, root_mean_squares(parameters))
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(parameters, updates, alpha=-group["lr"])
+
+
+# Adafactor (Shazeer and Stern 2018, "Adaptive Learning Rates with Sublinear Memory Cost", algorithms 4 and 5).
+#
+# Shape letters: R rows, C columns; a parameter of more dimensions is a stack of matrices.
+
+
+def build_adafactor(config: AdafactorConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
+    """Adafactor over the groups."""
+    return Adafactor(torch_groups(groups, config.lr, config.weight_decay), config)
+
+
+class Adafactor(Optimizer):
+    """Divides a gradient by the root of a rank-one estimate of its mean square, and clips the result.
+
+    The numbers are those of transformers' `Adafactor`. torch's own always scales by the parameter, caps the learning
+    rate at 1/sqrt(step) and keeps no first moment.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], config: AdafactorConfig):
+        super().__init__(groups, {})
+        self.config = config
+
+    def state_shape(self, kind: str, parameter: Tensor) -> torch.Size:
+        """The shape of a tensor of the state: row and column means leave one dimension out."""
+        if kind == "row_mean_sq":
+            return parameter.shape[:-1]
+        if kind == "column_mean_sq":
+            return parameter.shape[:-2] + parameter.shape[-1:]
+        return parameter.shape
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group["lr"], group["weight_decay"])
+
+    def _move(self, parameter: Tensor, gradient: Tensor, learning_rate: float, weight_decay: float) -> None:
+        state, config = self._state(parameter), self.config
+        count = int(state["step"].add_(1))
+        update = self._direction(gradient, state, count**-config.decay_rate)
+        update.div_((_root_mean_square(update) / config.clip_threshold).clamp_(min=1.0))
+        rate: float | Tensor = learning_rate
+        if config.scale_parameter:
+            rate = _root_mean_square(parameter).clamp_(min=SMALLEST_SCALE).mul_(learning_rate)
+        update.mul_(rate)
+        if config.beta1 is not None:
+            update = state["mean_update"].lerp_(update, 1 - config.beta1)
+        if weight_decay:
+            parameter.mul_(1 - weight_decay * rate)
+        parameter.sub_(update)
+
+    def _state(self, parameter: Tensor) -> dict[str, Tensor]:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros(())  # on the host: nothing waits for the device
+            kinds = ["row_mean_sq", "column_mean_sq"] if parameter.ndim > 1 else ["mean_sq"]
+            if self.config.beta1 is not None:
+                kinds.append("mean_update")
+            for kind in kinds:
+                state[kind] = parameter.new_zeros(self.state_shape(kind, parameter))
+        return state
+
+    def _direction(self, gradient: Tensor, state: dict[str, Tensor], share: float) -> Tensor:
+        """The gradient over the root of its mean square, of which this step's squares are a `share`."""
+        squares = gradient.square().add_(self.config.epsilon)
+        if "mean_sq" in state:
+            return state["mean_sq"].lerp_(squares, share).rsqrt().mul_(gradient)
+        rows_R = state["row_mean_sq"].lerp_(squares.mean(-1), share)
+        columns_C = state["column_mean_sq"].lerp_(squares.mean(-2), share)
+        relative_R = rows_R / rows_R.mean(-1, keepdim=True)
+        return relative_R.rsqrt().unsqueeze(-1) * columns_C.rsqrt().unsqueeze(-2) * gradient
+
+
+def _root_mean_square(tensor: Tensor) -> Tensor:
+    return tensor.norm(2) / tensor.numel() ** 0.5
+
+
+# LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2).
+
+
+def build_lamb(config: LambConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
+    """LAMB over the groups."""
+    return Lamb(torch_groups(groups, config.lr, config.weight_decay), config.betas, config.epsilon)
+
+
+class Lamb(AdamDirections):
+    """A step is Adam's plus the decay, made as long as the parameter's norm, times the learning rate.
+
+    Groups that never decay keep Adam's length, as in the published code (`exclude_from_layer_adaptation`); so does a
+    parameter or an update of norm zero.
+    """
+
+    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
+        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+        if group["weight_decay_scale"]:
+            norms, lengths = torch._foreach_norm(parameters), torch._foreach_norm(updates)
+            ratios = [_trust(norm, length) for norm, length in zip(norms, lengths, strict=True)]
+            torch._foreach_mul_(updates, ratios)
+        torch._foreach_add_(parameters, updates, alpha=-group["lr"])
+
+
+def _trust(norm: Tensor, length: Tensor) -> Tensor:
+    """norm / length, 1 where either is zero; no value is read from the device."""
+    return torch.where((norm > 0) & (length > 0), norm / length, torch.ones_like(norm))
+
+
+# StableAdamW (Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-language models",
+# algorithm 2): AdamW with the update clipping of Adafactor.
+
+
+def build_stable_adamw(config: StableAdamWConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
+    """StableAdamW over the groups."""
+    return StableAdamW(torch_groups(groups, config.lr, config.weight_decay), config.betas, config.epsilon)
+
+
+class StableAdamW(AdamDirections):
+    """A parameter's learning rate is divided by the root mean square of gradient / root of the mean square, where that
+    is above 1: a gradient much larger than those before does not meet a mean that lags behind."""
+
+    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
+        for parameter, update in zip(parameters, updates, strict=True):
+            rate = group["lr"] / self._surprise(group, parameter).clamp(min=1.0)
+            parameter.mul_(1 - rate * group["weight_decay"]).sub_(update.mul_(rate))
+
+    def _surprise(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
+        """sqrt(mean(g^2 / max(v, epsilon^2))), v corrected for its start at zero; a scalar on the device."""
+        state = self.state[parameter]
+        assert parameter.grad is not None
+        corrected = state["exp_avg_sq"] / (1 - group["betas"][1] ** int(state["step"]))
+        return (parameter.grad.square() / corrected.clamp(min=group["epsilon"] ** 2)).mean().sqrt()
+
+
+# Muon (Jordan et al. 2024) for the matrices of the layers, AdamW beside it: two optimizers that look like one.
+
+
+def build_muon(config: MuonConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
+    """torch's Muon over the matrices of the layers, torch's AdamW over embeddings, heads, norms and biases.
+
+    Steps are as long as AdamW's usual ones (`match_rms_adamw`, Liu et al. 2025), so both read one learning rate.
+    UserError where no matrix of a layer learns.
+    """
+    matrices = torch_groups([_part(group, hidden=True) for group in groups], config.lr, config.weight_decay)
+    rest = torch_groups([_part(group, hidden=False) for group in groups], config.lr, config.weight_decay)
+    if not matrices:
+        raise UserError("optimizer=muon moves the matrices of the layers, and none of them learns", "optimizer=adamw")
+    parts: list[Optimizer] = [
+        Muon(
+            matrices,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            ns_steps=config.newton_schulz_steps,
+            adjust_lr_fn="match_rms_adamw",
+        )
+    ]
+    if rest:
+        parts.append(AdamW(rest, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True))
+    return Together(parts)
+
+
+class Together(Optimizer):
+    """Optimizers of different parameters as one: their groups, one after the other, and a state in common."""
+
+    def __init__(self, parts: Sequence[Optimizer]):
+        super().__init__([{"params": group["params"]} for part in parts for group in part.param_groups], {})
+        self.parts = parts
+        self.param_groups = [group for part in parts for group in part.param_groups]
+        for part in parts:
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+
+def _part(group: ParameterGroup, hidden: bool) -> ParameterGroup:
+    chosen = [
+        (name, parameter) for name, parameter in group.parameters if is_hidden_matrix(name, parameter.ndim) == hidden
+    ]
+    return replace(group, parameters=chosen)

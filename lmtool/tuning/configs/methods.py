@@ -1,0 +1,380 @@
+"""The tuning methods but adapters, as configuration. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from lmtool.config.tables import component
+from lmtool.errors import Problem
+from lmtool.terminal import counted
+from lmtool.tuning.configs.base import (
+    ByDepthConfig,
+    OfPretrainedConfig,
+    TuningConfig,
+    depth_read,
+    members_of,
+    sides_read,
+)
+
+# Full finetuning as configuration. Imports no torch.
+
+
+@component("tuning", "full", builder="lmtool.tuning.partial:FullTuning")
+class FullConfig(ByDepthConfig, OfPretrainedConfig):
+    """Every parameter learns, but for the lowest ones where these are frozen."""
+
+    of_transformers: ClassVar[bool] = False
+
+    name: Literal["full"] = Field("full", description="Every parameter learns.")
+    freeze_embeddings: bool = Field(
+        False, description="Leave the embeddings as they are: tokens, positions, segments, their norm."
+    )
+    freeze_layers: int = Field(
+        0,
+        ge=0,
+        description="Layers that stay as they are, from the first on; of an encoder-decoder the encoder's before the "
+        "decoder's.",
+    )
+
+    def misfit(self, model: Any, task: Any) -> Problem | None:
+        if self.freeze_layers:
+            given, problem = f"tuning.freeze_layers={self.freeze_layers}", None
+            layers = model.num_layers + getattr(model, "layers_of_decoder", 0)
+            if model.shares_layers:
+                problem = f"model={model.name} has one layer, applied at every depth", "give tuning.freeze_layers=0"
+            elif not hasattr(model, "num_heads"):
+                problem = f"model={model.name} is no transformer", "give tuning.freeze_layers=0"
+            elif self.freeze_layers > layers:
+                problem = (
+                    f"model={model.name} has {counted(layers, 'layer')}",
+                    f"give tuning.freeze_layers={layers} at most",
+                )
+            if problem is not None:
+                return Problem("tuning.freeze_layers", f"{given}: {problem[0]}", problem[1])
+        return super().misfit(model, task)
+
+
+# Feature extraction as configuration. Imports no torch.
+
+
+_SIDE_BY_SIDE = 4
+
+
+@component("tuning", "head", builder="lmtool.tuning.partial:HeadTuning")
+class HeadConfig(TuningConfig):
+    """Feature extraction: the backbone is frozen, the task's head learns."""
+
+    of_transformers: ClassVar[bool] = False
+
+    name: Literal["head"] = Field(
+        "head",
+        description="Feature extraction: only the task's head learns; the pooler too where it is new.",
+    )
+    layers: Literal["last", "scalar_mix", "concat_last_4"] = Field(
+        "last",
+        description="What the head reads. last: the last layer. scalar_mix: a learned mean of all, the embedding too "
+        "(ELMo, Peters et al. 2018). concat_last_4: the last four side by side (Devlin et al. 2019, section 5.3). Of "
+        "several layers the pooler learns too.",
+    )
+
+    def misfit(self, model: Any, task: Any) -> Problem | None:
+        written = all(member.writes_text for member in members_of(task))
+        # A head that fills masks has layers of its own.
+        if written and model.architecture != "encoder" and getattr(model, "tied", True):
+            return Problem(
+                "tuning",
+                f"tuning=head: the answers of task={task.name} are given by the language model's head, which is the "
+                f"frozen token table of model={model.name}: nothing would learn",
+                "give tuning=last_n, tuning=lora or tuning=full",
+            )
+        return None if self.layers == "last" else self._unread(model, task)
+
+    def _unread(self, model: Any, task: Any) -> Problem | None:
+        """Why several layers are not read, if they are not."""
+        typed = f"tuning.layers={self.layers}"
+        if not model.depths:
+            message = f"{typed} reads the layers of a stack; model={model.name} has none"
+            return Problem("tuning.layers", message, "give tuning.layers=last")
+        if self.layers == "scalar_mix" and not model.even_states:
+            message = f"{typed} adds up states of one width; model={model.name} has states of several"
+            return Problem("tuning.layers", message, "give tuning.layers=last")
+        for member in members_of(task):
+            if member.writes_text or getattr(member, "auxiliary_lm", 0.0):
+                message = f"{typed}: the language model's head of task={member.name} reads the last layer alone"
+                return Problem("tuning.layers", message, "give tuning.layers=last")
+        if len(sides_read(model, task)) > 1:
+            message = f"{typed}: the members of task={task.name} read different stacks of model={model.name}"
+            return Problem("tuning.layers", message, "give tuning.layers=last")
+        if self.layers == "concat_last_4" and depth_read(model, task) < _SIDE_BY_SIDE:
+            message = f"{typed}: {depth_read(model, task)} layers stand before the head of model={model.name}"
+            return Problem("tuning.layers", message, "give tuning.layers=scalar_mix")
+        return None
+
+
+# Finetuning of the last layers as configuration. Imports no torch.
+
+
+@component("tuning", "last_n", builder="lmtool.tuning.partial:LastLayersTuning")
+class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
+    """The top layers and the head learn, what is below them is frozen."""
+
+    of_transformers: ClassVar[bool] = False
+    of_stacks: ClassVar[bool] = True
+
+    name: Literal["last_n"] = Field("last_n", description="The top layers learn.")
+    layers: int | None = Field(
+        None,
+        ge=1,
+        description="How many layers learn, with the norm behind them: the top ones of the stack that the head reads, "
+        "in an encoder-decoder the decoder's (the encoder's where words are tagged by its states). Null: a quarter, "
+        "rounded up (Lee, Tang and Lin 2019).",
+    )
+
+    def learning(self, depth: int) -> int:
+        """How many of `depth` layers learn."""
+        return -(-depth // 4) if self.layers is None else self.layers
+
+    def misfit(self, model: Any, task: Any) -> Problem | None:
+        problem = super().misfit(model, task)
+        if problem is not None:
+            return problem
+        if model.shares_layers:
+            return Problem(
+                "tuning",
+                f"tuning=last_n: one layer stands at every depth of model={model.name}",
+                "give tuning=full, tuning=lora or tuning=head",
+            )
+        if len(sides_read(model, task)) > 1:
+            message = f"tuning=last_n: the members of task={task.name} read different stacks of model={model.name}"
+            return Problem("tuning", message, "give tuning=full or tuning=lora")
+        depth = depth_read(model, task)
+        if self.learning(depth) > depth:
+            return Problem(
+                "tuning.layers",
+                f"tuning.layers={self.layers}: {depth} layers stand before the head of model={model.name}",
+                f"give tuning.layers={depth} or less, or tuning=full",
+            )
+        return None
+
+
+# BitFit as configuration. Imports no torch.
+
+
+@component("tuning", "bitfit", builder="lmtool.tuning.partial:BitFitTuning")
+class BitFitConfig(ByDepthConfig):
+    """Only biases learn (Ben Zaken et al. 2022)."""
+
+    name: Literal["bitfit"] = Field("bitfit", description="The biases of all maps and norms learn.")
+
+    def misfit(self, model: Any, task: Any) -> Problem | None:
+        problem = super().misfit(model, task)
+        if problem is not None or model.has_biases:
+            return problem
+        return Problem(
+            "tuning", f"tuning=bitfit trains biases; model={model.name} has none", "give tuning=ia3 or tuning=lora"
+        )
+
+
+# LoRA as configuration. Imports no torch.
+
+
+Projection = Literal["q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_gate", "fc_out"]
+
+
+@component("tuning", "lora", builder="lmtool.tuning.lora:LoraTuning")
+class LoraConfig(ByDepthConfig):
+    """Low-rank adaptation (Hu et al. 2021): W0 x + (alpha / rank) B A x, of which A and B learn."""
+
+    name: Literal["lora"] = Field("lora", description="Low-rank updates of the layers' linear maps learn.")
+    rank: int = Field(8, ge=1, description="Rows of A and columns of B; the paper's for RoBERTa.")
+    alpha: Annotated[float, Field(gt=0)] = Field(
+        16.0, description="Scale of the update, divided by the rank; the published commands' for RoBERTa base."
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="Share of what A reads that is dropped in training.")
+    projections: tuple[Projection, ...] = Field(
+        ("q_proj", "v_proj"),
+        min_length=1,
+        description="The maps that have an update, in self-attention and in cross-attention: q_proj, k_proj, v_proj, "
+        "out_proj, and fc_in, fc_gate (where the family has it), fc_out of the feed-forward part.",
+    )
+    rank_stabilised: bool = Field(
+        False, description="Scale by alpha / sqrt(rank), for high ranks (Kalajdzievski 2023)."
+    )
+    dora: bool = Field(
+        False,
+        description="DoRA (Liu et al. 2024): the updated map gives directions, and a length of each output learns.",
+    )
+    bias: Literal["none", "lora_only", "all"] = Field(
+        "none",
+        description="The biases that learn too: none; lora_only: those of the maps that have an update; all: those of "
+        "the model, as with tuning=bitfit.",
+    )
+
+    @field_validator("projections")
+    @classmethod
+    def _differ(cls, projections: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(projections)) != len(projections):
+            raise ValueError(f"projections={list(projections)} names a map twice")
+        return projections
+
+    @property
+    def scale(self) -> float:
+        """What B A x is multiplied with."""
+        return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
+
+    def misfit(self, model: Any, task: Any) -> Problem | None:
+        problem = super().misfit(model, task)
+        if problem is not None:
+            return problem
+        if self.bias != "none" and not model.has_biases:
+            message = f"tuning.bias={self.bias} trains biases; model={model.name} has none"
+            return Problem("tuning.bias", message, "give tuning.bias=none")
+        if "fc_gate" not in self.projections or model.gated:
+            return None
+        others = ",".join(name for name in self.projections if name != "fc_gate") or "fc_in"
+        return Problem(
+            "tuning.projections",
+            f"tuning.projections names fc_gate; the feed-forward part of model={model.name} has no gate",
+            f"give 'tuning.projections=[{others}]'",
+        )
+
+    def warnings(self, optimizer: Any, model: Any) -> list[str]:
+        """A product of two matrices has no more ranks than the smallest side of the map."""
+        heads = {"k_proj": model.key_value_heads, "v_proj": model.key_value_heads}
+        sides = {
+            name: model.feedforward_size
+            if name.startswith("fc_")
+            else model.width_of_head * heads.get(name, model.num_heads)
+            for name in self.projections
+        }
+        name, side = min(sides.items(), key=lambda item: item[1])
+        most = min(side, model.hidden_size)
+        if self.rank <= most:
+            return []
+        return [
+            f"tuning.rank={self.rank}: an update of {name} ({model.hidden_size} and {side} wide) has {most} ranks at "
+            f"most; tuning.rank={most} has all that it can learn"
+        ]
+
+
+# IA3 as configuration. Imports no torch.
+
+
+@component("tuning", "ia3", builder="lmtool.tuning.lora:Ia3Tuning")
+class Ia3Config(ByDepthConfig):
+    """Inner activations are rescaled by learned vectors (Liu et al. 2022)."""
+
+    name: Literal["ia3"] = Field(
+        "ia3", description="Vectors learn that rescale keys, values and what the feed-forward part's last map reads."
+    )
+
+
+# Soft prompts as configuration. Imports no torch.
+
+
+SMALL_RATE = 1e-2
+"""Soft prompts hardly move below this learning rate: they are published with 0.3."""
+
+
+@component("tuning", "prompt", builder="lmtool.tuning.prompt:PromptTuning")
+class PromptConfig(TuningConfig):
+    """Soft prompts (Lester et al. 2021): vectors that stand in every text as tokens do, and learn; the model is frozen.
+
+    Published for T5, whose encoder reads them before all tokens, as decoders do here. Of an encoder they stand behind
+    the first token, whose state the classifier reads: it keeps the position it was pretrained at. Where token vectors
+    hold less than T5's, whose root mean square is above 1, a prompt's learning rate is smaller in proportion.
+    """
+
+    name: Literal["prompt"] = Field("prompt", description="Soft prompts: vectors among the tokens of every text.")
+    length: int = Field(100, ge=1, le=100_000, description="Virtual tokens of a text, which take positions.")
+    init: Literal["vocabulary", "class_labels", "random"] = Field(
+        "vocabulary",
+        description="What they begin as. vocabulary: the embeddings of a seeded draw from the first 5,000 entries of "
+        "the vocabulary, its most frequent ones. class_labels: the mean embedding of each label's words, and from the "
+        "vocabulary what is left. random: uniform in [-0.5, 0.5].",
+    )
+    head_scale: float = Field(
+        0.01, gt=0, description="Learning rate of the heads that learn beside them, as a multiple of the schedule's."
+    )
+
+    @property
+    def positions(self) -> int:
+        return self.length
+
+    def misfit(self, model: Any, task: Any) -> Problem | None:
+        if self.init == "class_labels" and not hasattr(task, "labels"):
+            return Problem(
+                "tuning.init",
+                f"tuning.init=class_labels: task.kind={task.kind} has no labels",
+                "give tuning.init=vocabulary",
+            )
+        return super().misfit(model, task)
+
+    def warnings(self, optimizer: Any, model: Any) -> list[str]:
+        if optimizer.lr >= SMALL_RATE:
+            return []
+        return [
+            f"optimizer.lr={optimizer.lr:g}: soft prompts hardly move below {SMALL_RATE:g}; optimizer=auto gives the "
+            "published 0.3"
+        ]
+
+
+# Prefix tuning as configuration. Imports no torch.
+
+
+@component("tuning", "prefix", builder="lmtool.tuning.prompt:PrefixTuning")
+class PrefixConfig(TuningConfig):
+    """Prefix tuning (Li and Liang 2021): keys and values in front of every text learn, in each layer's attention, of an
+    encoder-decoder also in front of what its cross-attention reads; the model is frozen.
+
+    A prefix is what a model keeps of tokens that it has read before: it takes the first positions.
+    """
+
+    name: Literal["prefix"] = Field("prefix", description="Keys and values in front of every text, in each layer.")
+    length: int = Field(10, ge=1, le=100_000, description="Rows of the prefix, which take positions.")
+    reparametrize: bool = Field(
+        True,
+        description="Learn the prefix through a map: vectors as wide as the model, a layer with tanh, and one to all "
+        "keys and values. It is needed in training alone.",
+    )
+    inner_size: int = Field(512, ge=1, le=1_000_000, description="Width inside that map.")
+
+    @property
+    def positions(self) -> int:
+        return self.length
+
+
+# P-tuning, both versions, as configuration. Imports no torch.
+
+
+@component("tuning", "ptuning", builder="lmtool.tuning.prompt:PTuning")
+class PTuningConfig(TuningConfig):
+    """P-tuning: soft prompts behind an encoder of their own that learns (Liu et al. 2021, "GPT Understands, Too"); with
+    `deep`, prompts in every layer and no encoder (Liu et al. 2022, "P-Tuning v2"), which is a prefix without a map. The
+    model is frozen.
+    """
+
+    name: Literal["ptuning"] = Field("ptuning", description="Soft prompts behind an encoder, or in every layer.")
+    length: int = Field(20, ge=1, le=100_000, description="Virtual tokens of a text, which take positions.")
+    encoder: Literal["lstm", "mlp"] = Field(
+        "lstm",
+        description="What the prompts pass through, needed in training alone: an LSTM of two layers in both directions "
+        "and two maps, or three maps.",
+    )
+    deep: bool = Field(False, description="Prompts in every layer, as keys and values, instead of at the input.")
+
+    @property
+    def recipe_name(self) -> str:
+        return f"{self.name}_deep" if self.deep else self.name
+
+    @property
+    def positions(self) -> int:
+        return self.length
+
+    @model_validator(mode="after")
+    def _deep_prompts_have_no_encoder(self) -> PTuningConfig:
+        if self.deep and self.encoder != "lstm":
+            raise ValueError(f"encoder={self.encoder} is of prompts at the input; with deep=true there is none")
+        return self
