@@ -7,8 +7,10 @@ the results. Standard library only.
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from lmtool.errors import INTERRUPTED, REQUEUE, TERMINATED, Stopped
+from lmtool.errors import INTERRUPTED, REQUEUE, TERMINATED, LmtoolError, Stopped
 from lmtool.ranks import started_together
 
 # Schedulers announce preemption with the user signals: exit 75 asks to be queued again. A lost terminal ends a run
@@ -29,6 +31,7 @@ STATUS = {
     signal.SIGUSR2: REQUEUE,
 }
 
+AGAIN_SECONDS = 0.05
 REPEATED_SECONDS = 0.5
 """In which the same signal is one request, of processes that were started together."""
 
@@ -52,10 +55,12 @@ def stopped(interrupt: KeyboardInterrupt, when: str = "", hint: str | None = Non
 class Interrupts:
     """Context in which the first signal raises Interrupted wherever the process is.
 
-    The second one raises Stopped, so that files are closed and the lock is given up where the first one is still being
-    obeyed; the third ends the process at once. A scheduler that preempts a run sends SIGTERM and then a user signal:
-    that is one request, to be queued again. Signals that were ignored (nohup) stay ignored. Handlers belong to the main
-    thread: entered in another, this does nothing.
+    Where that is a finalizer, in which Python drops what is raised, it is raised again a moment later; where a library
+    makes an error of its own of it, the end of the context makes it Interrupted again. The second signal raises
+    Stopped, so that files are closed and the lock is given up where the first one is still being obeyed; the third ends
+    the process at once. A scheduler that preempts a run sends SIGTERM and then a user signal: that is one request, to
+    be queued again. Signals that were ignored (nohup) stay ignored. Handlers belong to the main thread: entered in
+    another, this does nothing.
     """
 
     def __init__(self, go_on: str | None = None, stands: str = "") -> None:
@@ -66,6 +71,9 @@ class Interrupts:
         self._last: tuple[int, float] = (0, 0.0)
         self._together = started_together(os.environ)
         self._before: dict[signal.Signals, Any] = {}
+        self._unraisable = sys.unraisablehook
+        self._again: threading.Timer | None = None
+        self._raised = False
 
     def __enter__(self) -> Self:
         self.install()
@@ -74,9 +82,20 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._before:
+            return
+        sys.unraisablehook = self._unraisable
         for number, before in self._before.items():
             signal.signal(number, signal.SIG_DFL if before is None else before)
+        outer = None if self.received is None else self._before.get(self.received)
         self._before.clear()
+        if self._again is not None and self._again.is_alive():
+            self._again.cancel()
+            if inspect.ismethod(outer) and isinstance(outer.__self__, Interrupts):
+                outer(self.received)
+        if self._raised and isinstance(error, Exception) and not isinstance(error, LmtoolError):
+            assert self.received is not None
+            raise Interrupted(self.received) from error
 
     def install(self) -> None:
         """Handle signals from here on."""
@@ -86,9 +105,21 @@ class Interrupts:
                 if before is not signal.SIG_IGN:
                     self._before[number] = before
                     signal.signal(number, self.handle)
+            sys.unraisablehook, self._unraisable = self._dropped, sys.unraisablehook
+
+    def _dropped(self, problem: sys.UnraisableHookArgs) -> None:
+        """Something was raised where nobody could catch it."""
+        if not isinstance(problem.exc_value, Interrupted):
+            self._unraisable(problem)
+            return
+        self._count, self._last = 0, (0, 0.0)
+        self._again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), problem.exc_value.signal))
+        self._again.daemon = True
+        self._again.start()
 
     def obey(self, number: signal.Signals) -> None:
         """What the first signal does."""
+        self._raised = True
         raise Interrupted(number)
 
     def handle(self, code: int, frame: FrameType | None = None) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ import pytest
 import torch
 
 from lmtool.config.checkpoint import find
-from lmtool.errors import Stopped
+from lmtool.errors import Stopped, UserError
 from lmtool.runs import checkpoints
-from lmtool.signals import Signals
+from lmtool.signals import Interrupted, Interrupts, Signals
 from lmtool.training import keeper
 from lmtool.training.loop import train
 from tests.training.fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
@@ -92,6 +94,47 @@ def test_a_second_signal_during_a_save_leaves_no_half_checkpoint(
     with pytest.raises(Stopped, match="at once"):
         go(tmp_path / "run", Signalled(signal.SIGINT, 3))
     assert list((tmp_path / "run/checkpoints").iterdir()) == []
+
+
+class Finalized:
+    """Gets a signal where Python drops what is raised."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(3):  # the handler runs between two instructions
+            pass
+
+
+def test_a_signal_that_a_finalizer_drops_comes_again() -> None:
+    hook = sys.unraisablehook
+    with pytest.raises(Interrupted) as caught, Interrupts():
+        Finalized()
+        time.sleep(5)
+    assert caught.value.signal is signal.SIGTERM and sys.unraisablehook is hook
+    with pytest.raises(Interrupted), Interrupts():  # where the inner context ends before that
+        with Interrupts():
+            Finalized()
+        raise AssertionError("not interrupted")
+    with Interrupts():  # and where the command is over, it is over
+        Finalized()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_a_library_makes_of_a_signal_is_one_again() -> None:
+    with pytest.raises(Interrupted) as caught, Interrupts():
+        try:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        except KeyboardInterrupt as interrupt:
+            raise ValueError("no value") from interrupt
+    assert caught.value.signal is signal.SIGUSR1
+    with pytest.raises(UserError), Interrupts():  # what lmtool says itself stays
+        try:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        except KeyboardInterrupt:
+            raise UserError("no such file") from None
+    with pytest.raises(ValueError), Signals("lmtool resume runs/x"):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        raise ValueError("a bug in a step")
 
 
 def test_a_third_signal_ends_the_process() -> None:

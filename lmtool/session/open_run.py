@@ -168,7 +168,8 @@ def _opened(
             with _trackers(verb, config, run, output) as trackers:
                 yield OpenRun(verb, config, run, output, precision, trackers, group)
     except KeyboardInterrupt as interrupt:
-        resume = None if folder is None else command_line("resume", str(folder))
+        opened = folder is not None and (folder / "config.yaml").exists()
+        resume = command_line("resume", str(folder)) if opened else None
         raise stopped(interrupt, " while the run was made ready", resume) from interrupt
     except UserError:
         if not others:  # a mistake leaves no empty folder behind; one with runs in it stays

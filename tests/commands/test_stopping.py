@@ -16,6 +16,7 @@ from lmtool import cli
 from lmtool.data import store, vocabulary
 from lmtool.distillation.store.outputs import TermWriter
 from lmtool.reporting.run_files import read_run
+from lmtool.session import open_run
 from lmtool.session.companions import Predictions
 from lmtool.signals import take_late
 from tests.commands.conftest import TINY, finetune, pretrain
@@ -85,6 +86,15 @@ def test_while_a_vocabulary_is_learned(
         run = pretrain("a", "max_steps=2", status=143)
     assert stopped(capsys.readouterr().err, signal.SIGTERM, run) and not (run / "LOCK").exists()
     pretrain("a", "max_steps=2")
+
+
+def test_before_there_is_a_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is to be resumed then."""
+    signalling(monkeypatch, open_run, "RunFolder", signal.SIGTERM)
+    run = pretrain("a", "max_steps=2", status=143)
+    assert capsys.readouterr().err == "error: stopped by SIGTERM while the run was made ready\n" and not run.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
