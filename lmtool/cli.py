@@ -103,7 +103,7 @@ def _dispatch(verb: str, arguments: Arguments) -> int:
         resumed, config = resume.read(arguments.rest)
         if arguments.cfg:
             return _print(config, resumed)
-        return _start(resumed, config, [], [verb, *arguments.rest])
+        return _start(resumed, config, [verb, *arguments.rest])
     if verb == "runs":
         from lmtool.commands import runs
 
@@ -159,17 +159,17 @@ def _configured(verb: str, arguments: Arguments) -> int:
     config = configuration(verb, arguments, running=not arguments.cfg)
     if arguments.cfg:
         return _print(config, verb)
-    return _start(verb, config, arguments.rest, arguments.words(verb))
+    return _start(verb, config, arguments.words(verb))
 
 
-def _start(verb: str, config: Any, overrides: list[str], words: list[str]) -> int:
+def _start(verb: str, config: Any, words: list[str]) -> int:
     """Run a command: here, or in as many processes as it asks for. words: the command line that it stands for."""
     from lmtool.training import launching
 
     processes = launching.processes_to_start(config, verb)
     if processes > 1:
         return launching.launch(processes, words)
-    return _status(run(verb, config, overrides))
+    return _status(run(verb, config))
 
 
 def _tasks_as_targets(words: list[str]) -> list[str]:
@@ -182,71 +182,11 @@ def _tasks_as_targets(words: list[str]) -> list[str]:
     return spelled
 
 
-def run(verb: str, config: Any, overrides: list[str]) -> Any:
-    """Run a command on its decoded configuration: the modules by literals, imported when chosen."""
-    if verb == "pretrain":
-        from lmtool.commands import pretrain
+def run(verb: str, config: Any) -> Any:
+    """Run a command on its decoded configuration; its module is imported only now."""
+    from lmtool.config.tables import imported
 
-        return pretrain.run(config, overrides)
-    if verb == "finetune":
-        from lmtool.commands import finetune
-
-        return finetune.run(config, overrides)
-    if verb == "evaluate":
-        from lmtool.commands import evaluate
-
-        return evaluate.run(config, overrides)
-    if verb == "predict":
-        from lmtool.commands import predict
-
-        return predict.run(config, overrides)
-    if verb == "generate":
-        from lmtool.commands import generate
-
-        return generate.run(config, overrides)
-    if verb == "embed":
-        from lmtool.commands import embed
-
-        return embed.run(config, overrides)
-    if verb == "probe":
-        from lmtool.commands import probe
-
-        return probe.run(config, overrides)
-    if verb == "check":
-        from lmtool.commands import check
-
-        return check.run(config, overrides)
-    if verb == "doctor":
-        from lmtool.commands import doctor
-
-        return doctor.run(config, overrides)
-    if verb == "inspect tokenizer":
-        from lmtool.commands import inspect_tokenizer
-
-        return inspect_tokenizer.run(config, overrides)
-    if verb == "inspect attention":
-        from lmtool.commands import inspect_attention
-
-        return inspect_attention.run(config, overrides)
-    if verb == "inspect positions":
-        from lmtool.commands import inspect_positions
-
-        return inspect_positions.run(config, overrides)
-    if verb == "inspect word":
-        from lmtool.commands import inspect_word
-
-        return inspect_word.run(config, overrides)
-    if verb == "export":
-        from lmtool.commands import export
-
-        return export.run(config, overrides)
-    if verb == "import":
-        from lmtool.commands import importing
-
-        return importing.run(config, overrides)
-    from lmtool.commands import tokenizer
-
-    return tokenizer.run(config, overrides)
+    return imported(f"lmtool.commands.{VERBS[verb].module}:run")(config)
 
 
 def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
@@ -360,4 +300,4 @@ def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, Any], over
     from lmtool.resolver.decoding import decoded
 
     plugins.load(plugin_names)
-    return run(verb, decoded(verb, data, running=True, reads_checkpoint=False), overrides)
+    return run(verb, decoded(verb, data, running=True, reads_checkpoint=False))

@@ -8,13 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verb:
-    """A command: what it does, one example, the primary file of its configuration (none: plain arguments), and the keys
-    that words without = stand for, in their order."""
+    """A command: what it does, one example, the primary file of its configuration (none: plain arguments), the keys
+    that words without = stand for, in their order, and its module in lmtool.commands where that has another name than
+    the primary file."""
 
     about: str
     example: str
     primary: str | None = None
     places: tuple[str, ...] = ()
+    implemented_in: str | None = None
+
+    @property
+    def module(self) -> str | None:
+        """The module of lmtool.commands whose `run` takes the decoded configuration."""
+        return self.implemented_in or self.primary
 
 
 VERBS: dict[str, Verb] = {
@@ -27,7 +34,7 @@ VERBS: dict[str, Verb] = {
     "generate": Verb("write text", 'lmtool generate runs/NAME prompt="..."', "generate", ("checkpoint", "prompt")),
     "embed": Verb("texts as vectors", "lmtool embed runs/NAME input=FILE output=vectors.npy", "embed", ("checkpoint",)),
     "probe": Verb("what every layer holds", "lmtool probe runs/NAME target=next", "probe", ("checkpoint",)),
-    "tokenizer": Verb("train a vocabulary", "lmtool tokenizer output=vocabulary", "train_tokenizer"),
+    "tokenizer": Verb("train a vocabulary", "lmtool tokenizer output=vocabulary", "train_tokenizer", (), "tokenizer"),
     "export": Verb(
         "write a folder for transformers", "lmtool export runs/NAME output=exported", "export", ("checkpoint",)
     ),
@@ -36,6 +43,7 @@ VERBS: dict[str, Verb] = {
         "lmtool import hf://org/name output=imported",
         "import",
         ("checkpoint",),
+        "importing",
     ),
     "check": Verb("read a data set before training", "lmtool check task=mydata.csv", "check"),
     "doctor": Verb("what this machine can do, and what is missing", "lmtool doctor", "doctor"),

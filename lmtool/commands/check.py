@@ -26,7 +26,7 @@ TOO_MANY = 0.01
 """Share of held-out rows, or of the words of held-out text, in training from which on their scores say little."""
 
 
-def run(config: CheckConfig, overrides: Sequence[str]) -> dict[str, Any]:
+def run(config: CheckConfig) -> dict[str, Any]:
     """Read, print and write what there is to say. Raises CheckFailed where rows fail, or where held-out ones stand in
     the training rows."""
     if (config.task is None) == (config.data is None):

@@ -68,7 +68,7 @@ class Finding:
 _MARKS = {"good": ("✔", "green"), "note": ("·", "yellow"), "problem": ("✘", "bold red")}
 
 
-def run(config: DoctorConfig, overrides: list[str]) -> list[Finding]:
+def run(config: DoctorConfig) -> list[Finding]:
     """Print what is found. CheckFailed where something is broken."""
     output, findings = Output(), []
     for finding in _findings(config):

@@ -122,7 +122,7 @@ def _pyarrow(path: str) -> Any:
 _SHOWN = 6
 
 
-def run(config: EmbedConfig, overrides: list[str]) -> None:
+def run(config: EmbedConfig) -> None:
     """Read, embed, and print or write the vectors."""
     check_output(config.output, config.pooling)
     output, precision = Output(), choose_precision(config.precision, choose_device(config.device))

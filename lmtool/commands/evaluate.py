@@ -24,7 +24,7 @@ from lmtool.tasks.kinds.learner import TaskEvaluation
 from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 
 
-def run(config: EvaluateConfig, overrides: list[str]) -> dict[str, Any]:
+def run(config: EvaluateConfig) -> dict[str, Any]:
     """Score, print, and write predictions and a report where these are named. Returns the metrics, the task's first."""
     check_output(config.output)
     if config.report is not None:

@@ -47,7 +47,7 @@ _WRITERS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
 """Ends of the classes of transformers that write text."""
 
 
-def run(config: ExportConfig, overrides: list[str]) -> None:
+def run(config: ExportConfig) -> None:
     """Write the folder, read it again, compare, and print what differs. CheckFailed where anything does."""
     if config.format == "vectors":
         export_vectors(config)

@@ -10,8 +10,8 @@ from lmtool.session.finetuning import Finetuning
 from lmtool.tasks.configs import GlueConfig
 
 
-def run(config: FinetuneConfig, overrides: list[str]) -> dict[str, Any]:
+def run(config: FinetuneConfig) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json; of several tasks their summary."""
     if isinstance(config.task, GlueConfig):
-        return suite.run(config, config.task, overrides, run)
+        return suite.run(config, config.task, run)
     return fit.run(Finetuning(config))

@@ -17,7 +17,7 @@ from lmtool.terminal import counted, visible
 Prompts = tuple[list[str], list[tuple[str, int]]]
 
 
-def run(config: GenerateConfig, overrides: list[str]) -> None:
+def run(config: GenerateConfig) -> None:
     """Read the prompts, write; one prompt for the screen is shown as it grows."""
     check_output(config.output)
     trained, output = load_trained(config), Output()

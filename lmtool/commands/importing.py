@@ -1,6 +1,6 @@
-"""`lmtool import`: a published folder, an adapter of PEFT, or a file of word vectors (vectors_text.py) as a checkpoint
-of lmtool, and what was lost; or any pretrained checkpoint with another vocabulary (replacing.py), or in another family
-(crossing.py)."""
+"""`lmtool import`: turns a published folder, a PEFT adapter, or word vectors (conversion/word_vectors.py) into an lmtool
+checkpoint and lists what was lost; also gives a checkpoint another vocabulary (conversion/vocabularies.py) or
+another family (conversion/architectures.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lmtool.weights.reading import our_names, read, read_published, their_names,
 from lmtool.weights.word_files import is_word_file
 
 
-def run(config: ImportConfig, overrides: list[str]) -> None:
+def run(config: ImportConfig) -> None:
     """Write the checkpoint, read it again, compare with the folder, and print what differs."""
     adapter = Path(config.checkpoint).expanduser()
     if config.model is not None:

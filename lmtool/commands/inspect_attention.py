@@ -24,7 +24,7 @@ MOST = 64
 """Tokens of a text whose weights can still be looked at."""
 
 
-def run(config: InspectAttentionConfig, overrides: list[str]) -> list[dict[str, Any]]:
+def run(config: InspectAttentionConfig) -> list[dict[str, Any]]:
     """Read, print and write the page. Returns what each head is on."""
     output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
     loaded = load(config.checkpoint, str(precision.device), config.offline)

@@ -26,7 +26,7 @@ from lmtool.weights.load import load
 GROUP = "model/positions"
 
 
-def run(config: InspectPositionsConfig, overrides: list[str]) -> list[dict[str, Any]]:
+def run(config: InspectPositionsConfig) -> list[dict[str, Any]]:
     """Draw on the screen and write the page. Returns what is drawn, by name."""
     output = Output()
     places = [*_new(config), *_of_checkpoints(config)]

@@ -19,7 +19,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import published_folder
 
 
-def run(config: InspectTokenizerConfig, overrides: list[str]) -> list[dict[str, Any]]:
+def run(config: InspectTokenizerConfig) -> list[dict[str, Any]]:
     """Cut, print and write the page. Returns what is on it, a row a vocabulary."""
     output = Output()
     cuts = [_cut(name, tokenizer, config.text) for name, tokenizer in _tokenizers(config, output)]

@@ -16,7 +16,7 @@ from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.load import load
 
 
-def run(config: InspectWordConfig, overrides: list[str]) -> list[dict[str, Any]]:
+def run(config: InspectWordConfig) -> list[dict[str, Any]]:
     """Read, print and write the page. Returns a row a checkpoint and layer."""
     sentences = [sentence.strip() for sentence in config.text.split("|") if sentence.strip()]
     if len(sentences) < 2:

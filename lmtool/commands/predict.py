@@ -34,7 +34,7 @@ from lmtool.weights.heads import PAIR_HEADS
 from lmtool.weights.task_heads import CLASSIFIER
 
 
-def run(config: PredictConfig, overrides: list[str]) -> None:
+def run(config: PredictConfig) -> None:
     """Read, predict, and print or write what was predicted."""
     check_output(config.output)
     trained, output = load_trained(config), Output()

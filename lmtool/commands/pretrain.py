@@ -9,6 +9,6 @@ from lmtool.session import fit
 from lmtool.session.pretraining import Pretraining
 
 
-def run(config: PretrainConfig, overrides: list[str]) -> dict[str, Any]:
+def run(config: PretrainConfig) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json."""
     return fit.run(Pretraining(config))

@@ -45,7 +45,7 @@ from lmtool.weights.load import Loaded, load
 _HOLD_OUT = 8
 
 
-def run(config: ProbeConfig, overrides: list[str]) -> dict[str, Any]:
+def run(config: ProbeConfig) -> dict[str, Any]:
     """Probe each checkpoint, print its table, and write the folder. Returns what is in probe.json."""
     output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
     task = _task(config)

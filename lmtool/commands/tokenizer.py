@@ -18,7 +18,7 @@ SHOWN = 3
 MEASURED = 500
 
 
-def run(config: TokenizerCommandConfig, overrides: list[str]) -> dict[str, Any]:
+def run(config: TokenizerCommandConfig) -> dict[str, Any]:
     """Train, save, and say how well it fits held-out text."""
     folder = Path(config.output).expanduser()
     if folder.exists() and any(folder.iterdir()):

@@ -85,8 +85,13 @@ def entry_of(config: Config) -> Entry:
 
 def load_builder(config: Config) -> Callable[..., Any]:
     """Import the builder of a decoded component and return it uncalled."""
-    entry = entry_of(config)
-    return getattr(builder_module(entry), entry.builder.partition(":")[2])
+    return imported(entry_of(config).builder)
+
+
+def imported(name: str) -> Any:
+    """Import what a literal "package.module:attribute" of lmtool's own code names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def builder_module(entry: Entry) -> Any:

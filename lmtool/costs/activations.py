@@ -55,7 +55,7 @@ class Formats:
         return self.product if self.cuda else VALUE_BYTES
 
 
-# What attention keeps for its backward, counted on its parts: see activations.py.
+# What attention keeps for its backward, counted on its parts.
 #
 # Shape letters: W width of all heads together, A heads, K keys that a query sees.
 

@@ -168,7 +168,7 @@ def truncate_texts(lengths_KN: np.ndarray, limit: int) -> np.ndarray:
     return kept_KN + (cut_KN & (np.cumsum(cut_KN, axis=0) <= left_N))
 
 
-# A text format (formats.py) beside what a tokenizer's own file puts around texts, which is what transformers reads.
+# A text format beside what a tokenizer's own file puts around texts, which is what transformers reads.
 
 
 SEGMENT = "segment"

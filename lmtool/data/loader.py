@@ -173,7 +173,7 @@ class PackedLoader:
     sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else. `beside` tokens of
     each example are virtual, and no data: they count where a forward has a limit, not in the size of a step.
 
-    Running text for a model that carries state is read in lanes (lanes.py), in its own order: a step has a segment of
+    Running text for a model that carries state is read in lanes, in its own order: a step has a segment of
     each, as many as it has examples, or `lanes` where that is given.
     """
 
@@ -223,7 +223,7 @@ class PackedLoader:
 
     def steps(self, cursor: dict[str, int] | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
         """Steps from the cursor on, without end. Made ahead in a thread that ends when the iterator is closed. Of
-        several processes that train together each reads its share of the same steps, `rank` of `ranks` (sharing.py).
+        several processes that train together each reads its share of the same steps, `rank` of `ranks`.
 
         UserError where the cursor is not of this data, and where processes would share lanes.
         """

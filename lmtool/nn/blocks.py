@@ -2,7 +2,7 @@
 
 Where a context reads some tokens alone, what comes behind the attention, three quarters of a layer's work, is done for
 those alone. In a stack that is its last layer. Behind each sublayer is a slot, which is empty until an adapter is put
-there, see `adapters`.
+there, see `nn/feedforward.py`.
 
 Shape letters: T tokens, M of them that are read, H hidden width.
 """
@@ -68,7 +68,7 @@ class PreNormLayer(_Layer):
 # sublayers or before them.
 #
 # Where a context reads some tokens alone, what comes behind the cross-attention is done for those alone, as in
-# `blocks`. Behind self-attention and feed-forward part are slots for adapters, see `adapters`.
+# the layers above. Behind self-attention and feed-forward part are slots for adapters, see `nn/feedforward.py`.
 #
 # Shape letters: T tokens of the decoder, M of them that are read, H hidden width.
 

@@ -33,11 +33,11 @@ from lmtool.tasks.loading import load_task
 from lmtool.tasks.suites import DIAGNOSTIC, FILES, LEFT_OUT, average, folder_of, score_of, submission
 from lmtool.training.precision import choose_device, choose_precision
 
-Run = Callable[[FinetuneConfig, list[str]], dict[str, Any]]
+Run = Callable[[FinetuneConfig], dict[str, Any]]
 _TOKENS = 8192  # in one forward
 
 
-def run(config: FinetuneConfig, suite: GlueConfig, overrides: list[str], finetune: Run) -> dict[str, Any]:
+def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> dict[str, Any]:
     """Train every member that has data, print the table, write glue.json and glue.zip. Returns glue.json."""
     output, members = Output(), dict(_members(suite))
     trained = {name: task for name, task in members.items() if task is not None and name != DIAGNOSTIC}
@@ -55,7 +55,7 @@ def run(config: FinetuneConfig, suite: GlueConfig, overrides: list[str], finetun
             raise Interrupted(late[0])
         require_no_link(root / name)
         own = {"task": task, "name": None, "run_dir": str(root / name)}
-        results[name] = finetune(config.model_copy(update=own), overrides)
+        results[name] = finetune(config.model_copy(update=own))
     scores = {name: score_of(name, result["metrics"]) for name, result in results.items()}
     mean = average(scores)
     rows = [

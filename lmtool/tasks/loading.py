@@ -206,18 +206,10 @@ def decode_tables(
     if config.train_examples is not None and config.train_examples < len(train):
         facts["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
-    further = None
-    shots = getattr(config, "shots_per_class", None)
+    shots, further = getattr(config, "shots_per_class", None), None
     if shots is not None:
-        held_out = {split: rows for split, rows in {**validation, **test}.items() if rows.labels is not None}
-        train, few, rest = draw_shots(kind, train, [*validation.values(), *test.values()], shots, seed)
-        validation, test = {"dev": few}, {**test, **{f"full_{split}": held_out[split] for split in validation}}
+        train, validation, test, rest = _few_shots(kind, train, validation, test, shots, seed, facts)
         further = rest if getattr(config, "auxiliary_mlm", 0) and len(rest) else None
-        facts["few_shot"] = {
-            "rows_of_a_class": shots, "seed": seed, "train_sha256": _checksum(train), "dev_sha256": _checksum(few)
-        }  # fmt: skip
-        short = " and ".join(facts["few_shot"][f"{split}_sha256"][:8] for split in ("train", "dev"))
-        facts["drawn"] = f"{shots} rows of each class, and {shots} to choose by, seed {seed} ({short})"
     own, warnings = kind.facts(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]
@@ -234,6 +226,28 @@ def decode_tables(
     data = TaskData(kind.fitted(train), train, validation, test, facts, further)
     facts["fingerprint"] = _sha256(data.contents())
     return data
+
+
+def _few_shots(
+    kind: TaskKind,
+    train: Rows,
+    validation: dict[str, Rows],
+    test: dict[str, Rows],
+    shots: int,
+    seed: int,
+    facts: dict[str, Any],
+) -> tuple[Rows, dict[str, Rows], dict[str, Rows], Rows]:
+    """A few rows of each class to train on and as many to choose by, the held-out splits as tests, and the training
+    rows that are left. facts: gets what was sampled."""
+    held_out = {split: rows for split, rows in {**validation, **test}.items() if rows.labels is not None}
+    train, few, rest = draw_shots(kind, train, [*validation.values(), *test.values()], shots, seed)
+    test = {**test, **{f"full_{split}": held_out[split] for split in validation}}
+    facts["few_shot"] = {
+        "rows_of_a_class": shots, "seed": seed, "train_sha256": _checksum(train), "dev_sha256": _checksum(few)
+    }  # fmt: skip
+    short = " and ".join(facts["few_shot"][f"{split}_sha256"][:8] for split in ("train", "dev"))
+    facts["drawn"] = f"{shots} rows of each class, and {shots} to choose by, seed {seed} ({short})"
+    return train, {"dev": few}, test, rest
 
 
 def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = False) -> dict[str, list[list[str]]]:

@@ -98,7 +98,7 @@ class Ddp(Plain):
                 find_unused_parameters=True,  # they have no gradient then, as in one process
                 gradient_as_bucket_view=True,
                 broadcast_buffers=False,
-                init_sync=False,  # the processes compared their weights, see alike.py
+                init_sync=False,  # the processes compared their weights, see consistency.py
             )
         # Not a function of its own: DDP refuses annotations that are strings.
         self._wrapped.register_comm_hook(None, lambda state, bucket: _summed(bucket.buffer()))

@@ -1,7 +1,7 @@
 """The checkpoints of one run: saved, restored, pruned.
 
 `last` and `best` are small text files that are moved only once the checkpoint they name is complete. Which checkpoint
-a run resumes from: see resuming.py.
+a run resumes from: see runs/checkpoints.py.
 """
 
 from __future__ import annotations

@@ -75,14 +75,7 @@ def train(
     assert isinstance(learner, nn.Module)
     precision = choose_precision(settings.precision, choose_device(settings.device))
     device, listener = precision.device, Listeners(listeners)
-    if device.type == "cpu":
-        keep_freed_memory()
-    if settings.parallel == "fsdp" and group.size > 1:
-        require_alike(group, learner, loader)
-        shard(learner, device, group)
-    learner.to(device).train()
-    if settings.gradient_checkpointing:
-        recompute_layers(learner)
+    move_to_device(learner, loader, settings, device, group)
     groups = training_groups(learner, settings.optimizer.layer_decay)
     named = named_parameters(groups)
     optimizer, schedule, scaler = build(settings.optimizer, groups), build(settings.schedule), precision.scaler()
@@ -140,6 +133,20 @@ def train(
                     raise signals.stopped(step, saved)
     listener.on_end()
     return training_result(run, learner, named, progress, precision)
+
+
+def move_to_device(
+    learner: nn.Module, loader: Loader, settings: TrainingSettings, device: torch.device, group: Group
+) -> None:
+    """Put a learner where it trains, sharded over the group with parallel=fsdp, in training mode."""
+    if device.type == "cpu":
+        keep_freed_memory()
+    if settings.parallel == "fsdp" and group.size > 1:
+        require_alike(group, learner, loader)
+        shard(learner, device, group)
+    learner.to(device).train()
+    if settings.gradient_checkpointing:
+        recompute_layers(learner)
 
 
 def agreed(group: Group, seconds: float, signals: Signals) -> tuple[float, bool]:

@@ -1,4 +1,4 @@
-"""Soft prompts and prefixes (`lmtool/tuning/prompt.py`, `ptuning.py`, `prefix.py`) as PEFT's.
+"""Soft prompts and prefixes (`lmtool/tuning/prompt.py`) as PEFT's.
 
 PEFT puts virtual tokens in front of all others, and hands the model vectors instead of tokens: its classifiers then
 read another token than lmtool's, or cannot tell where a text ends. So these have its layout where a language model
