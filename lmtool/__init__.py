@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lmtool.api import load as load
+    from lmtool.commands.api import load as load
 
 __version__ = "0.1.0"
 
@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """`lmtool.load`, imported when it is asked for: it needs torch, the command line's first screens do not."""
     if name == "load":
-        from lmtool.api import load
+        from lmtool.commands.api import load
 
         return load
     raise AttributeError(f"module 'lmtool' has no attribute {name!r}")

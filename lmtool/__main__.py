@@ -20,7 +20,7 @@ with contextlib.suppress(OSError):  # the working folder is gone
         else:
             del sys.path[0]
 
-from lmtool.cli import main  # noqa: E402 found with the path as it is now
+from lmtool.cli.main import main  # noqa: E402 found with the path as it is now
 
 if __name__ == "__main__":
     sys.exit(main())

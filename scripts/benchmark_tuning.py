@@ -41,7 +41,7 @@ def peak_bytes() -> int:
 
 def config_of(options: argparse.Namespace) -> Any:
     """The run: a classifier on a model with random weights."""
-    from lmtool import cli
+    from lmtool.cli import main as cli
 
     words = [
         f"model={options.model}", f"tuning={options.worker}", "task=custom", "task.kind=classification",

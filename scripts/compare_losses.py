@@ -43,7 +43,7 @@ TASK = "{name: task, task: {kind: classification, name: pydocs, text: [text], em
 # Runs a tree's jobs one after the other, so that its imports are paid once; a line for each with its exit status.
 WORKER = """
 import contextlib, json, sys
-from lmtool.cli import main
+from lmtool.cli.main import main
 for name, words in json.loads(sys.argv[1]).items():
     with open(name + ".txt", "w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         status = main(words)

@@ -10,7 +10,7 @@ from typing import Any
 
 from course_text import Claim, Value
 
-from lmtool.metrics.intervals import mean_and_error, t_quantile
+from lmtool.learners.metrics.intervals import mean_and_error, t_quantile
 from lmtool.reporting.scores import CLEAR_ERRORS
 from lmtool.reporting.text import number
 

@@ -70,10 +70,10 @@ def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
 
 
 def _import_all() -> None:
-    from lmtool.environment import ENVIRONMENT
+    from lmtool.system.environment import ENVIRONMENT
 
     os.environ |= ENVIRONMENT | os.environ
-    import lmtool.cli
+    import lmtool.cli.main
     import lmtool.commands.inspect
     import lmtool.commands.inspect_attention
     import lmtool.commands.pretrain
@@ -94,7 +94,7 @@ def _become(command: str, folder: Path, stdout: Path, in_fork: bool, threads: in
             os.execvp("bash", ["bash", "-o", "pipefail", "-c", _SHELL + command])
         import torch
 
-        from lmtool import cli
+        from lmtool.cli import main as cli
 
         if threads is not None:
             torch.set_num_threads(threads)

@@ -37,7 +37,7 @@ from typing import Any
 
 from rows import Rows, listed, minilm, stop
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.tasks.loading import load_task

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rows import Rows, listed, mean_and_error, stop
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.checkpoint import checkpoint_folder
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table

@@ -41,14 +41,14 @@ from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
 from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.errors import ConfigError, UserError
-from lmtool.heads.lm import lm_head
 from lmtool.learners.base import ModelWithHeads
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.models.base import Backbone
+from lmtool.models.heads.lm import lm_head
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.resolver.decoding import decoded
-from lmtool.schema.run import FinetuneConfig
+from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.configs import TokenizerConfig

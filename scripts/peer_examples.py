@@ -144,7 +144,7 @@ def stored(name: str, examples: Any, settings: dict[str, Any]) -> tuple[dict[str
     """An epoch of examples as arrays, in the order in which lmtool reads them; what they are, in words."""
     import numpy
 
-    from lmtool.streams import Permutation
+    from lmtool.random_streams import Permutation
 
     plan = examples.plan(0)
     order = Permutation(len(plan), settings["seed"], "order", 0)(numpy.arange(len(plan)))

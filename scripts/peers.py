@@ -197,7 +197,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if name.startswith("lmtool"):
-        from lmtool.environment import ENVIRONMENT
+        from lmtool.system.environment import ENVIRONMENT
 
         os.environ.update(ENVIRONMENT)  # what its command line sets before torch is loaded
     import torch

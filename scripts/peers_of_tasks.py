@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtool.schema.run import FinetuneConfig
+from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.training.configs import AdamWConfig, LinearConfig
 from lmtool.training.schedules import warmup_steps

@@ -51,14 +51,14 @@ from peers_of_tasks import PEERS, SequencePeer, read_by, training_arguments
 from rows import Rows, listed, mean_and_error, minilm, stop
 from same_batches import BATCH, STEPS, compare_steps, require_same_features
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.tables import build
 from lmtool.data.split import Rows as SplitRows
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.reporting.console import Output
 from lmtool.reporting.scores import CLEAR_ERRORS
 from lmtool.reporting.table import print_table
-from lmtool.schema.run import FinetuneConfig
+from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.session.labelled import data_to_learn
 from lmtool.session.start import start_weights, starting_tokenizer
 from lmtool.tasks.configs import TaskConfig

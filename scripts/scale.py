@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.loader import dealt
 from lmtool.training.devices import NETWORK, NODE
 
@@ -51,7 +51,7 @@ def planned(name: str, *more: str) -> Any:
     """The plan of a run on the published device, by what `lmtool plan` computes."""
     import torch
 
-    from lmtool import cli
+    from lmtool.cli import main as cli
     from lmtool.commands.plan import _assumed
     from lmtool.costs.plan_of_run import plan_of
     from lmtool.costs.rate import place_of
@@ -113,7 +113,7 @@ def ordering(length: int, steps: int = 200) -> dict[str, float]:
     the text their examples come from, a degree of freedom (1 for chance). spread: largest share of tokens over the mean
     share of the processes, of documents of any length up to `length`, worst of the steps."""
     examples, batch = TOKENS // length, 2**21 // length
-    order = streams.Permutation(examples, 0, "order", 0)
+    order = random_streams.Permutation(examples, 0, "order", 0)
     began = time.perf_counter()
     first = np.random.default_rng(0).integers(0, examples // batch, steps)
     taken = [order(np.arange(step * batch, (step + 1) * batch)) for step in first]

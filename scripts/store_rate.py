@@ -69,7 +69,7 @@ def make_tokenizer(kind: str, folder: Path) -> None:
     """A saved tokenizer, trained on a part of the corpus where none is named."""
     sys.path.insert(0, str(ROOT))
     from lmtool.config.tables import Choice, build
-    from lmtool.schema import run as configs  # noqa: F401  enters the kinds into the table
+    from lmtool.resolver.schema import run as configs  # noqa: F401  enters the kinds into the table
     from lmtool.tokenizers.tokenizer import Tokenizer
 
     if Path(kind).is_dir():

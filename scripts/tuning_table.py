@@ -35,11 +35,11 @@ from peers_of_tasks import SequencePeer
 from published import NEVER, SUBSET_SEED, decoded, finetuned, run_lmtool, run_trainer, task_and_path, write_split
 from rows import Rows, listed, mean_and_error, minilm, stop
 
+from lmtool.random_streams import Permutation
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import size
-from lmtool.schema.run import FinetuneConfig
-from lmtool.streams import Permutation
+from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.tasks.loading import load_task
 
 METHODS: dict[str, list[str]] = {

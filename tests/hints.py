@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from lmtool import arguments, manual
+from lmtool.cli import arguments
+from lmtool.commands import verbs
 from lmtool.config import groups, problems, tables
-from lmtool.schema.inspection import OF_COMMANDS
-from lmtool.schema.run import COMMANDS
+from lmtool.resolver.schema.inspection import OF_COMMANDS
+from lmtool.resolver.schema.run import COMMANDS
 from lmtool.training.devices import DEVICES
 
 UNKNOWN = "\0"
@@ -78,7 +79,7 @@ def wrong_in(text: str, local: bool = False) -> Iterator[str]:
     for match in _COMMAND.finditer(text):
         quoted, verb, *_ = match.groups()
         rest = match[3].rstrip("?.").split()
-        if verb not in manual.VERBS and quoted:
+        if verb not in verbs.VERBS and quoted:
             yield f"{match[0]}: there is no such command"
         elif verb in COMMANDS:
             typed = {word.partition("=")[0] for word in rest if re.match(r"[a-z][\w.]*=", word)}

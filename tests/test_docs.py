@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.tables import Choice, build
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
+from lmtool.learners.metrics import compute
 from lmtool.learners.targets import labels_of
-from lmtool.metrics import compute
 from lmtool.tasks.loading import load_task
 from lmtool.types import Packed
 from tests.commands.conftest import write_text

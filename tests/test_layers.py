@@ -15,56 +15,48 @@ import lmtool
 PACKAGE = Path(lmtool.__file__).resolve().parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-# A room imports only what is named here (and itself). `types` needs torch, so rooms without torch do not name it.
-GROUND = {
-    "drafts",
-    "environment",
-    "errors",
-    "types",
-    "streams",
-    "manifest",
-    "network",
-    "ranks",
-    "secrets",
-    "signals",
-    "terminal",
+# A package imports only what is named here (and itself). `types` needs torch, so packages without torch do not name it.
+# Packages inside a package that have a layer of their own are named with it.
+NESTED = {
+    "cli/completion",
+    "learners/generation",
+    "learners/metrics",
+    "learners/representations",
+    "models/heads",
+    "reporting/trackers",
+    "resolver/schema",
+    "weights/conversion",
 }
+GROUND = {"errors", "random_streams", "system", "types"}
 CONFIG = GROUND | {"config"}
 NN = CONFIG | {"nn"}
 MODELS = NN | {"models"}
-HEADS = MODELS | {"heads"}
+HEADS = MODELS | {"models/heads"}
 TEXT = CONFIG | {"tokenizers"}
 DATA = TEXT | {"data"}
-LEARN = HEADS | DATA | {"generation", "metrics", "runs", "training"}
+LEARN = HEADS | DATA | {"learners/generation", "learners/metrics", "runs", "training"}
 LEARNERS = LEARN | {"learners"}
-COMPONENTS = LEARNERS | {"objectives", "tasks", "tuning", "distillation", "weights", "trackers"}
-SHELL = COMPONENTS | {"schema", "resolver", "reporting"}
+COMPONENTS = LEARNERS | {"objectives", "tasks", "tuning", "distillation", "weights", "reporting/trackers"}
+SHELL = COMPONENTS | {"resolver/schema", "resolver", "reporting"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "drafts": set(),
-    "environment": set(),
-    "network": set(),
-    "ranks": {"errors"},
-    "secrets": set(),
-    "signals": {"errors", "ranks"},
-    "terminal": {"secrets"},
-    "streams": {"errors"},
+    "random_streams": {"errors"},
+    "system": {"errors"},
     "types": {"errors"},
-    "manifest": {"drafts", "errors"},
-    "config": {"errors", "manifest", "secrets", "terminal"},
+    "config": {"errors", "system"},
     "nn": CONFIG,
     "models": NN,
-    "heads": MODELS,
-    "generation": HEADS | TEXT,
+    "models/heads": MODELS,
+    "learners/generation": HEADS | TEXT,
     # lmtool.load gives a model with its tokenizer, from a checkpoint whose files `training` verifies.
     "weights": LEARNERS | {"tuning"},
     "tokenizers": CONFIG,
     "data": TEXT,
-    "metrics": CONFIG,
+    "learners/metrics": CONFIG,
     "runs": CONFIG,
     # Files and plain data; a test holds that it imports no torch.
-    "reporting": CONFIG | {"metrics", "runs"},
-    "trackers": CONFIG | {"runs"},
+    "reporting": CONFIG | {"learners/metrics", "runs"},
+    "reporting/trackers": CONFIG | {"runs"},
     "costs": SHELL,
     "learners": LEARN,
     "objectives": LEARNERS,
@@ -74,41 +66,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     # A student starts from its teacher as a model from a checkpoint.
     "distillation": LEARNERS | {"tuning", "weights"},
     "training": NN | {"runs"},
-    "representations": LEARNERS | {"objectives", "tasks", "weights"},
+    "learners/representations": LEARNERS | {"objectives", "tasks", "weights"},
     # Configuration classes of the commands, of component configurations that import no torch.
-    "schema": COMPONENTS,
-    "resolver": COMPONENTS | {"schema"},
+    "resolver/schema": COMPONENTS,
+    "resolver": COMPONENTS | {"resolver/schema"},
     "session": SHELL | {"costs"},
-    "conversion": SHELL | {"costs", "session"},
-    "commands": SHELL | {"representations", "costs", "session", "conversion", "manual"},
+    "weights/conversion": SHELL | {"costs", "session"},
+    "commands": SHELL | {"learners/representations", "costs", "session", "weights/conversion"},
     "sweeps": CONFIG | {"reporting", "runs"},
-    "manual": {"config"},  # its files, for what a command offers
-    "completion": CONFIG | {"commands", "manual", "schema", "data", "runs"},
-    "ending": {"errors", "ranks", "signals", "terminal", "training"},
-    "guesses": {"config", "schema", "resolver"},  # the nearest name, the keys of a command
-    "arguments": {"errors", "guesses", "manual"},
-    "cli": {
-        "__init__",  # the version
-        "arguments",
-        "ending",
-        "errors",
-        "environment",
-        "guesses",
-        "manual",
-        "ranks",
-        "signals",
-        "terminal",
-        "config",
-        "schema",
-        "resolver",
-        "training",
-        "commands",
-        "completion",
-        "sweeps",
-    },
+    "cli/completion": CONFIG | {"commands", "resolver/schema", "data", "runs"},
+    "cli": CONFIG | {"__init__", "training", "resolver/schema", "resolver", "commands", "cli/completion", "sweeps"},
     "__main__": {"cli"},
-    "api": LEARNERS | {"tasks", "weights", "representations", "schema", "session", "commands"},
-    "__init__": {"api"},  # lmtool.load, when it is asked for
+    "__init__": {"commands"},  # lmtool.load, when it is asked for
 }
 # The one function that opens torch's own files, and the call in it.
 PICKLED = ("weights/pickled.py", "torch.load(path, map_location='cpu', weights_only=True)")
@@ -117,8 +86,13 @@ HEAVY = {"torch", "numpy", "transformers", "datasets", "safetensors", "tokenizer
 
 
 def room_of(path: Path) -> str:
-    """The room a file belongs to: `nn`, `config`, ... or the name of a file at the top."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """The package a file belongs to: `nn`, `models/heads`, ... or the name of a file at the top."""
+    return room_in(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def room_in(parts: tuple[str, ...]) -> str:
+    nested = "/".join(parts[:2])
+    return nested if nested in NESTED else parts[0]
 
 
 def module_of(path: Path) -> str:
@@ -267,8 +241,8 @@ def test_commands_ask_no_learner_what_it_is() -> None:
     wrong = []
     for path in SOURCES:
         # An export stands beside a task's learner, or beside the parts of a checkpoint, which are none.
-        shell = room_of(path) in ("commands", "session", "costs", "conversion")
-        if not shell or path == PACKAGE / "conversion" / "texts.py":
+        shell = room_of(path) in ("commands", "session", "costs", "weights/conversion")
+        if not shell or path == PACKAGE / "weights" / "conversion" / "texts.py":
             continue
         for node in ast.walk(tree_of(path)):
             asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
@@ -312,7 +286,7 @@ def test_no_circles_between_rooms() -> None:
 
 def test_there_is_one_door_to_the_terminal() -> None:
     """Everything printed goes through `terminal.say` or `reporting.console.Output`, which mask and escape."""
-    doors = ("terminal.py", "reporting/console.py")
+    doors = ("system/terminal.py", "reporting/console.py")
     wrong = [
         f"{path.relative_to(PACKAGE)}:{line}: {name}"
         for path in SOURCES
@@ -335,10 +309,10 @@ def test_only_cli_sweeps_and_config_import_hydra() -> None:
 
 def light() -> list[Path]:
     """Files that composing, decoding, list and show run: no torch, no numpy, in them or in what they import."""
-    named = [source for source in SOURCES if room_of(source) in ("config", "errors", "manual", "cli", "__main__")]
+    named = [source for source in SOURCES if room_of(source) in ("config", "errors", "system", "cli", "__main__")]
     named += [source for source in SOURCES if "configs" in (source.stem, source.parent.name)]
-    named += [source for source in SOURCES if room_of(source) == "schema"]
-    named += [PACKAGE / "commands" / f"{name}.py" for name in ("list", "show", "__init__")]
+    named += [source for source in SOURCES if room_of(source) == "resolver/schema"]
+    named += [PACKAGE / "commands" / f"{name}.py" for name in ("list", "show", "verbs", "__init__")]
     named += [PACKAGE / "resolver" / f"{name}.py" for name in ("decoding", "rules", "__init__")]
     return named
 

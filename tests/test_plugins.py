@@ -24,7 +24,7 @@ OUTSIDE = ROOT / "tests" / "outside"
 
 RUN_ALL = """
 import contextlib, io, json, shlex, sys
-from lmtool.cli import main
+from lmtool.cli.main import main
 from lmtool.reporting import report
 report.write_report = lambda run: run / "report.html"  # no plots: they take longer than the runs
 sys.modules.get("lmtool.session.screens", report).write_report = report.write_report

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config import tables
 from lmtool.data.pydocs import pydocs_rows
 from tests.commands.conftest import but_for, pretrain, skip_reports, write_rows, write_text

@@ -14,10 +14,10 @@ from lmtool.data.sources import documents, open_source
 from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.check import print_findings, print_problems
 from lmtool.reporting.console import Output
-from lmtool.schema.use import CheckConfig
+from lmtool.resolver.schema.use import CheckConfig
 from lmtool.session.requests import write_output
+from lmtool.system.terminal import counted
 from lmtool.tasks.checking import Texts, compared, findings, read_sound
-from lmtool.terminal import counted
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import published_folder

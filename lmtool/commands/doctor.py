@@ -22,13 +22,13 @@ from lmtool.config.groups import conf_dir
 from lmtool.costs.memory_of_run import available_bytes
 from lmtool.costs.rate import STEP_SHARE, measure_rate
 from lmtool.errors import CheckFailed, UserError
-from lmtool.network import answers
 from lmtool.nn.kernels import has_flash
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
+from lmtool.resolver.schema.use import DoctorConfig
 from lmtool.runs.run_folder import processor
-from lmtool.schema.use import DoctorConfig
-from lmtool.terminal import counted
+from lmtool.system.network import answers
+from lmtool.system.terminal import counted
 from lmtool.training.precision import choose_device, choose_precision, cpu_has_bf16
 
 TESTED_TORCH = "2.13"

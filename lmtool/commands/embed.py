@@ -14,14 +14,14 @@ from lmtool.config.tables import Choice
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import no_progress
+from lmtool.learners.representations.reading import embedder
+from lmtool.learners.representations.vectors import Embedder, Vectors
 from lmtool.reporting.console import Output
-from lmtool.representations.reading import embedder
-from lmtool.representations.vectors import Embedder, Vectors
+from lmtool.resolver.schema.run import EmbedConfig
 from lmtool.runs.files import in_one_move
-from lmtool.schema.run import EmbedConfig
-from lmtool.secrets import masked_data, masker
 from lmtool.session.requests import PAIR, TEXT, asked_table, asked_texts
-from lmtool.terminal import counted
+from lmtool.system.secrets import masked_data, masker
+from lmtool.system.terminal import counted
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.load import Loaded, load, section
 from lmtool.weights.unread import notes

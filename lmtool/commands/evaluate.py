@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtool.drafts import require_no_link
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluation import print_difference, print_evaluation, write_evaluation
-from lmtool.schema.run import EvaluateConfig, FinetuneConfig, PretrainConfig
+from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig, PretrainConfig
 from lmtool.session.evaluation import FilledPrompts, evaluate_prompted, evaluate_text, fills_prompts, require_absent
 from lmtool.session.labelled import data_to_score
 from lmtool.session.requests import check_output, write_output
 from lmtool.session.trained import Trained, load_trained, read_trained
+from lmtool.system.atomic_files import require_no_link
 from lmtool.tasks.analysis import analysis, difference
 from lmtool.tasks.kinds.early_exit import leaving
 from lmtool.tasks.kinds.learner import TaskEvaluation

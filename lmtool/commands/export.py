@@ -11,19 +11,16 @@ from typing import Any, cast
 
 import lmtool
 from lmtool.config.plugins import command_line
-from lmtool.conversion.texts import compare_texts, layout_of, reading_of
-from lmtool.conversion.tuned import export_tuned, head_to_export
-from lmtool.conversion.word_vectors import export_vectors
 from lmtool.data.formats import with_format
 from lmtool.errors import CheckFailed, UserError
-from lmtool.manifest import sha256
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
-from lmtool.schema.run import ExportConfig
-from lmtool.secrets import masked
+from lmtool.resolver.schema.run import ExportConfig
 from lmtool.session.trained import classifies, read_trained
+from lmtool.system.manifest import sha256
+from lmtool.system.secrets import masked
+from lmtool.system.terminal import counted
 from lmtool.tasks.kinds.learner import TaskLearner
-from lmtool.terminal import counted
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.comparing import (
@@ -34,6 +31,9 @@ from lmtool.weights.comparing import (
     compare_tokenizers,
     tied_names,
 )
+from lmtool.weights.conversion.texts import compare_texts, layout_of, reading_of
+from lmtool.weights.conversion.tuned import export_tuned, head_to_export
+from lmtool.weights.conversion.word_vectors import export_vectors
 from lmtool.weights.exporting import Export, export_of, write_export
 from lmtool.weights.folders import PublishedFolder, published_folder
 from lmtool.weights.load import load, saved_config, saved_model

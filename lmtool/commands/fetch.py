@@ -16,12 +16,12 @@ from lmtool.data.configs import DataConfig, HubConfig
 from lmtool.data.hub_source import complete_shards, folder_of
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
-from lmtool.manifest import Damaged
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import size
-from lmtool.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session import suite
+from lmtool.system.manifest import Damaged
 from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of
 from lmtool.tasks.loading import read_hub
 from lmtool.tokenizers.configs import FolderConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmtool.schema.run import FinetuneConfig
+from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.session import fit, suite
 from lmtool.session.finetuning import Finetuning
 from lmtool.tasks.configs import GlueConfig

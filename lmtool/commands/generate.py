@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 
 from lmtool.errors import UserError
-from lmtool.generation.configs import GenerationConfig
+from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.writing import Writer
 from lmtool.reporting.console import Output, SafeStream
-from lmtool.schema.run import FinetuneConfig, GenerateConfig
+from lmtool.resolver.schema.run import FinetuneConfig, GenerateConfig
 from lmtool.session.requests import check_output, input_lines, input_table, write_output
 from lmtool.session.trained import Trained, load_trained
-from lmtool.terminal import counted, visible
+from lmtool.system.terminal import counted, visible
 
 Prompts = tuple[list[str], list[tuple[str, int]]]
 

@@ -1,20 +1,19 @@
-"""`lmtool import`: turns a published folder, a PEFT adapter, or word vectors (conversion/word_vectors.py) into an lmtool
-checkpoint and lists what was lost; also gives a checkpoint another vocabulary (conversion/vocabularies.py) or
-another family (conversion/architectures.py)."""
+"""`lmtool import`: turns a published folder, a PEFT adapter, or word vectors into an lmtool checkpoint and lists what
+was lost; also gives a checkpoint another vocabulary or another family. The parts are in weights/conversion/."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from lmtool.commands.export import tell, warn_of
-from lmtool.conversion.adapters import import_adapter
-from lmtool.conversion.architectures import cross
-from lmtool.conversion.vocabularies import replace_tokenizer
-from lmtool.conversion.word_vectors import holds_vectors, import_vectors, vectors_below
 from lmtool.errors import CheckFailed, UserError
-from lmtool.schema.run import ImportConfig
+from lmtool.resolver.schema.run import ImportConfig
 from lmtool.session.trained import classifies, require_same_reading
 from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names
+from lmtool.weights.conversion.adapters import import_adapter
+from lmtool.weights.conversion.architectures import cross
+from lmtool.weights.conversion.vocabularies import replace_tokenizer
+from lmtool.weights.conversion.word_vectors import holds_vectors, import_vectors, vectors_below
 from lmtool.weights.folders import published_folder, weight_file
 from lmtool.weights.importing import write_import
 from lmtool.weights.load import load

@@ -22,9 +22,9 @@ from lmtool.reporting.check import print_shifts
 from lmtool.reporting.console import Output
 from lmtool.reporting.inspected import Inspected, print_inspected, write_inspected
 from lmtool.reporting.text import number
-from lmtool.schema.inspection import Looking
-from lmtool.schema.phases import words_of
-from lmtool.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.schema.inspection import Looking
+from lmtool.resolver.schema.phases import words_of
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.finetuning import Finetuning
 from lmtool.session.pretraining import Pretraining
 from lmtool.session.screens import warnings_of

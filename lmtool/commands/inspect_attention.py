@@ -11,11 +11,11 @@ import torch
 
 from lmtool.data.formats import text_format
 from lmtool.errors import UserError
+from lmtool.learners.representations.attention import Head, attention_of, heads_of
+from lmtool.learners.representations.reading import layout_of, longest_of, tokenizer_of
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import print_heads, write_heads
-from lmtool.representations.attention import Head, attention_of, heads_of
-from lmtool.representations.reading import layout_of, longest_of, tokenizer_of
-from lmtool.schema.use import InspectAttentionConfig
+from lmtool.resolver.schema.use import InspectAttentionConfig
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.types import Packed
 from lmtool.weights.load import load

@@ -12,14 +12,14 @@ import torch
 from lmtool.config.nearest import nearest
 from lmtool.config.tables import Choice, build, names
 from lmtool.errors import UserError
+from lmtool.learners.representations.attention import place_scores
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.configs import PositionsConfig
 from lmtool.nn.positions import Position, PositionSizes
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Places, print_places, write_places
-from lmtool.representations.attention import place_scores
-from lmtool.schema.use import InspectPositionsConfig
+from lmtool.resolver.schema.use import InspectPositionsConfig
 from lmtool.training.precision import choose_device
 from lmtool.weights.load import load
 

@@ -12,7 +12,7 @@ from lmtool.data.sources import open_source
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Cut, print_cuts, write_cuts
-from lmtool.schema.use import InspectTokenizerConfig
+from lmtool.resolver.schema.use import InspectTokenizerConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer

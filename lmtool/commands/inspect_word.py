@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.errors import UserError
+from lmtool.learners.representations.reading import layout_of, tokenizer_of
+from lmtool.learners.representations.vectors import HiddenStates
+from lmtool.learners.representations.words import word_vectors
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Similar, print_similar, write_similar
-from lmtool.representations.reading import layout_of, tokenizer_of
-from lmtool.representations.vectors import HiddenStates
-from lmtool.representations.words import word_vectors
-from lmtool.schema.use import InspectWordConfig
+from lmtool.resolver.schema.use import InspectWordConfig
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.load import load
 

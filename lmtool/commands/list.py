@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import lmtool.schema.run as configs
+import lmtool.resolver.schema.run as configs
 from lmtool.config import groups, plugins, tables
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
-from lmtool.terminal import say
+from lmtool.system.terminal import say
 
 assert configs.COMMANDS  # importing it has entered every component into the tables
 

@@ -28,14 +28,14 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.plan import RunPlan, plan_rows
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import count, size
+from lmtool.resolver.schema.inspection import PlanKeys
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.runs.identity import BUDGETS, budgets
-from lmtool.schema.inspection import PlanKeys
-from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.labelled import data_to_learn
 from lmtool.session.pretraining import Pretraining
+from lmtool.system.terminal import counted
 from lmtool.tasks.configs import GlueConfig
-from lmtool.terminal import counted
 from lmtool.training.profiling import StopTraining
 from lmtool.training.results import peak_memory
 from lmtool.types import Step

@@ -13,7 +13,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference, no_progress
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import number
-from lmtool.schema.run import FinetuneConfig, PredictConfig
+from lmtool.resolver.schema.run import FinetuneConfig, PredictConfig
 from lmtool.session.requests import (
     DELIMITERS,
     PAIR,
@@ -25,10 +25,10 @@ from lmtool.session.requests import (
     write_output,
 )
 from lmtool.session.trained import Trained, load_trained
+from lmtool.system.terminal import counted
 from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.kinds.early_exit import leaving
 from lmtool.tasks.labels import TakenHead
-from lmtool.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.heads import PAIR_HEADS
 from lmtool.weights.task_heads import CLASSIFIER

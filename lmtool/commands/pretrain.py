@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmtool.schema.run import PretrainConfig
+from lmtool.resolver.schema.run import PretrainConfig
 from lmtool.session import fit
 from lmtool.session.pretraining import Pretraining
 

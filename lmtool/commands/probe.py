@@ -17,10 +17,7 @@ from lmtool.data.sources import open_source
 from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.errors import UserError
-from lmtool.models.base import Backbone
-from lmtool.reporting.console import Output
-from lmtool.reporting.evaluation import print_probes, write_probes
-from lmtool.representations.layers import (
+from lmtool.learners.representations.layers import (
     ITERATIONS,
     OFFSETS,
     RIDGE,
@@ -32,10 +29,13 @@ from lmtool.representations.layers import (
     score_layers,
     windows_of,
 )
-from lmtool.representations.reading import layout_of, tokenizer_of
-from lmtool.representations.vectors import HiddenStates
-from lmtool.schema.run import ProbeConfig
-from lmtool.streams import Permutation
+from lmtool.learners.representations.reading import layout_of, tokenizer_of
+from lmtool.learners.representations.vectors import HiddenStates
+from lmtool.models.base import Backbone
+from lmtool.random_streams import Permutation
+from lmtool.reporting.console import Output
+from lmtool.reporting.evaluation import print_probes, write_probes
+from lmtool.resolver.schema.run import ProbeConfig
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, choose_device, choose_precision

@@ -22,9 +22,9 @@ from lmtool.costs.rate import product_rate
 from lmtool.errors import Stopped, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.profile import StepProfile, print_profile
+from lmtool.resolver.schema.inspection import Profiling
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.runs.run_folder import choose_folder
-from lmtool.schema.inspection import Profiling
-from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.open_run import RUNS
 from lmtool.session.session import Session

@@ -8,8 +8,8 @@ from typing import Any
 from lmtool.config import saved
 from lmtool.config.checkpoint import no_run, run_folder
 from lmtool.errors import UserError
-from lmtool.ranks import started_together
 from lmtool.resolver.decoding import decoded
+from lmtool.system.ranks import started_together
 
 
 def read(words: list[str]) -> tuple[str, Any]:

@@ -9,7 +9,7 @@ from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.runs import lines_in, print_runs
 from lmtool.reporting.text import size
-from lmtool.terminal import say
+from lmtool.system.terminal import say
 
 
 def main(words: list[str]) -> int:

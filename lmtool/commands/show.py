@@ -12,15 +12,15 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from lmtool.commands.list import about
+from lmtool.commands.verbs import VERBS
 from lmtool.config import aliases, groups, plugins, saved, tables, words
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest_keys
 from lmtool.config.problems import choice_of, section_class, several_of
 from lmtool.errors import UserError
-from lmtool.manual import VERBS
 from lmtool.models import recipes
-from lmtool.schema.run import COMMANDS
-from lmtool.terminal import say
+from lmtool.resolver.schema.run import COMMANDS
+from lmtool.system.terminal import say
 
 PRIMARY = {verb: str(VERBS[verb].primary) for verb in COMMANDS}
 

@@ -11,7 +11,7 @@ from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import plain
-from lmtool.schema.run import TokenizerCommandConfig
+from lmtool.resolver.schema.run import TokenizerCommandConfig
 from lmtool.tokenizers.tokenizer import FILES
 
 SHOWN = 3

@@ -12,9 +12,9 @@ import yaml
 
 from lmtool.config.base import Config
 from lmtool.errors import UserError
-from lmtool.manifest import verify_beside
-from lmtool.secrets import masked_data, masker
-from lmtool.terminal import visible
+from lmtool.system.manifest import verify_beside
+from lmtool.system.secrets import masked_data, masker
+from lmtool.system.terminal import visible
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 50

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from lmtool.config.base import Config
 from lmtool.config.tables import Choice, names
-from lmtool.secrets import masked
+from lmtool.system.secrets import masked
 
 _KINDS = {
     int: ("a whole number", "whole numbers"),

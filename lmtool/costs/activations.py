@@ -15,12 +15,12 @@ from typing import Any
 
 from torch import nn
 
-from lmtool.heads.lm import LMHead
-from lmtool.heads.sampled import SampledLMHead, WordPairsHead
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.disentangled import DisentangledAttention
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.models.heads.lm import LMHead
+from lmtool.models.heads.sampled import SampledLMHead, WordPairsHead
 from lmtool.models.two_streams import TwoStreamAttention
 from lmtool.nn.additive_attention import AttendingGru
 from lmtool.nn.attention import MultiHead

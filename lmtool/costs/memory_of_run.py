@@ -21,10 +21,10 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.configs import ModelConfig
-from lmtool.ranks import place_of
 from lmtool.reporting.text import size
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import Known, saved_teacher
-from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.system.ranks import place_of
 from lmtool.training.precision import Precision
 from lmtool.types import part_of
 from lmtool.weights.assemble import assemble

@@ -14,11 +14,11 @@ from typing import Any
 from torch import nn
 
 from lmtool.costs.activations import VALUE_BYTES, Kept
-from lmtool.heads.lm import AdaptiveLMHead, EnhancedMaskedLMHead, FamilyLMHead, LMHead
-from lmtool.heads.sampled import SampledLMHead, WordPairsHead
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.models.heads.lm import AdaptiveLMHead, EnhancedMaskedLMHead, FamilyLMHead, LMHead
+from lmtool.models.heads.sampled import SampledLMHead, WordPairsHead
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.positions import Position
 from lmtool.nn.prefix import VirtualTokens

@@ -28,10 +28,10 @@ from lmtool.data.phases import Shares
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.reporting.plan import PhasePlan, RunPlan
 from lmtool.reporting.text import size
+from lmtool.resolver.schema.phases import words_of
+from lmtool.resolver.schema.run import PretrainConfig, RunConfig
 from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.identity import BUDGETS, budgets
-from lmtool.schema.phases import words_of
-from lmtool.schema.run import PretrainConfig, RunConfig
 from lmtool.training.budgets import MOST_STEPS, kept_checkpoints, rows_an_interval
 from lmtool.training.configs import AdafactorConfig
 from lmtool.training.precision import Precision

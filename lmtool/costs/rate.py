@@ -12,7 +12,7 @@ from torch import nn
 
 from lmtool.costs.memory_of_run import available_bytes
 from lmtool.reporting.text import flops, percent
-from lmtool.schema.run import RunConfig
+from lmtool.resolver.schema.run import RunConfig
 from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILISATION, Device, device_of
 from lmtool.training.precision import Precision, choose_device, choose_precision
 

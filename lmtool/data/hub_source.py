@@ -23,11 +23,11 @@ from lmtool.data.files import LINE, no_such_file
 from lmtool.data.rows import no_column, objects, shown, text_of, values_of
 from lmtool.data.sources import OnStage, in_parts
 from lmtool.data.store import locked, rebuilding, writing
-from lmtool.drafts import sync_path, write_bytes
 from lmtool.errors import UserError
-from lmtool.manifest import MANIFEST, Damaged, Manifest, write_manifest
-from lmtool.network import answers
-from lmtool.secrets import masked
+from lmtool.system.atomic_files import sync_path, write_bytes
+from lmtool.system.manifest import MANIFEST, Damaged, Manifest, write_manifest
+from lmtool.system.network import answers
+from lmtool.system.secrets import masked
 
 
 @contextmanager

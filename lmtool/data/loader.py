@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.plan import Examples, Plan, batch_borders
 from lmtool.errors import UserError
 from lmtool.types import Batch, Step
@@ -340,7 +340,7 @@ class PackedLoader:
                 raise UserError("there are no examples to read", "give more text or rows, or a smaller max_length=")
             order = np.arange(len(plan))
             if self._shuffle:
-                shuffled = streams.Permutation(len(plan), self._seed, "order", epoch)
+                shuffled = random_streams.Permutation(len(plan), self._seed, "order", epoch)
                 for start in range(0, len(order), _BLOCK):
                     order[start : start + _BLOCK] = shuffled(order[start : start + _BLOCK])
             if epoch == self._began[0]:

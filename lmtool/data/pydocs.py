@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.config.tables import nearest
 from lmtool.data import docstrings, packages
 from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import OnStage, held_out, splits_of
 from lmtool.data.store import locked, rebuilding, writing
-from lmtool.drafts import replace_bytes
 from lmtool.errors import UserError
-from lmtool.manifest import Damaged
+from lmtool.system.atomic_files import replace_bytes
+from lmtool.system.manifest import Damaged
 
 _SHORTEST = 20  # characters of a docstring that is kept
 
@@ -284,9 +284,9 @@ def _draw(rows: list[list[Any]], seed: int, train: int, dev: int) -> dict[str, l
         files.setdefault(row[1], []).append(row)
     paths = sorted(files)
     taken: dict[str, list[list[Any]]] = {"dev": [], "train": []}
-    for place in streams.Permutation(len(paths), seed, "sample", 0)(np.arange(len(paths))).tolist():
+    for place in random_streams.Permutation(len(paths), seed, "sample", 0)(np.arange(len(paths))).tolist():
         own = files[paths[place]]
-        order = streams.Permutation(len(own), seed, "sample", 1 + place)(np.arange(min(len(own), _PER_MODULE)))
+        order = random_streams.Permutation(len(own), seed, "sample", 1 + place)(np.arange(min(len(own), _PER_MODULE)))
         side, wanted = ("dev", dev) if len(taken["dev"]) < dev else ("train", train)
         taken[side] += [own[number] for number in order.tolist()][: wanted - len(taken[side])]
     return taken if len(taken["train"]) == train else None

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.config.tables import build
 from lmtool.data.configs import DataConfig
 from lmtool.errors import UserError
@@ -101,7 +101,7 @@ def _drawn(count: int, number: int) -> np.ndarray:
     draws, drawn = np.empty(0), np.empty(0, dtype=np.int64)
     for start in range(0, count, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, count))
-        draws = np.concatenate([draws, streams.uniform(_SPLIT_SEED, "sample", 0, block, 1)[:, 0]])
+        draws = np.concatenate([draws, random_streams.uniform(_SPLIT_SEED, "sample", 0, block, 1)[:, 0]])
         drawn = np.concatenate([drawn, block])
         kept = np.sort(np.argsort(draws, kind="stable")[:number])  # of equal draws the earlier document's
         draws, drawn = draws[kept], drawn[kept]

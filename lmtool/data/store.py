@@ -31,9 +31,9 @@ import numpy as np
 
 from lmtool.data.sources import OnStage, Source, splits_of
 from lmtool.data.tokenizing import ChildDied, Tokenized, dtype_of, portions, tokenize, workers_for
-from lmtool.drafts import sync_path
 from lmtool.errors import UserError
-from lmtool.manifest import MANIFEST, Damaged, Manifest, write_manifest
+from lmtool.system.atomic_files import sync_path
+from lmtool.system.manifest import MANIFEST, Damaged, Manifest, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 FILES = {

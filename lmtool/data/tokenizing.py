@@ -23,7 +23,7 @@ import numpy as np
 
 from lmtool.data.sentences import SentenceSplitter, split_sentences
 from lmtool.errors import UserError
-from lmtool.signals import STATUS
+from lmtool.system.signals import STATUS
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tokenizers.words import FlatEncoder
 

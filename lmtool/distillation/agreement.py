@@ -19,9 +19,9 @@ import torch
 
 from lmtool.distillation.interchange import Interventions, Site, interventions, kept_for, parts_of, swapped
 from lmtool.distillation.seen import Seen, Teacher, see
-from lmtool.heads.predicted import Values
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch, term_of
+from lmtool.models.heads.predicted import Values
 from lmtool.nn.stack import Tap
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Target

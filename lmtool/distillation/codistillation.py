@@ -20,8 +20,8 @@ from lmtool.distillation.configs import CodistillationConfig, SoftConfig
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.seen import Reading, see
 from lmtool.distillation.terms.outputs import Soft
-from lmtool.heads.predicted import Averaged
 from lmtool.learners.base import BaseLearner
+from lmtool.models.heads.predicted import Averaged
 from lmtool.types import Batch, ParameterGroup, StepOutput
 
 _COPIES, _FIRST = "copies", "student"

@@ -18,7 +18,7 @@ from lmtool.data.split import SplitData
 from lmtool.distillation.seen import Reading, Seen, Teacher
 from lmtool.distillation.store.outputs import held_terms, order_of
 from lmtool.errors import UserError
-from lmtool.heads.predicted import Shares
+from lmtool.models.heads.predicted import Shares
 from lmtool.nn.stack import Tap
 from lmtool.types import Batch
 

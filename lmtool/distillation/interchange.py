@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.distillation.seen import Kept
 from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.nn.stack import Place, Side, Tap
@@ -70,7 +70,7 @@ def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: 
     length of the span as a share of the shorter text."""
     host = batch.host
     count = len(host.inputs.lengths)
-    draws_N3 = streams.uniform(seed, "interchange", step, host.examples.numpy(), 3)
+    draws_N3 = random_streams.uniform(seed, "interchange", step, host.examples.numpy(), 3)
     numbers_N = np.arange(count)
     # Of a model with two stacks a task may read one alone.
     there = [number for number, site in enumerate(sites) if site.side == "inputs" or host.outputs is not None]

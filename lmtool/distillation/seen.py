@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from lmtool.data.plan import Examples
 from lmtool.data.sources import OnStage
 from lmtool.data.split import SplitData
-from lmtool.heads.base import HeadTap, PredictingHead, TokenLogits
-from lmtool.heads.predicted import Predicted
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch, term_of
 from lmtool.learners.mixture import Mixture
+from lmtool.models.heads.base import HeadTap, PredictingHead, TokenLogits
+from lmtool.models.heads.predicted import Predicted
 from lmtool.nn.context import AttentionKind, TakesAttended
 from lmtool.nn.stack import Place, Stack, Tap
 from lmtool.nn.tiled import Attended

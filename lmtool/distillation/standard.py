@@ -15,9 +15,9 @@ from lmtool.distillation.distilled import Distilled, own_weights
 from lmtool.distillation.seen import Reading, Seen, Teacher, see
 from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
-from lmtool.heads.predicted import Averaged, Shares
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixture import Mixture
+from lmtool.models.heads.predicted import Averaged, Shares
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Stack, Tap, Taps
 from lmtool.types import Batch, StepOutput, part_of

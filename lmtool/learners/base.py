@@ -17,18 +17,18 @@ from lmtool.config.base import Config
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.generation.configs import GenerationConfig
-from lmtool.heads.base import TokenLogits
-from lmtool.heads.predicted import Binary, Classes, Predicted, Words
 from lmtool.learners.baseline import Predictor, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer
+from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.inspection import Inspector
+from lmtool.learners.metrics import LOSS, Metric
 from lmtool.learners.model import ModelWithHeads
 from lmtool.learners.writing import Writer
-from lmtool.metrics import LOSS, Metric
 from lmtool.models.base import Backbone
+from lmtool.models.heads.base import TokenLogits
+from lmtool.models.heads.predicted import Binary, Classes, Predicted, Words
 from lmtool.nn.dropout import DeviceDraws, Draws, TokenDraws, token_keys
-from lmtool.streams import key
+from lmtool.random_streams import key
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, ParameterGroup, Scores, StepOutput

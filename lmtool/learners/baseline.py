@@ -14,7 +14,7 @@ import torch
 
 from lmtool.data.store import release
 from lmtool.errors import NotFinite, UserError
-from lmtool.metrics import paired_standard_error, ratio_standard_error
+from lmtool.learners.metrics import paired_standard_error, ratio_standard_error
 from lmtool.types import Batch, Scores
 
 # Tokens counted at a time: a store larger than memory is read in pieces.

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples, batch_borders
 from lmtool.data.split import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
+from lmtool.learners.metrics import LOSS
 from lmtool.learners.mixed_examples import examples_of, scorer_of
-from lmtool.metrics import LOSS
 from lmtool.training.group import ALONE, Group
 from lmtool.training.precision import Precision
 from lmtool.types import Batch
@@ -49,7 +49,9 @@ class HeldOut:
     def sample(self) -> Iterator[Batch]:
         """Batches of some of its examples, drawn by the seed, for what would take long on all of them."""
         plan = self.examples.plan(0)
-        order = streams.Permutation(len(plan), self.seed, "sample", 0)(np.arange(min(len(plan), SAMPLE_EXAMPLES)))
+        order = random_streams.Permutation(len(plan), self.seed, "sample", 0)(
+            np.arange(min(len(plan), SAMPLE_EXAMPLES))
+        )
         lengths = plan.lengths[order].astype(np.int64)
         order = order[: max(int((lengths.cumsum() <= SAMPLE_TOKENS).sum()), 2)]
         borders = batch_borders(plan.lengths[order] + self.virtual, None, self.budget)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.plan import Examples, Plan
 from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
@@ -90,7 +90,7 @@ class MixedExamples:
             plans = [member.plan(epoch) for member in self.members.values()]
             rows, lengths = [], []
             for number, (plan, count) in enumerate(zip(plans, self._counts(plans), strict=True)):
-                order = streams.Permutation(len(plan), self.seed, "order", epoch * len(plans) + number)
+                order = random_streams.Permutation(len(plan), self.seed, "order", epoch * len(plans) + number)
                 taken = order(np.arange(count) % len(plan))
                 records = np.empty(count, dtype=MIXED)
                 records["member"], records["row"], records["again"] = number, taken, np.arange(count) // len(plan)

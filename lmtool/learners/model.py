@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
-from lmtool.heads.features import KeptLayers, LayerFeatures
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.models.heads.features import KeptLayers, LayerFeatures
 from lmtool.nn.dropout import Draws
 from lmtool.nn.stack import Side, Tap
 from lmtool.types import Packed, ParameterGroup

@@ -13,15 +13,15 @@ import numpy as np
 from lmtool.data.formats import text_format
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
-from lmtool.generation.configs import GenerationConfig
-from lmtool.generation.generate import BATCH_TOKENS, Space, generate
-from lmtool.generation.strategies import Watch
-from lmtool.heads.lm import LMHead
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import Evaluation, ScoresTargets, TermScorer
-from lmtool.metrics.texts import of_text, perplexity
+from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.learners.generation.generate import BATCH_TOKENS, Space, generate
+from lmtool.learners.generation.strategies import Watch
+from lmtool.learners.metrics.texts import of_text, perplexity
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.models.heads.lm import LMHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores

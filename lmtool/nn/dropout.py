@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.streams import key
+from lmtool.random_streams import key
 from lmtool.types import Packed
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lmtool.nn.dropout import name_sites
-from lmtool.streams import key
+from lmtool.random_streams import key
 
 Draw = Callable[[Tensor, torch.Generator], None]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)

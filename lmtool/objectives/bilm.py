@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from lmtool.data.split import SplitData
-from lmtool.heads.sampled import SampledLMHead, log_uniform
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.evaluation import Evaluation, TermScorer
+from lmtool.learners.metrics.texts import perplexity
 from lmtool.learners.targets import labels_of, places_of
-from lmtool.metrics.texts import perplexity
 from lmtool.models.elmo import Elmo
+from lmtool.models.heads.sampled import SampledLMHead, log_uniform
 from lmtool.objectives.checks.language import WordInspector
 from lmtool.objectives.configs import BilmConfig
 from lmtool.objectives.examples.words import BACKWARD, FORWARD, WordWindows

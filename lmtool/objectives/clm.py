@@ -15,13 +15,13 @@ from torch import Tensor
 
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
-from lmtool.generation.configs import GenerationConfig
-from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
+from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.learners.writing import Continuing, PerplexityScorer, TextScorer, written
 from lmtool.models.base import Decoder, through_lanes
+from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import Draws
 from lmtool.objectives.checks.language import CausalInspector, LanesInspector, StreamInspector

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.models.base import Backbone
+from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.embeddings import Embeddings
 from lmtool.objectives.configs import RtdConfig

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from lmtool.data.split import SplitData
-from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone, CarriesState
+from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import Draws
 from lmtool.objectives.checks.spans import PermutationInspector, PermutedPairsInspector, PermutedWindowsInspector

@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.assembly import Assembled
 from lmtool.data.split import SplitData
-from lmtool.heads.lm import MaskedLMHead, masked_lm_head
-from lmtool.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
 from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_counts
+from lmtool.learners.metrics import Metric
 from lmtool.learners.targets import labels_of, places_of
-from lmtool.metrics import Metric
 from lmtool.models.base import Backbone
+from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head
+from lmtool.models.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
 from lmtool.nn.dropout import Draws, draws_at
 from lmtool.objectives.checks.masking import GeneratorInspector
 from lmtool.objectives.configs import RtdConfig, RtdVariant
@@ -144,7 +144,7 @@ class GeneratedTextLearner(MaskFiller):
         hidden_MG: the generator's states there. No gradient passes."""
         inputs, at = batch.host.inputs, places_of(batch.host, "mlm")
         documents, positions = inputs.documents[at].numpy(), inputs.positions[at].numpy()
-        uniform = streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)
+        uniform = random_streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)
         sampled = sample_tokens(
             self._generator_head, hidden_MG.detach(), self._generator_table,
             send(torch.from_numpy(uniform), hidden_MG.device), self.tokenizer.vocab_size,

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
-from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of
 from lmtool.learners.writing import Answering, written
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.objectives.checks.denoising import CorruptedSpansInspector, NoisyInspector
 from lmtool.objectives.clm import SAMPLED
 from lmtool.objectives.configs import DenoisingConfig, NextTokenConfig, SpanCorruptionConfig

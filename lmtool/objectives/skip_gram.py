@@ -19,11 +19,11 @@ from torch import Tensor
 
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.heads.sampled import WordPairsHead
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
+from lmtool.models.heads.sampled import WordPairsHead
 from lmtool.objectives.checks.language import WordPairsInspector
 from lmtool.objectives.examples.words import WordCounts, WordPairs, counts_of
 from lmtool.objectives.permutation_configs import SkipGramConfig

@@ -8,7 +8,7 @@ from typing import Any
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import percent, plain
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 
 _HEADINGS = ("from", "to", "rows", "words", "by chance", "unknown words", "unknown types", "labels")
 

@@ -13,7 +13,7 @@ import yaml
 
 from lmtool.config import saved as yaml_files
 from lmtool.errors import UserError
-from lmtool.metrics import METRICS, Metric, interval, resample_count, resampled_rows
+from lmtool.learners.metrics import METRICS, Metric, interval, resample_count, resampled_rows
 from lmtool.reporting import html
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluation import between, is_apart, print_difference
@@ -22,7 +22,7 @@ from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import count, duration, lower_is_better, number, plain, shortened, size, title
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 
 # How far a score may be from the saved one: predictions of a regression are rounded in the file.
 _TOLERANCE = 1e-4

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from lmtool.reporting.text import cells, clock, duration, wrapped
-from lmtool.terminal import shown
+from lmtool.system.terminal import shown
 
 _EVERY_SECONDS = 30.0  # between plain lines
 _BAR, _REDRAWN_SECONDS = 24, 0.1

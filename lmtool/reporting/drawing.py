@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lmtool.drafts import replace_bytes
-from lmtool.terminal import counted
+from lmtool.system.atomic_files import replace_bytes
+from lmtool.system.terminal import counted
 
 INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"
 TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtool.drafts import real_folder
 from lmtool.errors import UserError
 from lmtool.reporting import html
 from lmtool.reporting.console import Output
@@ -14,7 +13,8 @@ from lmtool.reporting.report import write_page
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import number, plain, shortened
 from lmtool.runs.files import replace_text, to_json
-from lmtool.secrets import masked_data
+from lmtool.system.atomic_files import real_folder
+from lmtool.system.secrets import masked_data
 
 # What `lmtool evaluate` prints and writes of a task: scores with intervals, classes, calibration, the hardest rows.
 

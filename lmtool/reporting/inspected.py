@@ -14,7 +14,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.table import table_lines
 from lmtool.reporting.text import plain
-from lmtool.terminal import counted, visible_space
+from lmtool.system.terminal import counted, visible_space
 
 # Characters of a side of an example that are shown; the JSON lines have all of it.
 _SHOWN = 1000

@@ -13,7 +13,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import number, percent, plain
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 
 _SHADES = "·░▒▓█"
 _COLOURS = {"[░▒]+": "blue", "[▓█]+": "bold bright_blue", "·+": "dim"}
@@ -195,7 +195,7 @@ def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequenc
 
 
 class _Head(Protocol):
-    """As of representations/attention.py."""
+    """As of learners/representations/attention.py."""
 
     @property
     def layer(self) -> int: ...
@@ -210,7 +210,7 @@ class _Head(Protocol):
 
 
 class _Attention(Protocol):
-    """As of representations/attention.py."""
+    """As of learners/representations/attention.py."""
 
     @property
     def weights(self) -> Any: ...

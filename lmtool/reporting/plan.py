@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmtool.reporting.text import count, duration, flops, percent, size
-from lmtool.terminal import plural
+from lmtool.system.terminal import plural
 
 # What scoring a token takes of training on it: a forward is a third, and losses are kept one by one (.5 to .6 measured
 # of tiny BERT and ELECTRA on a CPU).

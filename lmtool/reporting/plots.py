@@ -35,7 +35,7 @@ from lmtool.reporting.drawing import (
 )
 from lmtool.reporting.run_files import RunFiles, loss_terms, phase_starts, scored_loss, series
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, shortened, title
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 
 _RATE = FuncFormatter(lambda value, _: exponent(value))
 

@@ -9,7 +9,7 @@ from typing import Any
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import count, percent, size
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 
 _HOST, _DATA = "host", "data"
 # The order of the rows; a part that is not named stands behind these, before the optimizer.

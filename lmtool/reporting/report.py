@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.config.plugins import command_line
-from lmtool.drafts import real_folder, replace_bytes
 from lmtool.errors import UserError, cannot_write
 from lmtool.reporting import html
 from lmtool.reporting.distillation import distillation_html, interchange_of
@@ -19,7 +18,8 @@ from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
 from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
 from lmtool.reporting.screens import learning_rows
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
-from lmtool.secrets import masked
+from lmtool.system.atomic_files import real_folder, replace_bytes
+from lmtool.system.secrets import masked
 
 _CLASSES = 40
 

@@ -16,7 +16,7 @@ from lmtool.config import saved
 from lmtool.config.checkpoint import no_run
 from lmtool.errors import UserError
 from lmtool.runs.files import lines_of
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 
 LONGEST = 100_000_000
 """Bytes of the longest file that is read at once."""

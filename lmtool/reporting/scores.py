@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmtool.reporting.text import count, lower_is_better, number, plain, title
-from lmtool.terminal import plural
+from lmtool.system.terminal import plural
 
 # Below this many standard errors a difference is not told apart from chance.
 CLEAR_ERRORS = 2.0

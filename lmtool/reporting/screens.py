@@ -10,7 +10,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, test_scores
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, shortened, size, title
-from lmtool.terminal import plural
+from lmtool.system.terminal import plural
 
 # Labels that are shown each with its rows.
 _LABELS = 20

@@ -7,7 +7,7 @@ from typing import Any
 
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import number, plain, wrapped
-from lmtool.secrets import masked
+from lmtool.system.secrets import masked
 
 _CELL = 120
 # Of the first column, where a table is wrapped.

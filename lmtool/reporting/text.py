@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-from lmtool.secrets import masked
-from lmtool.terminal import visible
+from lmtool.system.secrets import masked
+from lmtool.system.terminal import visible
 
 
 def cells(text: str) -> int:
@@ -58,7 +58,7 @@ def _fitting(word: str, width: int) -> int:
 def lower_is_better(metric: str) -> bool:
     """Whether a smaller value of the metric is the better one (losses, errors, perplexity)."""
     # The scores need numpy, and a screen without scores does not wait for it.
-    from lmtool.metrics import smaller_is_better
+    from lmtool.learners.metrics import smaller_is_better
 
     return smaller_is_better(metric)
 

@@ -14,7 +14,7 @@ from lmtool.data.configs import FORMATS
 from lmtool.errors import Problem
 from lmtool.learners.configs import MixtureConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.schema.run import SHORTEST, FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.resolver.schema.run import SHORTEST, FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tuning.configs import TuningConfig
 

@@ -16,7 +16,7 @@ from lmtool.resolver import stream_rules as stream_rules
 from lmtool.resolver import teacher_rules as teacher_rules
 from lmtool.resolver import teachers
 from lmtool.resolver.latest import settled
-from lmtool.schema.run import COMMANDS, RunConfig
+from lmtool.resolver.schema.run import COMMANDS, RunConfig
 from lmtool.training.devices import DEVICES
 from lmtool.weights.folders import published_folder
 

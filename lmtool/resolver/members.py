@@ -14,7 +14,7 @@ from lmtool.config.auto import merge
 from lmtool.config.problems import unknown_choice
 from lmtool.config.tables import lookup
 from lmtool.errors import ConfigError
-from lmtool.schema.phases import nested_keys
+from lmtool.resolver.schema.phases import nested_keys
 
 _NESTED = {"data.task": "data", "objective.task": "objective"}
 """Keys that take a task by its name, beside the group in which what has them is chosen."""

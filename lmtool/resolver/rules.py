@@ -15,8 +15,9 @@ from lmtool.config.tables import entries
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.errors import Problem
 from lmtool.models.configs import TransformerConfig
-from lmtool.schema.phases import OF_A_PASS
-from lmtool.schema.run import (
+from lmtool.reporting.trackers.configs import TrackerConfig
+from lmtool.resolver.schema.phases import OF_A_PASS
+from lmtool.resolver.schema.run import (
     FinetuneConfig,
     GenerateConfig,
     PredictConfig,
@@ -27,7 +28,6 @@ from lmtool.schema.run import (
     UseConfig,
 )
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
-from lmtool.trackers.configs import TrackerConfig
 
 
 @rule(PretrainConfig, "objective", "max_steps")
@@ -252,7 +252,7 @@ def target_leaves_room(task: Any, model: Any, max_length: int) -> Iterator[Probl
 @rule(FinetuneConfig, "task")
 def scores_have_a_mean(task: Any) -> Iterator[Problem]:
     """Of the members of a mixture the larger score is the better one."""
-    from lmtool.metrics import smaller_is_better  # needs numpy, which no other configuration waits for
+    from lmtool.learners.metrics import smaller_is_better  # needs numpy, which no other configuration waits for
 
     for part in task.parts() if isinstance(task, MixtureTaskConfig) else ():
         if smaller_is_better(part.metric):

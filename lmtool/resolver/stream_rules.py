@@ -10,8 +10,8 @@ from typing import Any
 
 from lmtool.config.rules import rule
 from lmtool.errors import Problem
-from lmtool.schema.phases import OF_A_PASS, words_of
-from lmtool.schema.run import PretrainConfig
+from lmtool.resolver.schema.phases import OF_A_PASS, words_of
+from lmtool.resolver.schema.run import PretrainConfig
 
 _OTHERWISE = "or data.documents=separate, with which no state is carried"
 

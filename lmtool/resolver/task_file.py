@@ -12,8 +12,8 @@ from pathlib import Path
 from lmtool.config.groups import options
 from lmtool.data.files import collected
 from lmtool.errors import UserError
+from lmtool.system.terminal import say
 from lmtool.tasks.guessing import TABLES, guess, is_path
-from lmtool.terminal import say
 
 
 def named(words: Sequence[str]) -> list[str]:

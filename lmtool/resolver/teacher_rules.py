@@ -16,8 +16,8 @@ from lmtool.errors import Problem
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.resolver.compatibility import fitting_objectives
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import Known, Saved, differing_tokenizer, one_vocabulary, task_of
-from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.tasks.configs import GlueConfig, TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 

@@ -31,10 +31,10 @@ from lmtool.config.checkpoint import (
 from lmtool.config.decode import MISSING
 from lmtool.config.offers import Offers
 from lmtool.errors import ConfigError, Problem, UserError
-from lmtool.manifest import Damaged
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.latest import begun
 from lmtool.runs.identity import BRANCH_KEYS, budgets, differing
+from lmtool.system.manifest import Damaged
 
 _FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
 _LISTED = 12

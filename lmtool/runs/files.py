@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from lmtool.drafts import draft_of, replace_bytes, sync_path
 from lmtool.errors import UserError
-from lmtool.secrets import masked_data, masker
+from lmtool.system.atomic_files import draft_of, replace_bytes, sync_path
+from lmtool.system.secrets import masked_data, masker
 
 
 def replace_text(path: Path, text: str) -> None:

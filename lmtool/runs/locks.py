@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lmtool.drafts import boot, process_exists
 from lmtool.errors import UserError, cannot_write
+from lmtool.system.atomic_files import boot, process_exists
 
 
 @dataclass(frozen=True)

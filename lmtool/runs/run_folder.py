@@ -27,14 +27,14 @@ import yaml
 
 from lmtool.config import saved as yaml_files
 from lmtool.config.checkpoint import read_config, saved_steps
-from lmtool.drafts import open_to_append
 from lmtool.errors import UserError, cannot_write
 from lmtool.runs.checkpoints import resume_point
 from lmtool.runs.files import lines_of, plain_data, replace_link, replace_text, to_json, write_rows
 from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, differing, finished, grows, require_name
 from lmtool.runs.locks import Lock
-from lmtool.secrets import masked_data
-from lmtool.terminal import say, shown
+from lmtool.system.atomic_files import open_to_append
+from lmtool.system.secrets import masked_data
+from lmtool.system.terminal import say, shown
 
 _FILES = (
     "config.yaml", "environment.json", "facts.json", "log.txt", "metrics.jsonl", "predictions.jsonl", "report.html",

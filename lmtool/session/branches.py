@@ -12,7 +12,6 @@ from typing import Any, cast
 from lmtool.config.checkpoint import CONFIG, STATE, read_state, saved_steps
 from lmtool.config.tables import Choice, build
 from lmtool.errors import UserError, cannot_write
-from lmtool.manifest import Damaged
 from lmtool.resolver.trunks import Trunk
 from lmtool.runs.checkpoints import copy_checkpoint
 from lmtool.runs.files import to_json
@@ -20,6 +19,7 @@ from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import read_rows
 from lmtool.session.open_run import OpenRun
 from lmtool.session.provenance import LINEAGE, branched
+from lmtool.system.manifest import Damaged
 from lmtool.training.configs import ScheduleConfig
 from lmtool.training.progress import Progress
 

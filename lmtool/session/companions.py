@@ -14,13 +14,11 @@ import torch
 from lmtool.config.checkpoint import DATA, MODEL
 from lmtool.data.phases import PhasedLoader
 from lmtool.distillation.distilled import Distilled
-from lmtool.heads.features import layer_mix
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import MixedExamples
-from lmtool.manifest import write_bytes
+from lmtool.models.heads.features import layer_mix
+from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.runs.files import to_json
-from lmtool.schema.run import FinetuneConfig
-from lmtool.secrets import masked
 from lmtool.session.distilling import side_by_side
 from lmtool.session.forgetting import compare_with_start, measured_before
 from lmtool.session.phases import phase_rows
@@ -33,6 +31,8 @@ from lmtool.session.provenance import (
     teacher_digests,
 )
 from lmtool.session.session import Session
+from lmtool.system.manifest import write_bytes
+from lmtool.system.secrets import masked
 from lmtool.training.progress import TrainingResult
 from lmtool.weights.bases import BASE, Base
 

@@ -19,8 +19,8 @@ from lmtool.distillation.seen import Teacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import Known, one_vocabulary, task_of
-from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.provenance import Contents
 from lmtool.session.start import earlier_weights, start_weights, starting_tokenizer
 from lmtool.session.teacher_store import layout_of, relabelled, stored

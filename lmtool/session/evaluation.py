@@ -24,16 +24,16 @@ from lmtool.models.base import Backbone, Remembers
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluation import print_prompted, write_evaluation
 from lmtool.reporting.table import print_table
-from lmtool.schema.run import EvaluateConfig, PretrainConfig
+from lmtool.resolver.schema.run import EvaluateConfig, PretrainConfig
 from lmtool.session.phases import text_of
 from lmtool.session.requests import write_output
 from lmtool.session.trained import Trained
+from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import PROMPT
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tasks.prompting.few_shot import FewShot, PromptedEvaluation, demonstrations
-from lmtool.terminal import counted
 from lmtool.training.precision import Precision
 
 # `lmtool evaluate` on text: what a pretrained checkpoint scores on held-out text, by windows as in training or by

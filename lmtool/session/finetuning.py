@@ -12,7 +12,7 @@ from lmtool.config.plugins import command_line
 from lmtool.data.sources import OnStage
 from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.learners.base import BaseLearner
-from lmtool.schema.run import FinetuneConfig
+from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.session.distilling import distilled
 from lmtool.session.forgetting import require_measurable
 from lmtool.session.labelled import data_to_learn

@@ -17,9 +17,9 @@ from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.checkpoints import load_weights, read_weights
-from lmtool.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session import screens
 from lmtool.session.branches import begin_branch
 from lmtool.session.companions import Companion, companions_of
@@ -27,8 +27,8 @@ from lmtool.session.finetuning import Finetuning
 from lmtool.session.open_run import OpenRun, open_run
 from lmtool.session.pretraining import Pretraining
 from lmtool.session.session import Session
-from lmtool.signals import too_late
-from lmtool.terminal import counted
+from lmtool.system.signals import too_late
+from lmtool.system.terminal import counted
 from lmtool.training.consistency import require_same
 from lmtool.training.loop import train
 from lmtool.training.profiling import StopTraining

@@ -22,7 +22,7 @@ from lmtool.data.text import TextSource
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits
-from lmtool.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.trained import Trained, read_trained
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.training.depth import levels

@@ -20,18 +20,18 @@ from lmtool.config.checkpoint import read_config, read_state
 from lmtool.config.plugins import command_line
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.manifest import MANIFEST
 from lmtool.reporting.console import Output
+from lmtool.reporting.trackers.base import RunFacts
+from lmtool.reporting.trackers.tracking import Trackers
 from lmtool.resolver.decoding import completed
+from lmtool.resolver.schema.run import RunConfig
 from lmtool.resolver.trunks import phases_ended
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.runs.run_folder import RunFolder, choose_folder
-from lmtool.schema.run import RunConfig
-from lmtool.secrets import masked
-from lmtool.signals import Interrupts, stopped, take_late
-from lmtool.trackers.base import RunFacts
-from lmtool.trackers.tracking import Trackers
+from lmtool.system.manifest import MANIFEST
+from lmtool.system.secrets import masked
+from lmtool.system.signals import Interrupts, stopped, take_late
 from lmtool.training.compiling import require_compiler
 from lmtool.training.consistency import keys, require_same, versions
 from lmtool.training.group import ALONE, Group

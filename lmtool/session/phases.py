@@ -21,7 +21,7 @@ from lmtool.data.store import open_store
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import examples_of
 from lmtool.reporting.plan import RunPlan
-from lmtool.schema.run import PretrainConfig, RunConfig
+from lmtool.resolver.schema.run import PretrainConfig, RunConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble

@@ -11,7 +11,7 @@ from lmtool.data.split import SplitData
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.text import plain
-from lmtool.schema.run import PretrainConfig
+from lmtool.resolver.schema.run import PretrainConfig
 from lmtool.session.distilling import distilled
 from lmtool.session.open_run import OpenRun
 from lmtool.session.phases import phases_of, text_of, tokenized_facts

@@ -20,11 +20,11 @@ from lmtool.config.checkpoint import DATA, MODEL, find, read_config, read_json, 
 from lmtool.data.sources import Source
 from lmtool.distillation.distilled import Distilled
 from lmtool.errors import UserError
-from lmtool.manifest import sha256
 from lmtool.resolver.trunks import Trunk
-from lmtool.secrets import masked
 from lmtool.session.open_run import OpenRun
 from lmtool.session.start import starts_from
+from lmtool.system.manifest import sha256
+from lmtool.system.secrets import masked
 from lmtool.tasks.loading import TaskData
 from lmtool.weights.bases import digest
 from lmtool.weights.folders import WEIGHTS, published_folder

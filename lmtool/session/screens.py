@@ -18,10 +18,10 @@ from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.report import write_report
 from lmtool.reporting.screens import end_screen, start_screen
-from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.session import Session
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation
 from lmtool.training.configs import OptimizerConfig

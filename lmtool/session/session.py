@@ -16,7 +16,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import predictors_of
 from lmtool.reporting.plan import RunPlan
-from lmtool.schema.run import RunConfig
+from lmtool.resolver.schema.run import RunConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.phases import PhaseData, planned
 from lmtool.session.provenance import Contents

@@ -10,9 +10,9 @@ from lmtool.config.checkpoint import find
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.resolver.compatibility import lacks_around, lacks_tokens
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import Known, differing_tokenizer
 from lmtool.runs.checkpoints import tensor_names
-from lmtool.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig

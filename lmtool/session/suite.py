@@ -16,17 +16,17 @@ from typing import Any
 from lmtool.config import compose
 from lmtool.config.tables import Choice
 from lmtool.data.split import Rows
-from lmtool.drafts import replace_bytes, require_no_link
 from lmtool.errors import UserError
 from lmtool.learners.base import Inference
-from lmtool.ranks import place_of
 from lmtool.reporting.console import Output
 from lmtool.reporting.table import print_table
+from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.runs.files import to_json
-from lmtool.schema.run import FinetuneConfig
 from lmtool.session.open_run import RUNS
 from lmtool.session.trained import read_trained
-from lmtool.signals import Interrupted, take_late
+from lmtool.system.atomic_files import replace_bytes, require_no_link
+from lmtool.system.ranks import place_of
+from lmtool.system.signals import Interrupted, take_late
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tasks.loading import load_task

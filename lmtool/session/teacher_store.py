@@ -23,7 +23,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.held_out import evaluation_tokens
 from lmtool.models.configs import ModelConfig
-from lmtool.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.provenance import Contents
 from lmtool.tasks.configs import TaskConfig

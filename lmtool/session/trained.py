@@ -19,7 +19,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.reporting.console import Output
 from lmtool.resolver.decoding import decoded
-from lmtool.schema.run import FinetuneConfig, PretrainConfig, UseConfig
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.tasks.configs import TaskConfig, tasks_of
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer

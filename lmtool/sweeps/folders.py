@@ -18,7 +18,6 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lmtool.config.overrides import Typed
-from lmtool.drafts import real_folder, require_no_link
 from lmtool.errors import DONE, TERMINATED, UserError, cannot_write
 from lmtool.reporting.sweep.files import JOB as JOB
 from lmtool.reporting.sweep.files import SUBMITTED as SUBMITTED
@@ -26,7 +25,8 @@ from lmtool.reporting.sweep.files import has_ended as has_ended
 from lmtool.runs.files import replace_text
 from lmtool.runs.identity import FREE_KEYS, differing, finished
 from lmtool.runs.locks import Owner
-from lmtool.secrets import masked_data
+from lmtool.system.atomic_files import real_folder, require_no_link
+from lmtool.system.secrets import masked_data
 
 LOG = "job.log"
 

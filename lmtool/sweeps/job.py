@@ -20,13 +20,13 @@ from types import FrameType
 from typing import Any
 
 from lmtool import errors
-from lmtool.drafts import open_to_append, real_folder
 from lmtool.errors import REQUEUE, LmtoolError, Stopped
 from lmtool.runs import identity as code
-from lmtool.signals import STATUS, Interrupted, stopped, take_late
 from lmtool.sweeps import folders
 from lmtool.sweeps.table import end_of_job
-from lmtool.terminal import say, say_error
+from lmtool.system.atomic_files import open_to_append, real_folder
+from lmtool.system.signals import STATUS, Interrupted, stopped, take_late
+from lmtool.system.terminal import say, say_error
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _held: list[int] = []
@@ -61,7 +61,7 @@ def take_device(sweep: Path, asked: object) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = devices[os.getpid() % len(devices)]
 
 
-Run = Callable[[dict[str, Any], list[str]], Any]
+Run = Callable[[dict[str, Any]], Any]
 STOPPED = ".stopped"
 """In the folder of a sweep, the launches that were stopped: none of their jobs starts any more."""
 _WATCH = "parent of a sweep's job"
@@ -149,7 +149,7 @@ def _perform(run_command: Run, job: Job, folder: Path) -> None:
         say("warning: the files of lmtool, or of a plugin, are not those that the sweep was started with", sys.stderr)
     try:
         with errors.system_errors():
-            result = run_command(job.data, job.overrides)
+            result = run_command(job.data)
         record |= {"exit_status": errors.DONE, **_scores(result)}
     except Stopped as error:
         record |= {"exit_status": error.exit_status, "error": error.message}

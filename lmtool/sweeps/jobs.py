@@ -32,13 +32,13 @@ from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.reporting.text import lower_is_better
 from lmtool.runs.identity import require_name
-from lmtool.signals import stopped
 from lmtool.sweeps import studies
 from lmtool.sweeps.folders import JOB, Place, SweepFolder
 from lmtool.sweeps.job import Run
 from lmtool.sweeps.launching import HERE, AsLauncher, FirstJobs, Launch, NoLauncher
 from lmtool.sweeps.table import write_plan
-from lmtool.terminal import counted, say
+from lmtool.system.signals import stopped
+from lmtool.system.terminal import counted, say
 
 
 def with_grid(
@@ -82,7 +82,7 @@ class SweepRequest:
     """A sweep as typed. read, decode and run are functions of modules, for launchers that pickle them.
 
     read(overrides, offers) -> what was typed; decode(data, problems, running) -> configuration;
-    run(data, overrides) -> the job's result, a dict or None, from a complete configuration.
+    run(data) -> the job's result, a dict or None, from a complete configuration.
     show(folder) prints the summary that ends it. typed: the words of the command line,
     to resume it with. has_result: whether the command has a run folder with a result.json.
     """

@@ -27,17 +27,17 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from lmtool import errors
-from lmtool.drafts import real_folder
-from lmtool.environment import SAFE_PATH, inherited
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.runs import identity
-from lmtool.signals import STATUS
 from lmtool.sweeps import folders as records
 from lmtool.sweeps.folders import Place, SweepFolder
 from lmtool.sweeps.job import STOPPED, Job, Run, perform
 from lmtool.sweeps.table import Watch
-from lmtool.terminal import counted, say, say_error
+from lmtool.system.atomic_files import real_folder
+from lmtool.system.environment import SAFE_PATH, inherited
+from lmtool.system.signals import STATUS
+from lmtool.system.terminal import counted, say, say_error
 
 _ASK_EVERY = 5.0
 """Seconds between two questions to SLURM about a job."""

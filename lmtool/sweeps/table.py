@@ -19,10 +19,10 @@ from lmtool.reporting.sweep.screen import report_sweep
 from lmtool.reporting.sweep.words import end_line
 from lmtool.reporting.text import number
 from lmtool.runs.files import replace_text
-from lmtool.secrets import masked_data
 from lmtool.sweeps import folders
 from lmtool.sweeps.folders import Place
-from lmtool.terminal import say_error
+from lmtool.system.secrets import masked_data
+from lmtool.system.terminal import say_error
 
 
 def show(folder: Path) -> list[int]:

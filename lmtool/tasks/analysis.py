@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.errors import UserError
-from lmtool.metrics import interval, resample_count, resampled_rows
+from lmtool.learners.metrics import interval, resample_count, resampled_rows
 from lmtool.tasks.kinds.learner import TaskEvaluation
 
 HARDEST = 20

@@ -17,7 +17,7 @@ from lmtool.data.duplicates import Match, overlap, repeats
 from lmtool.data.files import collected
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
-from lmtool.streams import Permutation
+from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import TaskTable
 from lmtool.tasks.kinds.base import TaskKind

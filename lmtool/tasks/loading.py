@@ -21,7 +21,7 @@ from lmtool.data.parquet import named
 from lmtool.data.pydocs import pydocs_rows
 from lmtool.data.split import Rows, SplitData, unlabelled
 from lmtool.errors import UserError
-from lmtool.streams import Permutation
+from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.base import parts_of
 from lmtool.tasks.files import TaskTable, canonical, read_folder

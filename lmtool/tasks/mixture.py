@@ -15,10 +15,10 @@ from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.learners.evaluation import Evaluation
+from lmtool.learners.metrics import Metric
 from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.learners.mixture import MixedScorer, Mixture
 from lmtool.learners.writing import Writer
-from lmtool.metrics import Metric
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, tasks_of
 from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner

@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from lmtool.terminal import visible_space
+from lmtool.system.terminal import visible_space
 
 Marks = Literal["continues", "spelled", "space", "bytes", "end", "words", "characters"]
 """How words are marked. continues: a prefix, "##", inside of them. spelled: the same, in the alphabet of bytes, a

@@ -10,7 +10,7 @@ from itertools import count, pairwise
 import numpy as np
 from tokenizers import normalizers
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.errors import UserError
 
 # A longer text is sampled in stretches of about so many characters, up to the end of a word.
@@ -37,7 +37,9 @@ def sample(texts: Iterable[str], characters: int, most: int) -> Iterator[str]:
 def _draws() -> Iterator[float]:
     """Numbers in [0, 1), the same for every seed of a run: its vocabulary is that of its text."""
     for start in count(0, _DRAWS):
-        yield from streams.uniform(0, "sample", 0, np.arange(start, start + _DRAWS), 1, first_draw=1)[:, 0].tolist()
+        yield from random_streams.uniform(0, "sample", 0, np.arange(start, start + _DRAWS), 1, first_draw=1)[
+            :, 0
+        ].tolist()
 
 
 def training_text(texts: Iterable[str]) -> list[list[str]]:

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import torch
 
-from lmtool.environment import SAFE_PATH, inherited
 from lmtool.errors import UserError
 from lmtool.nn.regions import CompiledRegions, regions_by
+from lmtool.system.environment import SAFE_PATH, inherited
 
 Choice = Literal["auto"] | bool
 WORTHWHILE_MINUTES = 5.0

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from lmtool.config.base import Config
 from lmtool.config.tables import component
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Parallel = Literal["ddp", "fsdp"]

@@ -26,7 +26,6 @@ from lmtool.config.checkpoint import (
     saved_steps,
     verify,
 )
-from lmtool.drafts import remove
 from lmtool.errors import UserError, cannot_write
 from lmtool.nn.cache import carried_tensors, load_carried
 from lmtool.runs import checkpoints as disk
@@ -34,6 +33,7 @@ from lmtool.runs.checkpoints import DELETED, TEMPORARY, gathered
 from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import RunFolder
+from lmtool.system.atomic_files import remove
 from lmtool.training.budgets import kept_checkpoints
 from lmtool.training.group import ALONE, Group
 from lmtool.training.optimizers import load_state_tensors, state_tensors

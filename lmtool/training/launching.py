@@ -18,13 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lmtool import errors, ranks
+from lmtool import errors
 from lmtool.config.plugins import command_line
-from lmtool.environment import inherited
 from lmtool.errors import UserError
-from lmtool.ranks import LAUNCHER, PID, Ends, Place, place_of, started_together
-from lmtool.signals import Interrupted
-from lmtool.terminal import counted, say_error
+from lmtool.system import ranks
+from lmtool.system.environment import inherited
+from lmtool.system.ranks import LAUNCHER, PID, Ends, Place, place_of, started_together
+from lmtool.system.signals import Interrupted
+from lmtool.system.terminal import counted, say_error
 
 THREADS = "OMP_NUM_THREADS"
 _HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -25,8 +25,8 @@ from lmtool.errors import NotFinite, UserError
 from lmtool.nn.regions import regions_by
 from lmtool.nn.stack import recompute_layers
 from lmtool.runs.run_folder import RunFolder
-from lmtool.signals import Signals
-from lmtool.terminal import counted
+from lmtool.system.signals import Signals
+from lmtool.system.terminal import counted
 from lmtool.training.budgets import Budget, has_row
 from lmtool.training.compiling import compiled
 from lmtool.training.consistency import require_alike

@@ -17,7 +17,7 @@ import torch
 from torch.amp import GradScaler
 
 from lmtool.errors import UserError
-from lmtool.ranks import place_of
+from lmtool.system.ranks import place_of
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

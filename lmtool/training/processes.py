@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtool.errors import UserError
-from lmtool.ranks import ADDRESS, PORT, START_AGAIN, Place, place_of
+from lmtool.system.ranks import ADDRESS, PORT, START_AGAIN, Place, place_of
 from lmtool.training.group import ALONE, Group, Value, added
 
 TIMEOUT = timedelta(minutes=10)

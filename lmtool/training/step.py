@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.nn.dropout import seed_generators
 from lmtool.nn.embeddings import Embeddings
 from lmtool.runs.checkpoints import complete
@@ -134,7 +134,7 @@ def gradients(
     for micro, batch in enumerate(forwards):
         # What a learner draws by torch's own means comes from these: seeded here, they need no state to be saved. The
         # processes of a group draw apart.
-        seed_generators(device, streams.key(seed, "dropout", step, micro, *([group.rank] if group.rank else [])))
+        seed_generators(device, random_streams.key(seed, "dropout", step, micro, *([group.rank] if group.rank else [])))
         with engine.adding_up(last=micro == len(forwards) - 1):
             part = engine(batch.to(device), step, counts, precision)
             if part.loss is None:

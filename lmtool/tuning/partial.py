@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from lmtool.errors import UserError
-from lmtool.heads.features import LAYERS, LastFour, ScalarMix
 from lmtool.learners.base import BaseLearner
 from lmtool.models.base import Backbone
+from lmtool.models.heads.features import LAYERS, LastFour, ScalarMix
 from lmtool.training.depth import EMBEDDINGS, HEAD, levels
 from lmtool.tuning.base import TuningMethod, freeze, learn_biases, stacks
 from lmtool.tuning.configs import FullConfig, HeadConfig, LastLayersConfig

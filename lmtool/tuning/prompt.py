@@ -17,7 +17,7 @@ from lmtool.models.base import Backbone
 from lmtool.nn.initialization import generator_for
 from lmtool.nn.prefix import KeyPrefix, VirtualTokens
 from lmtool.nn.stack import Stack
-from lmtool.streams import Permutation
+from lmtool.random_streams import Permutation
 from lmtool.tuning.base import TuningMethod, draw_as_torch, freeze, made_for, stacks
 from lmtool.tuning.configs import PromptConfig
 from lmtool.types import ParameterGroup

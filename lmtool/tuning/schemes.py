@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmtool.heads.lm import LMHead
 from lmtool.learners.base import BaseLearner
+from lmtool.models.heads.lm import LMHead
 from lmtool.nn.dropout import matrix_factors
-from lmtool.streams import key
+from lmtool.random_streams import key
 from lmtool.training.depth import levels
 from lmtool.tuning.base import replace_module
 from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig

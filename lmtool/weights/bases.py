@@ -24,8 +24,8 @@ from torch import Tensor
 from lmtool.config.checkpoint import read_json, read_manifest
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.manifest import Damaged
-from lmtool.secrets import masked
+from lmtool.system.manifest import Damaged
+from lmtool.system.secrets import masked
 from lmtool.types import part_of
 from lmtool.weights.loading import LoadReport
 

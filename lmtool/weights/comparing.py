@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lmtool.errors import CheckFailed
-from lmtool.heads.lm import LMHead
 from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.models.heads.lm import LMHead
 from lmtool.nn.stack import Place, Tap
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed

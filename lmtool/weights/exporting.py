@@ -13,14 +13,14 @@ from torch import Tensor
 
 from lmtool.config.checkpoint import CARRIED, DATA, MODEL, OPTIMIZER, read_manifest
 from lmtool.config.tables import builder_module, entry_of
-from lmtool.drafts import draft_of
 from lmtool.errors import UserError
-from lmtool.generation.configs import GENERATION
-from lmtool.manifest import write_manifest
+from lmtool.learners.generation.configs import GENERATION
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
 from lmtool.models.family import Published
 from lmtool.runs.checkpoints import save_tensors
+from lmtool.system.atomic_files import draft_of
+from lmtool.system.manifest import write_manifest
 from lmtool.tokenizers.classes import Settings, TokenizerClass, class_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of

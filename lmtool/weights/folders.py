@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from lmtool.config.checkpoint import ADAPTER
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
-from lmtool.generation.configs import GENERATION, published_settings
+from lmtool.learners.generation.configs import GENERATION, published_settings
 from lmtool.models.published import PublishedConfig
 from lmtool.weights.hub import Absent, Address
 from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 
 from lmtool.errors import UserError
-from lmtool.network import answers
-from lmtool.secrets import masked
+from lmtool.system.network import answers
+from lmtool.system.secrets import masked
 
 
 class Absent(UserError):

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lmtool.config import saved
 from lmtool.config.checkpoint import CONFIG, MODEL, STATE
-from lmtool.manifest import write_manifest
 from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import save_tensors
-from lmtool.secrets import masked, masked_data
+from lmtool.system.manifest import write_manifest
+from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.bases import BASE, Base
 from lmtool.weights.exporting import whole_folder

@@ -20,8 +20,7 @@ from lmtool.config.checkpoint import find, read_config
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
 from lmtool.errors import UserError
-from lmtool.generation.configs import GenerationConfig
-from lmtool.heads.lm import LMHead
+from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.writing import writer_of
 
 # The families, and the tuning methods, enter themselves into the tables.
@@ -32,6 +31,7 @@ from lmtool.models import word_configs as word_configs
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import shifted
+from lmtool.models.heads.lm import LMHead
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tuning import configs as tuning_configs  # noqa: F401

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
-from lmtool.heads.lm import LMHead
+from lmtool.models.heads.lm import LMHead
 from lmtool.types import part_of
 
 

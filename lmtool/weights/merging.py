@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 from lmtool.weights.assemble import assemble
 from lmtool.weights.exporting import Folded
 from lmtool.weights.load import saved_model

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from lmtool.heads.lm import LMHead
 from lmtool.models.configs import ModelConfig
+from lmtool.models.heads.lm import LMHead
 from lmtool.tokenizers.replacing import Replacement
 from lmtool.weights.assemble import Blueprint, assemble
 

@@ -136,7 +136,7 @@ def _load(place: Path, checkpoint: str) -> Answer:
         try:
             loaded = lmtool.load(checkpoint)
         except LmtoolError as error:
-            from lmtool import cli
+            from lmtool.cli import main as cli
 
             cli.tell(error)
             return error.exit_status

@@ -101,7 +101,7 @@ def typed(
 ) -> Answer:
     """`lmtool WORDS` in the folder `place`. watched: nothing in its input may run or be written elsewhere. Raises
     Failed where it ends in a way that no input excuses: see `sound`."""
-    from lmtool import cli
+    from lmtool.cli import main as cli
 
     def work() -> int:
         sys.argv = ["lmtool", *words]

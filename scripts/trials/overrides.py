@@ -54,7 +54,7 @@ _COMMANDS = {
 
 
 def _keys(command: str, place: Path) -> tuple[str, ...]:
-    from lmtool import cli
+    from lmtool.cli import main as cli
     from lmtool.config import saved
     from lmtool.runs.identity import flatten
 
@@ -114,8 +114,8 @@ def _value(place: Path, command: str, key: str, value: str) -> Verdict:
 def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
     """Raises Failed where the configuration holds another value than the one that was typed."""
     from lmtool.config.overrides import Offers, as_values
+    from lmtool.resolver.schema.run import COMMANDS
     from lmtool.runs.identity import flatten
-    from lmtool.schema.run import COMMANDS
 
     if "${" in value or value == "???":
         return

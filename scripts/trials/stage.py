@@ -70,7 +70,7 @@ def build(stage: Path) -> None:
 
 
 def _type(stage: Path, words: list[str], die_at: int | None = None) -> None:
-    from lmtool import cli
+    from lmtool.cli import main as cli
 
     def job(folder: Path) -> None:
         os.chdir(folder)

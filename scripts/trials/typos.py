@@ -44,7 +44,7 @@ def slip(name: str, chance: random.Random) -> str:
 @cache
 def _keys(command: str) -> dict[str, Any]:
     """The dotted keys of a command's configuration, with their values."""
-    from lmtool import cli
+    from lmtool.cli import main as cli
     from lmtool.config import saved
     from lmtool.runs.identity import flatten
 
@@ -63,12 +63,12 @@ def _options() -> dict[str, tuple[str, ...]]:
 
 def _draw(chance: random.Random) -> tuple[list[str], str, str]:
     """A command line with a slip in it, the misspelt name, and the right one."""
-    from lmtool import manual
+    from lmtool.commands import verbs
 
     kind = chance.choices(("key", "option", "group", "command", "flag"), (60, 25, 8, 4, 3))[0]
     if kind == "command":
-        right = chance.choice([name for name in manual.VERBS if len(name) >= _SHORTEST and " " not in name])
-        wrong = _misspelt(right, set(manual.VERBS), chance)
+        right = chance.choice([name for name in verbs.VERBS if len(name) >= _SHORTEST and " " not in name])
+        wrong = _misspelt(right, set(verbs.VERBS), chance)
         return [wrong, "model=bert_tiny"], wrong, right
     if kind == "flag":
         right = chance.choice(("--config", "--config-dir", "--multirun", "--plugin", "--debug"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.tables import lookup
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.commands import finetune, pretrain  # noqa: F401 imported here, not in each victim
 from lmtool.config.tables import entries
 from tests.commands.conftest import TINY, but_for, skip_reports, tiny, write_rows, write_text

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.tables import build
 from lmtool.nn.stack import recompute_layers
 from lmtool.runs.checkpoints import complete

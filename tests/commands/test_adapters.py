@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.weights.load import load
 from tests.commands.conftest import finetune, pretrain
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.breadth import slow_but
 from tests.commands.conftest import TINY, but_for, finetune
 from tests.weights.published_folders import make

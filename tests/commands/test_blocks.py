@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import but_for, pretrain, tiny
 
 MODEL = "bigbird_tiny"

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.tables import build
 from lmtool.tokenizers.configs import ByteBpeConfig
 from tests.breadth import slow_but

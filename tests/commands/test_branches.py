@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.checkpoint import saved_steps
 from lmtool.runs.run_folder import read_rows
 from tests.commands.conftest import TINY, copied, finetune, pretrain, working_in

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config import compose, groups, overrides, tables
 from lmtool.config.tables import Choice, build
 from lmtool.data.configs import FORMATS
@@ -28,7 +28,7 @@ from lmtool.errors import USER_ERROR, ConfigError, UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.resolver.decoding import decoded
-from lmtool.schema.run import PretrainConfig
+from lmtool.resolver.schema.run import PretrainConfig
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer

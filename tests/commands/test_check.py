@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 
 
 def check(*words: str, status: int = 0) -> dict:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.checkpoint import verify
 from tests.weights.published_folders import make, make_classifier
 

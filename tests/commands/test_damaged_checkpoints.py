@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.errors import UserError
 from lmtool.session import fit as training
 from lmtool.training.loop import train

@@ -14,7 +14,7 @@ import pytest
 
 from tests.commands.conftest import write_rows, write_text
 from tests.commands.test_suite import write
-from tests.test_environment import PLANTED, plant_modules
+from tests.system.test_environment import PLANTED, plant_modules
 
 ROOT = Path(__file__).parents[2]
 TINY = [

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.checkpoint import find
-from lmtool.manifest import MANIFEST, write_manifest
 from lmtool.runs.checkpoints import MODEL, save_tensors
+from lmtool.system.manifest import MANIFEST, write_manifest
 from tests.commands.conftest import copied, pretrain, working_in
 
 CLASSES = ("task=sst2",)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.commands import doctor
 
 

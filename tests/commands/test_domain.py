@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import TINY, finetune
 
 

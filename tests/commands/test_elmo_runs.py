@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import finetune, pretrain, tiny, working_in
 
 WORDS = ["objective.negatives=16", "schedule=constant", "max_length=24"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.breadth import slow_but
 from tests.commands.conftest import TINY, finetune, pretrain, tiny
 

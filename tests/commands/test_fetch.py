@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.commands import fetch
 from lmtool.errors import UserError
 from tests.commands.test_transfer_commands import make

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.session.forgetting import distances
 from tests.commands.conftest import copied, finetune, pretrain, working_in
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from lmtool import cli, drafts
+from lmtool.cli import main as cli
 from lmtool.runs import locks, run_folder
+from lmtool.system import atomic_files
 from tests.commands.conftest import TINY, finetune, pretrain
 
 
@@ -94,7 +95,7 @@ def test_a_report_on_a_read_only_disk(
     def refuse(path: Path, *arguments: Any, **keywords: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(drafts, "write_bytes", refuse)
+    monkeypatch.setattr(atomic_files, "write_bytes", refuse)
     monkeypatch.setattr(Path, "mkdir", refuse)
     capsys.readouterr()
     assert cli.main(["report", *runs]) == 2

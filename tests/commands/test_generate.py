@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import lmtool
-from lmtool import cli
-from lmtool.terminal import visible
+from lmtool.cli import main as cli
+from lmtool.system.terminal import visible
 from tests.commands.conftest import but_for, pretrain
 from tests.weights.published_folders import make
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.data.assembly import Assembled
 from lmtool.data.formats import truncate_pair
 from lmtool.objectives import checks

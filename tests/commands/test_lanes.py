@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.checkpoint import CARRIED, saved_steps
 from tests.commands.conftest import but_for, pretrain, tiny
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.errors import UserError
 from lmtool.runs.following import FollowedFolder
 from lmtool.training import launching

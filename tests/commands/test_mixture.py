@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import BAD, GOOD, TINY
 
 SMALL = [*TINY, "cache_dir=cache", "checkpoint=none"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.errors import UserError
 from lmtool.resolver.task_file import spelled_out
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.breadth import slow_but
 from tests.commands.conftest import finetune
 from tests.weights.published_folders import make

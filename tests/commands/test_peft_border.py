@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.tables import Choice, build
 from lmtool.types import part_of
 from lmtool.weights.bases import Base, digest
@@ -372,7 +372,7 @@ def test_a_base_of_lmtool_is_exported_first(folders, capsys):
 
 def test_without_peft_the_export_says_so(folders, capsys, monkeypatch):
     tuned_checkpoint(folders("bert", "labels"), TUNED["lora"], Path("tuned"))
-    monkeypatch.setattr("lmtool.conversion.tuned.find_spec", lambda package: None)
+    monkeypatch.setattr("lmtool.weights.conversion.tuned.find_spec", lambda package: None)
     run("export", "checkpoint=tuned", "output=adapter", "format=peft")
     assert "not opened with PEFT, which is not installed here: pip install peft" in capsys.readouterr().out
 
@@ -389,7 +389,7 @@ def test_what_peft_reads_otherwise_ends_with_an_error(change, folders, capsys, m
         real(ours if change == "another scale" else lost, path)
 
     monkeypatch.setattr(adapter, "save_tensors", damaged)
-    monkeypatch.setattr("lmtool.conversion.tuned._require_same", lambda *given: None)
+    monkeypatch.setattr("lmtool.weights.conversion.tuned._require_same", lambda *given: None)
     run("export", "checkpoint=tuned", "output=adapter", "format=peft", status=3)
     assert "PEFT" in capsys.readouterr().err
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config import compose, overrides
 from lmtool.config.checkpoint import checkpoint_folder
 from lmtool.errors import ConfigError
 from lmtool.reporting.run_files import phase_starts, read_run
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.members import with_sections
-from lmtool.schema.phases import normalised, words_of
+from lmtool.resolver.schema.phases import normalised, words_of
 from lmtool.training import loop
 from tests.commands.conftest import TINY, but_for, pretrain, working_in, write_text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.costs import rate
 from tests.commands.conftest import TINY
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import TINY, write_rows, write_text
 
 QUOTED = "qu\"o\\te's-sécret"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import finetune, pretrain
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.commands import profile as command
 from lmtool.config.groups import options
 from lmtool.reporting.profile import StepProfile, remarks

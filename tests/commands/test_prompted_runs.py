@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import finetune, pretrain, working_in
 
 PROMPT = (

@@ -12,9 +12,9 @@ import pytest
 import torch
 import yaml
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.checkpoint import find, read_state
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 from tests.commands.conftest import TINY, copied, finetune, pretrain, skip_reports, write_rows, write_text
 
 MIXTURE = "objective.members=[mlm,{name: task, task: {kind: classification, name: mood, path: rows, text: [sentence]}}]"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.checkpoint import verify
 from lmtool.tokenizers.replacing import replacement
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.runs.checkpoints import read_tensors, read_weights
 from lmtool.training import loop
 from lmtool.training.step import apply_gradients

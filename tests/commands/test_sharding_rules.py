@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.distillation.configs import InterchangeConfig, StandardConfig
 from lmtool.resolver.compatibility import sharded_students_run_alike, sharded_weights_are_not_compared
 from lmtool.tuning.configs import AdapterFusionConfig

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.breadth import slow_but
 from tests.commands.conftest import TINY, but_for, working_in
 from tests.commands.shared_steps import caught, stepped

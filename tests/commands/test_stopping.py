@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.data import store, vocabulary
 from lmtool.distillation.store.outputs import TermWriter
 from lmtool.reporting.run_files import read_run
 from lmtool.session import open_run
 from lmtool.session.companions import Predictions
-from lmtool.signals import take_late
+from lmtool.system.signals import take_late
 from tests.commands.conftest import TINY, finetune, pretrain
 
 NUMBERS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143, signal.SIGUSR1: 75, signal.SIGUSR2: 75}

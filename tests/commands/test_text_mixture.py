@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.checkpoint import find as checkpoint_folder
 from lmtool.training import loop
 from tests.breadth import slow_but

@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import TINY, finetune, follow_card
 
 SIZES = [word for word in TINY if word.startswith("model.")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.costs import memory_of_run as planning
 from tests.commands.conftest import TINY, but_for
 

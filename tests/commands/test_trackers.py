@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from lmtool import cli
-from lmtool.trackers import tracking
-from lmtool.trackers.base import RunFacts
-from lmtool.trackers.configs import TensorBoardConfig
-from lmtool.trackers.tensorboard import TensorBoard
-from tests.commands.conftest import pretrain
 from tests.trackers import offline
+
+from lmtool.cli import main as cli
+from lmtool.reporting.trackers import tracking
+from lmtool.reporting.trackers.base import RunFacts
+from lmtool.reporting.trackers.configs import TensorBoardConfig
+from lmtool.reporting.trackers.tensorboard import TensorBoard
+from tests.commands.conftest import pretrain
 
 BOTH = "logger=[wandb,tensorboard]"
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
-from lmtool import cli
-from lmtool.manifest import MANIFEST, Manifest, write_manifest
+from lmtool.cli import main as cli
+from lmtool.system.manifest import MANIFEST, Manifest, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.commands.conftest import TINY, but_for, finetune, pretrain
 

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.checkpoint import verify
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.breadth import slow_but

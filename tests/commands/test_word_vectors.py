@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import BAD, GOOD, NOUNS, finetune
 
 WORDS = ["the", "saw", "near", ".", "well-known", *NOUNS, *GOOD, *BAD]

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from lmtool.commands.verbs import VERBS
 from lmtool.config import aliases, compose, overrides, tables
 from lmtool.config.auto import merge
 from lmtool.config.offers import Offers
 from lmtool.config.problems import known_keys, unknown_key
 from lmtool.errors import ConfigError, Problem
-from lmtool.manual import VERBS
 from lmtool.resolver.decoding import decoded
-from lmtool.schema.run import COMMANDS
+from lmtool.resolver.schema.run import COMMANDS
 
 BASES = {
     "pretrain": ["model=bert_tiny"],

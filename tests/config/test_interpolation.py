@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config import compose
 from lmtool.errors import UserError
 

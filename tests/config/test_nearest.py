@@ -6,11 +6,11 @@ import random
 import re
 from collections.abc import Container, Iterator
 
-from lmtool.cli import VERBS
+from lmtool.cli.main import VERBS
 from lmtool.config import groups
 from lmtool.config.nearest import distance, nearest, nearest_keys
 from lmtool.config.problems import known_keys
-from lmtool.schema.run import COMMANDS
+from lmtool.resolver.schema.run import COMMANDS
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz_"
 

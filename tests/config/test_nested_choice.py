@@ -12,7 +12,7 @@ from lmtool.config.decode import decode
 from lmtool.errors import ConfigError
 from lmtool.nn.configs import LearnedPositionsConfig, RotaryPositionsConfig
 from lmtool.resolver.decoding import decoded
-from lmtool.schema.run import PretrainConfig
+from lmtool.resolver.schema.run import PretrainConfig
 
 
 def composed(*typed: str) -> dict[str, Any]:

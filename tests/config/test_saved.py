@@ -11,7 +11,7 @@ import yaml
 from lmtool.config import saved
 from lmtool.config.decode import decode
 from lmtool.errors import UserError
-from lmtool.terminal import visible
+from lmtool.system.terminal import visible
 
 from .fakes import DriveConfig
 from .test_decode import drive

@@ -18,7 +18,7 @@ from lmtool.config.base import Config
 from lmtool.config.problems import section_class
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.members import with_sections
-from lmtool.schema.run import COMMANDS
+from lmtool.resolver.schema.run import COMMANDS
 from tests.breadth import slow_but
 
 CONF = groups.conf_dir()
@@ -185,7 +185,7 @@ def test_every_yaml_is_in_a_case() -> None:
         # See tests/models/test_recipes.py, tests/tasks/test_adaptation.py and tests/distillation/test_standard.py.
         if path not in primaries and not path.startswith(("recipe/", "task/domain/", "distill/term/"))
     }
-    assert options - covered == {"model=auto"}, "model=auto needs a checkpoint: see test_cli"
+    assert options - covered == {"model=auto"}, "model=auto needs a checkpoint: see cli/test_main"
     assert primaries == {path for path in YAMLS if "/" not in path}
 
 

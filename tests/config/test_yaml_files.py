@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config import saved
 from lmtool.errors import UserError
 

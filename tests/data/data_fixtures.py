@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.config.tables import build
 from lmtool.data import sources
 from lmtool.data.plan import Plan
@@ -79,7 +79,7 @@ class DrawnExamples:
         return Plan(rows, rows["length"].astype(np.int64))
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        drawn = streams.bits(self._seed, "sample", epoch, examples, int(rows["length"].max())) % np.uint64(1000)
+        drawn = random_streams.bits(self._seed, "sample", epoch, examples, int(rows["length"].max())) % np.uint64(1000)
         tokens = np.concatenate([ids[:length] for ids, length in zip(drawn, rows["length"], strict=True)])
         count = len(examples)
         return Batch(

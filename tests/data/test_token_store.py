@@ -27,7 +27,7 @@ from lmtool.data.tokenizing import portions
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
-from lmtool.signals import STATUS
+from lmtool.system.signals import STATUS
 from lmtool.tokenizers.configs import WordPieceConfig
 from lmtool.tokenizers.tokenizer import FILES as TOKENIZER
 

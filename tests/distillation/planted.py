@@ -17,10 +17,10 @@ from lmtool.distillation.agreement import agreement
 from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
 from lmtool.distillation.interchange import Site
 from lmtool.distillation.seen import Teacher
-from lmtool.heads.losses import loss_sum
-from lmtool.heads.sequence import SequenceHead, summary_index
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import BertConfig
+from lmtool.models.heads.losses import loss_sum
+from lmtool.models.heads.sequence import SequenceHead, summary_index
 from lmtool.nn.stack import Entered, Stack
 from lmtool.training.precision import FP32_CPU
 from lmtool.types import Batch, Packed, StepOutput, Target

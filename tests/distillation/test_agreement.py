@@ -8,7 +8,7 @@ import torch
 from lmtool.distillation.agreement import REGIONS, _texts, agreement
 from lmtool.distillation.interchange import Site
 from lmtool.distillation.seen import Teacher
-from lmtool.heads.predicted import Values
+from lmtool.models.heads.predicted import Values
 from lmtool.training.precision import FP32_CPU
 from lmtool.types import Batch, Packed, Target
 from tests.distillation.test_interchange_term import OBJECTIVES, batch_of, learner, tokens  # noqa: F401

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.costs.memory_of_run import _needed_bytes
 from lmtool.distillation.codistillation import Codistillation
 from lmtool.distillation.configs import CodistillationConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.distillation.configs import SelfConfig
 from lmtool.distillation.self_distillation import SelfDistillation
 from lmtool.errors import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 
 TINY = [
     "model.num_layers=2", "model.hidden_size=32", "model.num_heads=2", "model.feedforward_size=48",

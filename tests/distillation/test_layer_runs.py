@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import TINY, working_in
 from tests.distillation.runs import assert_resumes_bitwise, run, weights
 

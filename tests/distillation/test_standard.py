@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.checkpoint import checkpoint_folder
 from lmtool.costs.plan_of_run import plan_of
 from lmtool.distillation.configs import NoDistillConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 
 SHORT = ["offline=true", "max_steps=4", "batch_examples=8", "log_every=1", "evaluate_every=4", "max_epochs=null"]
 

@@ -10,8 +10,8 @@ import pytest
 from lmtool.data.split import Rows
 from lmtool.distillation.store.folder import Shelf, open_or_make, require_room
 from lmtool.errors import UserError
-from lmtool.manifest import Damaged
 from lmtool.session.teacher_store import taught
+from lmtool.system.manifest import Damaged
 from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner
 

@@ -14,7 +14,7 @@ from lmtool.distillation.store.folder import Shelf
 from lmtool.distillation.store.outputs import Format
 from lmtool.distillation.store.teacher import CutTeacher, Passes, StoredTeacher
 from lmtool.errors import UserError
-from lmtool.heads.predicted import TopWords
+from lmtool.models.heads.predicted import TopWords
 from lmtool.nn.stack import Place
 from lmtool.training.precision import FP32_CPU
 from tests.breadth import slow_but

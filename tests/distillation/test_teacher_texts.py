@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 
 SHORT = ["offline=true", "max_steps=2", "batch_examples=8", "evaluate_every=2", "max_epochs=null", "cache_dir=cache"]
 TASK = ["task=seq2seq", "task.path=.", "task.target_tokens=8", "task.generation.max_new_tokens=6", "max_length=32"]

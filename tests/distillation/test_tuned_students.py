@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.breadth import slow_but
 from tests.commands.conftest import finetune, pretrain, working_in
 from tests.distillation.runs import STEPS, assert_same, cut_off, saved, weights

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.heads.sequence import Pooler, SequenceHead, summary, summary_index
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import BertConfig, GptConfig
+from lmtool.models.heads.sequence import Pooler, SequenceHead, summary, summary_index
 from lmtool.types import Batch, Packed
 
 SIZES = {"vocab_size": 60, "num_layers": 2, "hidden_size": 16, "num_heads": 2, "feedforward_size": 32}

@@ -18,7 +18,7 @@ from lmtool.data.store import TokenStore
 from lmtool.data.tokenizing import TextSize
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import evaluate
-from lmtool.metrics import smaller_is_better
+from lmtool.learners.metrics import smaller_is_better
 from lmtool.objectives.clm import CausalLanguageModel
 from lmtool.objectives.configs import ClmConfig
 from tests.models.test_published_parity import gpt_pair, loaded

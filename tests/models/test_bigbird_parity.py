@@ -13,10 +13,10 @@ from transformers import BigBirdForMaskedLM, BigBirdForSequenceClassification, B
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.lm import masked_lm_head
-from lmtool.heads.sequence import SequenceHead, pooler, summary
 from lmtool.models import bigbird
 from lmtool.models.encoder_configs import BigbirdConfig
+from lmtool.models.heads.lm import masked_lm_head
+from lmtool.models.heads.sequence import SequenceHead, pooler, summary
 from lmtool.nn.block_sparse import BlockPattern, Blocks
 from lmtool.nn.layout import Full
 from lmtool.nn.prefix import KeyPrefix

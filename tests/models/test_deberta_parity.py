@@ -17,11 +17,11 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.lm import masked_lm_head
-from lmtool.heads.sequence import SequenceHead, pooler, summary
 from lmtool.models import deberta, deberta_v3
 from lmtool.models.disentangled import BucketedPlaces
 from lmtool.models.encoder_configs import DebertaConfig, DebertaV3Config, DisentangledConfig
+from lmtool.models.heads.lm import masked_lm_head
+from lmtool.models.heads.sequence import SequenceHead, pooler, summary
 from lmtool.types import Packed
 
 SIZES = {

@@ -16,9 +16,9 @@ from transformers import T5Config as PublishedT5Config
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.lm import lm_head
 from lmtool.models import bart, t5, transformer
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
+from lmtool.models.heads.lm import lm_head
 from lmtool.types import Packed
 from tests.models.test_published_parity import GENERATOR_SEED, Checkpoint, Pair, assert_gradients_equal, loaded
 

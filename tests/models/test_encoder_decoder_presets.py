@@ -10,8 +10,8 @@ import torch
 from test_model_presets import CONF, read, written
 
 from lmtool.config.tables import build
-from lmtool.heads.lm import FamilyLMHead, lm_head
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
+from lmtool.models.heads.lm import FamilyLMHead, lm_head
 from lmtool.types import Packed
 
 PUBLISHED = {

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.lm import MaskedLMHead
-from lmtool.heads.replaced_token import ReplacedTokenHead
-from lmtool.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.models import albert, distilbert, electra, roberta, spanbert
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_configs import (
@@ -26,6 +23,9 @@ from lmtool.models.encoder_configs import (
     RobertaConfig,
     SpanbertConfig,
 )
+from lmtool.models.heads.lm import MaskedLMHead
+from lmtool.models.heads.replaced_token import ReplacedTokenHead
+from lmtool.models.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.nn.configs import RotaryPositionsConfig
 from lmtool.types import Packed
 

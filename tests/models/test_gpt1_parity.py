@@ -10,9 +10,9 @@ from transformers import OpenAIGPTConfig, OpenAIGPTLMHeadModel, OpenAIGPTModel
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.lm import LMHead
 from lmtool.models import gpt1
 from lmtool.models.configs import Gpt1Config
+from lmtool.models.heads.lm import LMHead
 from lmtool.types import Packed
 
 

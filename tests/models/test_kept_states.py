@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.heads.lm import lm_head
 from lmtool.models.decoder_configs import TransformerXlConfig
+from lmtool.models.heads.lm import lm_head
 from lmtool.nn.cache import Carried
 from lmtool.types import Packed
 

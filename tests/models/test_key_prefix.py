@@ -9,10 +9,10 @@ import torch
 
 from lmtool.config.tables import entries
 from lmtool.errors import UserError
-from lmtool.generation.configs import GenerationConfig
-from lmtool.generation.generate import generate
-from lmtool.generation.scoring import CandidateScorer
-from lmtool.heads.lm import lm_head
+from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.learners.generation.generate import generate
+from lmtool.learners.generation.scoring import CandidateScorer
+from lmtool.models.heads.lm import lm_head
 from lmtool.nn.cache import Cache
 from lmtool.nn.context import EncoderState
 from lmtool.nn.dropout import TokenDraws, token_keys

@@ -12,9 +12,9 @@ from transformers import Qwen2Config as TheirQwen2Config
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.lm import LMHead
 from lmtool.models import llama, qwen2
 from lmtool.models.decoder_configs import LlamaConfig, LlamaEncoderConfig, Qwen2Config
+from lmtool.models.heads.lm import LMHead
 from lmtool.nn.configs import RotaryPositionsConfig
 from lmtool.types import Packed
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lmtool.config.tables import build
-from lmtool.heads.lm import lm_head
+from lmtool.models.heads.lm import lm_head
 from lmtool.models.recurrent_configs import LstmConfig
 from lmtool.nn.cache import Carried
 from lmtool.objectives.configs import ClmConfig, PrefixLmConfig

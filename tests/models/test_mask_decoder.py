@@ -11,9 +11,9 @@ from test_deberta_parity import SIZES
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.lm import EnhancedMaskedLMHead, masked_lm_head
 from lmtool.models.configs import BertConfig
 from lmtool.models.encoder_configs import DebertaConfig, DebertaV3Config
+from lmtool.models.heads.lm import EnhancedMaskedLMHead, masked_lm_head
 from lmtool.nn.stack import Place, Tap
 from lmtool.types import Packed
 

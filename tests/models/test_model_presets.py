@@ -11,8 +11,8 @@ import torch
 import yaml
 
 from lmtool.config.tables import build, lookup
-from lmtool.heads.sequence import Pooler
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
+from lmtool.models.heads.sequence import Pooler
 from lmtool.types import Packed
 
 CONF = Path(__file__).parents[2] / "conf" / "model"

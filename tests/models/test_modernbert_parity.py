@@ -11,10 +11,10 @@ from transformers import ModernBertForMaskedLM, ModernBertForSequenceClassificat
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.lm import masked_lm_head
-from lmtool.heads.sequence import SequenceHead, pooler, summary
 from lmtool.models import modernbert
 from lmtool.models.encoder_configs import ModernbertConfig
+from lmtool.models.heads.lm import masked_lm_head
+from lmtool.models.heads.sequence import SequenceHead, pooler, summary
 from lmtool.nn.attention import attend, reference_attention
 from lmtool.nn.configs import RotaryPositionsConfig
 from lmtool.nn.layout import Layout, Window

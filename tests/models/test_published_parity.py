@@ -13,10 +13,10 @@ from transformers import BertConfig as PublishedBertConfig
 from transformers import BertForPreTraining, BertModel, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from lmtool.config.tables import build
-from lmtool.heads.lm import LMHead, MaskedLMHead
-from lmtool.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.models import bert, gpt
 from lmtool.models.configs import BertConfig, GptConfig
+from lmtool.models.heads.lm import LMHead, MaskedLMHead
+from lmtool.models.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.types import Packed
 
 SIZES = {"vocab_size": 97, "num_layers": 3, "hidden_size": 36, "num_heads": 3, "feedforward_size": 52}

@@ -11,13 +11,13 @@ import pytest
 import yaml
 from pydantic import Field
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config import groups, saved, tables
 from lmtool.errors import UserError
 from lmtool.models import recipes
 from lmtool.models.configs import BertConfig, ModelConfig
 from lmtool.resolver.decoding import decoded
-from lmtool.schema.run import COMMANDS
+from lmtool.resolver.schema.run import COMMANDS
 
 FAMILIES = {
     entry.name: entry.config for entry in tables.entries("model") if entry.config.__module__.startswith("lmtool.")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lmtool.config.tables import build
-from lmtool.heads.lm import lm_head
+from lmtool.models.heads.lm import lm_head
 from lmtool.models.recurrent_configs import RnnAttentionConfig
 from lmtool.types import Packed
 

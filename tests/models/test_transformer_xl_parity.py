@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from lmtool.config.tables import build
-from lmtool.heads.lm import AdaptiveLMHead, lm_head
 from lmtool.models.decoder_configs import TransformerXlConfig
+from lmtool.models.heads.lm import AdaptiveLMHead, lm_head
 from lmtool.nn.cache import Carried
 from lmtool.types import Packed
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from lmtool.config.tables import build
-from lmtool.heads.lm import lm_head
 from lmtool.models.encoder_configs import XlnetConfig
+from lmtool.models.heads.lm import lm_head
 from lmtool.nn.dropout import TokenDraws, token_keys
 from lmtool.nn.stack import Tap
 from lmtool.types import Packed

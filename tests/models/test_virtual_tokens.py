@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lmtool.errors import UserError
-from lmtool.generation.configs import GenerationConfig
-from lmtool.generation.generate import generate
-from lmtool.heads.lm import lm_head
+from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.learners.generation.generate import generate
+from lmtool.models.heads.lm import lm_head
 from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
 from lmtool.nn.prefix import VirtualTokens
 from lmtool.nn.stack import Place

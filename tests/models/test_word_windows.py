@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lmtool.config.tables import build
-from lmtool.heads.sequence import summary
+from lmtool.models.heads.sequence import summary
 from lmtool.models.word_configs import CnnConfig, WordVectorsConfig
 from lmtool.types import Packed
 

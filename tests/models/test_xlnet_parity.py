@@ -13,10 +13,10 @@ from transformers import XLNetForSequenceClassification, XLNetLMHeadModel, XLNet
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.lm import lm_head
-from lmtool.heads.sequence import SequenceHead, pooler, summary
 from lmtool.models import xlnet
 from lmtool.models.encoder_configs import XlnetConfig
+from lmtool.models.heads.lm import lm_head
+from lmtool.models.heads.sequence import SequenceHead, pooler, summary
 from lmtool.nn.cache import Carried
 from lmtool.types import Packed
 

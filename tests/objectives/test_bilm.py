@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from lmtool.config.tables import build
 from lmtool.costs.activations import VALUE_BYTES, Formats, kept_of
-from lmtool.heads.sampled import SampledLMHead, log_uniform
+from lmtool.models.heads.sampled import SampledLMHead, log_uniform
 from lmtool.models.recurrent_configs import ElmoConfig
 from lmtool.objectives.bilm import BidirectionalLanguageModel
 from lmtool.objectives.configs import BilmConfig

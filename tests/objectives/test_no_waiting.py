@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtool.config.tables import build
-from lmtool.heads import losses
+from lmtool.models.heads import losses
 from lmtool.nn import kernels
 from lmtool.nn.attention import attention_path
 from lmtool.tasks.configs import ClassificationConfig

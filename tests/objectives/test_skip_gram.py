@@ -15,7 +15,7 @@ from lmtool.errors import UserError
 from lmtool.models.word_configs import WordVectorsConfig
 from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.objectives.skip_gram import SkipGram
-from lmtool.streams import uniform
+from lmtool.random_streams import uniform
 from lmtool.tokenizers.configs import WordConfig
 from tests.objectives.objective_fixtures import TEXT, rows_of, split
 

@@ -14,7 +14,7 @@ import pytest
 
 from lmtool.commands import report
 from lmtool.errors import UserError
-from lmtool.metrics import mean_and_error, t_quantile
+from lmtool.learners.metrics import mean_and_error, t_quantile
 from lmtool.reporting import html
 from lmtool.reporting.sweep.files import read_sweep
 from lmtool.reporting.sweep.groups import blocks_of, difference

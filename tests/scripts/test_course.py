@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmtool import cli
-from lmtool.manifest import write_manifest
+from lmtool.cli import main as cli
+from lmtool.system.manifest import write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import skip_reports, write_rows
 from tests.weights.published_folders import make
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from lmtool import cli
+from lmtool.cli import main as cli
 
 
 def test_rows_of_all_families_make_a_table_that_resumes(script, monkeypatch, tmp_path, capsys):

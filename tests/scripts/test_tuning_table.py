@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.commands.conftest import skip_reports, write_rows
 from tests.weights.published_folders import make
 

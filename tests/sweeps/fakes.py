@@ -11,12 +11,12 @@ import lmtool
 from lmtool.errors import UserError
 
 
-def run_job(verb: str, plugins: tuple[str, ...], data: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+def run_job(verb: str, plugins: tuple[str, ...], data: dict[str, Any]) -> dict[str, Any]:
     """Stands for `cli.run_job`."""
     print(f"seed {data['seed']} speaks")
     if data["seed"] == 2:
         raise UserError("no such seed", "give another")
     seen = {"pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"], "package": lmtool.__file__}
-    result = {"status": "done", "metric": "loss", "value": data["seed"] / 10, "overrides": overrides, **seen}
+    result = {"status": "done", "metric": "loss", "value": data["seed"] / 10, **seen}
     (Path(data["run_dir"]) / "result.json").write_text(json.dumps(result))
     return result

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config import compose, overrides
 from lmtool.sweeps.jobs import jobs_of, with_grid
 
@@ -61,7 +61,7 @@ def run(own: Path, params: str, *words: str) -> int:
 
 def test_a_grid_of_ones_own_runs(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(cli, "run", lambda verb, config, overrides: calls.append((config.seed, config.max_length)))
+    monkeypatch.setattr(cli, "run", lambda verb, config: calls.append((config.seed, config.max_length)))
     assert run(own, "seed: range(1,3)", "max_length=32,64") == 0
     assert calls == [(1, 32), (1, 64), (2, 32), (2, 64)]
     # One of several choices with a grid of its own: its jobs are not known.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config import hydra_plugins
 from lmtool.errors import Diverged, Stopped, UserError
 from lmtool.sweeps import table
@@ -27,8 +27,8 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     monkeypatch.chdir(tmp_path)
     calls: list[Any] = []
 
-    def run(verb: str, config: Any, overrides: list[str]) -> dict[str, Any]:
-        calls.append((verb, config, overrides))
+    def run(verb: str, config: Any) -> dict[str, Any]:
+        calls.append((verb, config))
         if config.seed == 2:
             raise Diverged("the loss is nan at step 3", "lower optimizer.lr")
         if config.seed == 3:
@@ -49,14 +49,14 @@ def test_a_sweep_seeds_each_job_and_goes_on_after_a_failed_one(
 ) -> None:
     typed = ["finetune", "model=bert_tiny", "task=sst2,cola", "seed=0,2,1", "-m"]
     assert cli.main(typed) == 4
-    assert [(config.task.name, config.seed) for _, config, _ in seen] == [
+    assert [(config.task.name, config.seed) for _, config in seen] == [
         ("sst2", 0), ("sst2", 2), ("sst2", 1), ("cola", 0), ("cola", 2), ("cola", 1)
     ]  # fmt: skip
     folder = Path("runs/finetune-sweep-0001")
     places = ["0_task-sst2_seed-0", "1_task-sst2_seed-2", "2_task-sst2_seed-1"]
-    assert [config.run_dir for _, config, _ in seen[:3]] == [str(folder / place) for place in places]
-    assert all(config.name is None for _, config, _ in seen)
-    assert seen[1][2] == ["model=bert_tiny", "task=sst2", "seed=2"]
+    assert [config.run_dir for _, config in seen[:3]] == [str(folder / place) for place in places]
+    assert all(config.name is None for _, config in seen)
+    assert (seen[1][1].task.name, seen[1][1].seed) == ("sst2", 2)
     record = json.loads((folder / places[1] / "job.json").read_text())
     assert record["exit_status"] == 4 and record["error"] == "the loss is nan at step 3"
     # Hydra leaves nothing of its own in a job's folder.
@@ -79,7 +79,7 @@ def test_a_fault_in_one_job_is_the_worst_status(seen: list[Any], capsys: pytest.
 
 def test_an_interrupt_ends_the_sweep(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=1,4,0"]) == 130
-    assert [config.seed for _, config, _ in seen] == [1, 4]
+    assert [config.seed for _, config in seen] == [1, 4]
     assert "stopped at step 1" in capsys.readouterr().out
 
 
@@ -102,7 +102,7 @@ def test_a_named_sweep_runs_what_is_missing(seen: list[Any], capsys: pytest.Capt
     again = capsys.readouterr().out
     assert "to resume it: lmtool pretrain -m model=bert_tiny seed=0,2 name=mine" in again
     assert cli.main([*typed, "seed=2,1,0"]) == 4  # a grown grid, in another order
-    assert [config.run_dir.removeprefix("runs/mine/") for _, config, _ in seen] == [
+    assert [config.run_dir.removeprefix("runs/mine/") for _, config in seen] == [
         "0_seed-0", "1_seed-2", "1_seed-2", "2_seed-1"
     ]  # fmt: skip
     shown = capsys.readouterr().out
@@ -121,7 +121,7 @@ def test_a_grid_grows_by_another_key(seen: list[Any], capsys: pytest.CaptureFixt
     typed = ["pretrain", "-m", "model=bert_tiny", "name=mine", "seed=0,1"]
     assert cli.main([*typed, "optimizer.lr=1e-3"]) == 0
     assert cli.main([*typed, "optimizer.lr=1e-3,1e-4"]) == 0
-    names = [config.run_dir.removeprefix("runs/mine/") for _, config, _ in seen]
+    names = [config.run_dir.removeprefix("runs/mine/") for _, config in seen]
     assert names == ["0_seed-0", "1_seed-1", "2_seed-0_lr-0.0001", "3_seed-1_lr-0.0001"]
     capsys.readouterr()
     assert cli.main([*typed, "optimizer.lr=1e-3", "max_steps=7"]) == 2
@@ -216,7 +216,7 @@ def test_a_launcher_gets_no_more_jobs_at_a_time_than_were_asked_for(
     sizes, launch = [], Launch._launch
     monkeypatch.setattr(Launch, "_launch", lambda self, left: sizes.append(len(left)) or launch(self, left))
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=5,6,7", "hydra.sweeper.max_batch_size=2"]) == 0
-    assert sizes == [2, 1] and [config.seed for _, config, _ in seen] == [5, 6, 7]
+    assert sizes == [2, 1] and [config.seed for _, config in seen] == [5, 6, 7]
 
 
 def test_secrets_typed_for_a_sweep_are_masked(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,4 +316,4 @@ def test_what_the_plain_sweeper_cannot_do(seen: list[Any], capsys: pytest.Captur
     assert cli.main(["pretrain", "-m", "optimizer.lr=interval(1e-5,1e-2)"]) == 2
     assert "error: optimizer.lr=interval(1e-5,1e-2): the plain sweeper" in capsys.readouterr().err
     assert cli.main(["pretrain", "-m", "seed=range(5,7)", "model=bert_tiny"]) == 0
-    assert [config.seed for _, config, _ in seen] == [5, 6]
+    assert [config.seed for _, config in seen] == [5, 6]

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from lmtool import cli, errors
+from lmtool import errors
+from lmtool.cli import main as cli
 from lmtool.errors import Stopped
 from lmtool.runs import identity
 from lmtool.sweeps import folders, job, table
@@ -67,7 +68,7 @@ def a_job(folder: Path, **changes: Any) -> job.Job:
 def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[int] = []
 
-    def stop(data: dict[str, Any], overrides: list[str]) -> None:
+    def stop(data: dict[str, Any]) -> None:
         raise Stopped("stopped by SIGUSR2: a checkpoint of step 3 is saved", errors.REQUEUE)
 
     before = signal.signal(signal.SIGUSR2, lambda number, frame: called.append(number))
@@ -91,7 +92,7 @@ def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.Mon
 def test_no_job_of_a_stopped_start_begins(tmp_path: Path) -> None:
     (tmp_path / job.STOPPED).mkdir()
     (tmp_path / job.STOPPED / "one").touch()
-    job.perform(lambda data, overrides: pytest.fail("it began"), {"job": a_job(tmp_path / "0").packed()})
+    job.perform(lambda data: pytest.fail("it began"), {"job": a_job(tmp_path / "0").packed()})
     assert folders.read(tmp_path / "0") == {}
 
 
@@ -157,7 +158,7 @@ def command(folder: Path, *words: str) -> list[str]:
 
 
 def start(folder: Path, *words: str, **more: str) -> subprocess.Popen[str]:
-    root = str(Path(cli.__file__).parents[1])
+    root = str(Path(cli.__file__).parents[2])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, **more}
     return subprocess.Popen(
         command(folder, *words),

@@ -13,8 +13,8 @@ from task_fixtures import tokenizer as vocabulary
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.lm import lm_head
 from lmtool.learners.writing import writer_of
+from lmtool.models.heads.lm import lm_head
 from lmtool.tasks.configs.base import ANSWER, places
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.prompting.few_shot import FewShot, Prompts, demonstrations, values_of

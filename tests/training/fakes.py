@@ -16,7 +16,7 @@ import yaml
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.config.tables import lookup
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.configs import AdamWConfig, LinearConfig
@@ -42,7 +42,7 @@ class FakeLearner(nn.Module):
         self.unused = nn.Linear(2, 2)
         self.dropout = dropout
         self.loss_factor = 1.0
-        generator = torch.Generator().manual_seed(streams.key(seed, "init"))
+        generator = torch.Generator().manual_seed(random_streams.key(seed, "init"))
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.normal_(0, 0.2, generator=generator)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lmtool.ranks import ADDRESS, LOCAL_RANK, PORT, RANK, SIZE
+from lmtool.system.ranks import ADDRESS, LOCAL_RANK, PORT, RANK, SIZE
 from lmtool.training.group import ALONE
 from lmtool.training.processes import process_group
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from lmtool.errors import UserError
-from lmtool.ranks import Place, place_of
+from lmtool.system.ranks import Place, place_of
 from lmtool.training.group import ALONE, Group
 from lmtool.training.processes import process_group
 

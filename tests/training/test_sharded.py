@@ -16,7 +16,6 @@ import torch
 import yaml
 from torch.distributed.fsdp import FSDPModule
 
-from lmtool import manifest
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
@@ -27,6 +26,7 @@ from lmtool.runs import checkpoints
 from lmtool.runs.checkpoints import gathered, read_tensors
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.run_folder import RunFolder
+from lmtool.system import manifest
 from lmtool.training.configs import (
     AdafactorConfig,
     AdamConfig,

@@ -9,7 +9,7 @@ import torch
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.heads.features import LAYERS
+from lmtool.models.heads.features import LAYERS
 from lmtool.nn.stack import Tap
 from lmtool.tasks.configs import (
     ExtractiveQaConfig,

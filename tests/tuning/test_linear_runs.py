@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.weights.reading import read
 from tests.breadth import slow_but
 from tests.commands.conftest import finetune, pretrain, skip_reports, working_in

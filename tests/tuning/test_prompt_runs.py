@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.weights.reading import read
 from tests.commands.conftest import finetune, pretrain, skip_reports, working_in
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import lmtool
-from lmtool import network
 from lmtool.errors import UserError
+from lmtool.system import network
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import published_folder, tokenizer_folder
 from lmtool.weights.reading import read

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.comparing import ADVERSARIAL
 from tests.commands.conftest import write_rows

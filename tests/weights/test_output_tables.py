@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.errors import UserError
-from lmtool.heads.lm import LMHead
+from lmtool.models.heads.lm import LMHead
 from tests.breadth import slow_but
 from tests.weights.published_folders import FAMILIES, TEXTS, logits_of, make, sample
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from tests.breadth import slow_but
 from tests.commands.conftest import GOOD, TINY, but_for, follow_card, sentence
 

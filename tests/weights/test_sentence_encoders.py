@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.data.formats import with_format
 from lmtool.errors import UserError
 from lmtool.models.published import PublishedConfig

@@ -15,17 +15,17 @@ import transformers
 from torch import Tensor, nn
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.tables import Choice, build, builder_module, lookup
 from lmtool.data.formats import with_format
 from lmtool.errors import UserError
-from lmtool.heads.lm import lm_head, masked_lm_head
-from lmtool.heads.replaced_token import ReplacedTokenHead
-from lmtool.heads.sequence import SequenceHead, pooler
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models import llama
 from lmtool.models.base import Backbone
 from lmtool.models.family import PublishedClass, over_words
+from lmtool.models.heads.lm import lm_head, masked_lm_head
+from lmtool.models.heads.replaced_token import ReplacedTokenHead
+from lmtool.models.heads.sequence import SequenceHead, pooler
 from lmtool.weights.exporting import export_of
 from lmtool.weights.importing import write_import
 from lmtool.weights.parity import parity

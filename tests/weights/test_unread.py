@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lmtool
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.errors import UserError
 from lmtool.weights.reading import read
 from tests.commands.conftest import write_rows

@@ -13,7 +13,7 @@ from lmtool.config.tables import component
 from lmtool.errors import Problem, UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Side
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 
 Layer = Annotated[int, Field(ge=0)]
 Layers = Literal["uniform", "last", "pkd_skip", "pkd_last"] | dict[Layer, Layer]

@@ -11,7 +11,7 @@ from lmtool.distillation.configs.base import DistillConfig, LayerMap, Layers, Te
 from lmtool.errors import Problem, UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Side
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 
 # Which layers of its teacher a student starts from. Imports no torch.
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from lmtool.data.sources import OnStage
 from lmtool.data.store import locked, rebuilding, writing
-from lmtool.drafts import draft_of, remove
 from lmtool.errors import UserError
-from lmtool.manifest import MANIFEST, Damaged, Manifest, write_manifest
+from lmtool.system.atomic_files import draft_of, remove
+from lmtool.system.manifest import MANIFEST, Damaged, Manifest, write_manifest
 
 VERSION = 1  # of the files and of how examples are known again: raise it when one changes
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from lmtool.distillation.interchange import parts_of
 from lmtool.errors import NotFinite, UserError
-from lmtool.heads.predicted import ROWS, Binary, Classes, Shares, TopWords, Values, Words
 from lmtool.learners.mixed_examples import MixedBatch, term_of
+from lmtool.models.heads.predicted import ROWS, Binary, Classes, Shares, TopWords, Values, Words
 from lmtool.nn.configs import Side
-from lmtool.streams import mix
+from lmtool.random_streams import mix
 from lmtool.types import Batch, Packed, Target
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)

@@ -30,8 +30,8 @@ from lmtool.distillation.store.outputs import (
     require_rows,
 )
 from lmtool.errors import UserError
-from lmtool.heads.predicted import Classes, Shares, cut
 from lmtool.learners.mixed_examples import MixedExamples, examples_of
+from lmtool.models.heads.predicted import Classes, Shares, cut
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Place, Tap
 from lmtool.types import Batch

@@ -12,8 +12,8 @@ from lmtool.distillation.configs import HardConfig, InterchangeConfig, LayerMap,
 from lmtool.distillation.interchange import Site, interventions, kept_for, parts_of, swapped
 from lmtool.distillation.seen import Kept, Reading, Seen, Teacher, see
 from lmtool.errors import UserError
-from lmtool.heads.predicted import Predicted, Shares
 from lmtool.learners.base import BaseLearner
+from lmtool.models.heads.predicted import Predicted, Shares
 from lmtool.nn.stack import Tap
 from lmtool.types import Batch, Target
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.assembly import ragged_ranges
 from lmtool.objectives.configs import MaskingConfig, SpanConfig, TokenMaskingConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -78,7 +78,9 @@ def mask_tokens(
     eligible_T = ~vocabulary.special[tokens_T]
 
     def draw(which: int, at: np.ndarray) -> np.ndarray:
-        return streams.uniform_at(seed, "corrupt", epoch, examples_N[documents_T[at]], positions_T[at] * _DRAWS + which)
+        return random_streams.uniform_at(
+            seed, "corrupt", epoch, examples_N[documents_T[at]], positions_T[at] * _DRAWS + which
+        )
 
     places = np.flatnonzero(eligible_T)
     documents = documents_T[places]
@@ -222,7 +224,7 @@ def mask_spans(
 
     def draw(which: int, places: np.ndarray) -> np.ndarray:
         number = _BY_POSITION + (places - starts_N[documents_M]) * _SPAN_DRAWS + which
-        return streams.uniform_at(seed, "corrupt", epoch, examples_N[documents_M], number)
+        return random_streams.uniform_at(seed, "corrupt", epoch, examples_N[documents_M], number)
 
     tokens = replace_tokens(config, vocabulary, tokens_T, at, draw(0, keyed_by), draw(1, at))
     ends_P = np.append(text.broken_P[1:], True)
@@ -264,7 +266,7 @@ def _draw_spans(
     number = 0
     while len(active := np.flatnonzero(left_N > 0)):
         uniform = [
-            streams.uniform_at(
+            random_streams.uniform_at(
                 seed, "corrupt", epoch, examples_N[active], np.full(len(active), number * _SPAN_DRAWS + which)
             )
             for which in (_LENGTH, _ANCHOR)

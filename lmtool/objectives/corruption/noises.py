@@ -7,7 +7,7 @@ from math import exp
 
 import numpy as np
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.assembly import ragged_ranges
 from lmtool.errors import UserError
 from lmtool.objectives.configs import SpanCorruptionConfig
@@ -56,7 +56,7 @@ class Texts:
 
     def uniform(self, owners: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Draws by text and number."""
-        return streams.uniform_at(self.seed, "corrupt", self.epoch, self.examples[owners], numbers)
+        return random_streams.uniform_at(self.seed, "corrupt", self.epoch, self.examples[owners], numbers)
 
     def of(self, tokens: np.ndarray, lengths: np.ndarray) -> Texts:
         """Other tokens under the same keys."""
@@ -330,7 +330,7 @@ def _cut(
     gaps_N = items_N - 1
     owner = np.repeat(np.arange(len(items_N)), gaps_N)
     gap = ragged_ranges(np.zeros_like(gaps_N), gaps_N)
-    uniform = streams.uniform_at(seed, "corrupt", epoch, examples_N[owner], gap * _DRAWS + which)
+    uniform = random_streams.uniform_at(seed, "corrupt", epoch, examples_N[owner], gap * _DRAWS + which)
     order = np.lexsort((uniform, owner))
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order)) - (np.cumsum(gaps_N) - gaps_N)[owner]
@@ -346,5 +346,5 @@ def _cut(
 
 def prefix_lengths(lengths_N: np.ndarray, examples_N: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """(N,) tokens before the split: 1 to length - 1, each equally likely."""
-    uniform = streams.uniform(seed, "corrupt", epoch, np.asarray(examples_N), 1)[:, 0]
+    uniform = random_streams.uniform(seed, "corrupt", epoch, np.asarray(examples_N), 1)[:, 0]
     return 1 + (uniform * (np.asarray(lengths_N, dtype=np.int64) - 1)).astype(np.int64)

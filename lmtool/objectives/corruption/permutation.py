@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.objectives.corruption.masking import Masked, Vocabulary, budget
 from lmtool.objectives.permutation_configs import PlmConfig
 
@@ -67,7 +67,7 @@ def permute(
     text_T = ~vocabulary.special[tokens_T]
 
     def draw(places: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        return streams.uniform_at(seed, "corrupt", epoch, examples_N[documents_T[places]], numbers)
+        return random_streams.uniform_at(seed, "corrupt", epoch, examples_N[documents_T[places]], numbers)
 
     places_P = np.flatnonzero(text_T)
     block_P = 2 * documents_T[places_P] + blocks_T[places_P]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.assembly import Assembled, Template, assemble, ragged_ranges
 from lmtool.data.formats import text_format, truncate_pair
 from lmtool.data.plan import Plan
@@ -125,7 +125,7 @@ class _Builder:
         return pairs[np.argsort(pairs["document"], kind="stable")]
 
     def _uniform(self, active: np.ndarray, number: int, which: int) -> np.ndarray:
-        return streams.uniform_at(
+        return random_streams.uniform_at(
             self.seed, "sample", self.epoch, active, np.full(len(active), number * _DRAWS + which)
         )
 
@@ -189,7 +189,7 @@ class _Builder:
         words = -(-tokens[some] // 64)
         index = np.repeat(np.arange(len(some)), words)
         word = np.arange(len(index)) - np.repeat(np.cumsum(words) - words, words)
-        bits = streams.bits_at(
+        bits = random_streams.bits_at(
             self.seed, "sample", self.epoch, active[some][index], number * _DRAWS + which + word * _MORE_BITS
         )
         used = np.minimum(tokens[some][index] - 64 * word, 64).astype(np.uint64)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.assembly import Assembled, Template, assemble, ragged_ranges
 from lmtool.data.formats import text_format
 from lmtool.data.loader import segments
@@ -138,7 +138,9 @@ def drawn_windows(stream: Stream, size: int, joined: bool, short: float, seed: i
         owner = np.repeat(documents, counts)
         last = np.cumsum(counts)
         number = np.arange(len(owner)) - np.repeat(last - counts, counts)
-        drawn, length = (streams.uniform_at(seed, "sample", epoch, owner, number * _DRAWS + which) for which in (0, 1))
+        drawn, length = (
+            random_streams.uniform_at(seed, "sample", epoch, owner, number * _DRAWS + which) for which in (0, 1)
+        )
         rows = np.empty(len(owner), dtype=DRAWN_WINDOW)
         rows["short"] = drawn < short
         aim = np.where(rows["short"] == 1, 2 + (length * (size - 1)).astype(np.int64), size)

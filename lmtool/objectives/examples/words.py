@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.assembly import Assembled
 from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
@@ -251,7 +251,7 @@ class WordPairs:
         first_T, example_T = place_T * (2 + 2 * reach * number), np.asarray(examples, dtype=np.int64)[row_T]
 
         def drawn(example: np.ndarray, draw: np.ndarray) -> np.ndarray:
-            return streams.uniform_at(self.seed, "sample", epoch, example, draw)
+            return random_streams.uniform_at(self.seed, "sample", epoch, example, draw)
 
         taken_T = drawn(example_T, first_T) < kept_V[tokens_T]
         example_K, first_K, row_K = example_T[taken_T], first_T[taken_T], row_T[taken_T]

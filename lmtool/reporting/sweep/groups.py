@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmtool.errors import UserError
-from lmtool.metrics import mean_and_error, t_quantile
+from lmtool.learners.metrics import mean_and_error, t_quantile
 from lmtool.reporting.sweep.files import Job, SweepFiles
 from lmtool.reporting.text import lower_is_better
 

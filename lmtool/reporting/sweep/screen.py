@@ -11,7 +11,7 @@ from lmtool.reporting.sweep.page import write_sweep
 from lmtool.reporting.sweep.words import group_table, headline, sentences, status_line, unscored_table
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import plain
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 
 _GROUPS, _UNSCORED = 60, 20
 

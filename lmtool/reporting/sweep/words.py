@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from lmtool.metrics.intervals import LEVEL
+from lmtool.learners.metrics.intervals import LEVEL
 from lmtool.reporting.sweep.files import DONE_JOB, Job, SweepFiles, ended_as
 from lmtool.reporting.sweep.groups import SEED, Block, Difference, Group
 from lmtool.reporting.text import duration, lower_is_better, number, plain, title
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 
 _NAMED = 3
 _INTERVAL = f"{LEVEL:.0%} interval"

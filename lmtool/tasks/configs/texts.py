@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from lmtool.config.base import Config
 from lmtool.config.tables import component
 from lmtool.errors import Problem
-from lmtool.generation.configs import GenerationConfig
+from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.tasks.configs.base import PromptedConfig, TaskConfig
 
 # Texts from texts, as configuration. Imports no torch.

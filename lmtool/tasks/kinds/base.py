@@ -16,7 +16,7 @@ import numpy as np
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.metrics import METRICS, Metric
+from lmtool.learners.metrics import METRICS, Metric
 from lmtool.models.base import Backbone
 from lmtool.tasks.kinds.predictions import Prediction, taken
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
-from lmtool.heads.losses import loss_sum, losses
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.exits import entropy_share
-from lmtool.metrics import by_class, calibration, compute, confusion
+from lmtool.learners.metrics import by_class, calibration, compute, confusion
+from lmtool.models.heads.losses import loss_sum, losses
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction, column_of, values_of

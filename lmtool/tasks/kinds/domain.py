@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.plan import Plan
 from lmtool.learners.mixed_examples import MixedBatch, joined
 from lmtool.tasks.configs.base import CoralConfig, DannConfig
@@ -136,7 +136,7 @@ class PairedExamples:
     def plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:
             own, others = self.source.plan(epoch), self.target.plan(epoch)
-            order = streams.Permutation(len(others), self.seed, "sample", epoch)
+            order = random_streams.Permutation(len(others), self.seed, "sample", epoch)
             taken = order(np.arange(len(own)) % len(others))
             rows = np.empty(len(own), dtype=[("source", "i8"), ("target", "i8")])
             rows["source"], rows["target"] = np.arange(len(own)), taken

@@ -19,15 +19,16 @@ from torch import Tensor
 
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.heads.base import TokenLogits
-from lmtool.heads.losses import loss_sum, losses
-from lmtool.heads.predicted import Classes, Predicted
-from lmtool.heads.sequence import SequenceHead
 from lmtool.learners.baseline import ConstantPredictor
-from lmtool.metrics import Metric
-from lmtool.metrics.answers import ANSWER_METRICS, answer_scores, best_threshold, summarized, threshold_scores
+from lmtool.learners.metrics import Metric
+from lmtool.learners.metrics.answers import ANSWER_METRICS, answer_scores, best_threshold, summarized, threshold_scores
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.models.heads.base import TokenLogits
+from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.predicted import Classes, Predicted
+from lmtool.models.heads.sequence import SequenceHead
+from lmtool.system.terminal import counted
 from lmtool.tasks.configs import ExtractiveQaConfig
 from lmtool.tasks.kinds.answers import (
     SPANS,
@@ -44,7 +45,6 @@ from lmtool.tasks.kinds.labels import IDS, place, row_ids, text_of
 from lmtool.tasks.kinds.learner import AnswerInspector, TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tasks.kinds.question_windows import CHARACTERS, QuestionWindows, null_first
-from lmtool.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 

@@ -19,12 +19,12 @@ from lmtool.data.loader import PackedLoader
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import NotFinite
-from lmtool.heads.sequence import pooler
 from lmtool.learners.base import Answers, BaseLearner, Inference
 from lmtool.learners.baseline import Predictor, TermSums
 from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
 from lmtool.learners.inspection import Drawn, Inspector, Tally
 from lmtool.models.base import Backbone
+from lmtool.models.heads.sequence import pooler
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import IDS, joined
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of

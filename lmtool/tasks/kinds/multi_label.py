@@ -15,13 +15,13 @@ from torch import Tensor
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.heads.base import TokenLogits
-from lmtool.heads.losses import binary_losses
-from lmtool.heads.predicted import Binary, Predicted
 from lmtool.learners.baseline import ConstantRates
-from lmtool.metrics import Metric
-from lmtool.metrics.scores import MULTI_LABEL, best_thresholds, compute_multi_label
+from lmtool.learners.metrics import Metric
+from lmtool.learners.metrics.scores import MULTI_LABEL, best_thresholds, compute_multi_label
 from lmtool.models.base import Backbone
+from lmtool.models.heads.base import TokenLogits
+from lmtool.models.heads.losses import binary_losses
+from lmtool.models.heads.predicted import Binary, Predicted
 from lmtool.tasks.configs import MultiLabelConfig
 from lmtool.tasks.kinds.labels import class_names, class_numbers, class_warnings, word_of
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of

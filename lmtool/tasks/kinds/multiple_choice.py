@@ -16,11 +16,11 @@ from torch import Tensor
 
 from lmtool.data.plan import Plan
 from lmtool.data.split import Rows, SplitData
-from lmtool.heads.base import TokenLogits
-from lmtool.heads.losses import loss_sum, losses
-from lmtool.heads.predicted import Classes, Predicted
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.models.base import Backbone
+from lmtool.models.heads.base import TokenLogits
+from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.predicted import Classes, Predicted
 from lmtool.tasks.configs import MultipleChoiceConfig
 from lmtool.tasks.kinds.classes import OneClassKind
 from lmtool.tasks.kinds.labels import class_numbers

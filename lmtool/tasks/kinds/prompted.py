@@ -21,13 +21,13 @@ from lmtool.data.assembly import assemble
 from lmtool.data.formats import text_format, truncate_texts
 from lmtool.data.split import Rows, SplitData, unlabelled
 from lmtool.errors import UserError
-from lmtool.heads.base import TokenLogits
-from lmtool.heads.lm import LMHead, lm_head, masked_lm_head
-from lmtool.heads.predicted import Classes, Predicted, Words
-from lmtool.heads.sequence import summary_index
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
+from lmtool.models.heads.base import TokenLogits
+from lmtool.models.heads.lm import LMHead, lm_head, masked_lm_head
+from lmtool.models.heads.predicted import Classes, Predicted, Words
+from lmtool.models.heads.sequence import summary_index
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.configs.base import ANSWER
 from lmtool.tasks.kinds.classes import ClassLearner

@@ -16,12 +16,12 @@ from torch import Tensor
 from lmtool.data.plan import Examples
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.heads.base import TokenLogits
-from lmtool.heads.predicted import Predicted, Values
-from lmtool.heads.sequence import SequenceHead
 from lmtool.learners.baseline import ConstantValue
-from lmtool.metrics import compute
+from lmtool.learners.metrics import compute
 from lmtool.models.base import Backbone
+from lmtool.models.heads.base import TokenLogits
+from lmtool.models.heads.predicted import Predicted, Values
+from lmtool.models.heads.sequence import SequenceHead
 from lmtool.tasks.configs import RegressionConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 from lmtool.tasks.kinds.labels import numbers

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import Answers, Inference
 from lmtool.learners.baseline import Predictor, TermSums
 from lmtool.learners.evaluation import Scorer
-from lmtool.metrics import Metric
-from lmtool.metrics.texts import TEXT_METRICS, TextScores, require_scorers
+from lmtool.learners.metrics import Metric
+from lmtool.learners.metrics.texts import TEXT_METRICS, TextScores, require_scorers
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.kinds.base import TaskKind
@@ -220,7 +220,7 @@ class GeneratedScorer(Scorer):
         numbers, most = list(first.values()), self.learner.config.generate_examples
         chosen: Iterable[int] = range(len(numbers))
         if self.selects and most is not None and most < len(numbers):
-            order = streams.Permutation(len(numbers), self.learner.seed, "sample", _GENERATED)
+            order = random_streams.Permutation(len(numbers), self.learner.seed, "sample", _GENERATED)
             chosen = sorted(order(np.arange(most)).tolist())
         return {numbers[place]: place for place in chosen}
 

@@ -20,12 +20,12 @@ from torch import Tensor
 from lmtool.config.tables import build
 from lmtool.data.configs import FORMATS
 from lmtool.data.split import Rows, SplitData, unlabelled
-from lmtool.heads.lm import LMHead, lm_head
-from lmtool.heads.sequence import SequenceHead, pooler, summary, summary_index
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.models.heads.lm import LMHead, lm_head
+from lmtool.models.heads.sequence import SequenceHead, pooler, summary, summary_index
 from lmtool.nn.dropout import Draws
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.domain import TARGET, Adaptation, PairedExamples

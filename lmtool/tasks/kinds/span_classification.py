@@ -18,13 +18,13 @@ from lmtool.data.formats import text_format
 from lmtool.data.plan import Plan
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.heads.losses import loss_sum, losses
-from lmtool.heads.sequence import summary_index
-from lmtool.heads.spans import SpanHead, span_vectors
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import shifted
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.sequence import summary_index
+from lmtool.models.heads.spans import SpanHead, span_vectors
 from lmtool.tasks.configs import SpanClassificationConfig
 from lmtool.tasks.kinds.classes import OneClassKind
 from lmtool.tasks.kinds.labels import (

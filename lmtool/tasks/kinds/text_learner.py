@@ -16,22 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.assembly import Template, assemble, ragged_ranges
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Plan
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.generation.configs import GenerationConfig
-from lmtool.generation.decoding import Answer, Continuation, Decoding
-from lmtool.heads.lm import LMHead, lm_head
 from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.learners.generation.decoding import Answer, Continuation, Decoding
 from lmtool.learners.targets import places_of
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
+from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.tasks.configs import ScheduledSamplingConfig, Seq2SeqConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner, TextPairInspector
@@ -263,7 +263,7 @@ class TextLearner(TaskLearner):
         documents_M = packed.documents[at_M]
         ends_N = torch.tensor([start + length for start, length in zip(packed.starts, packed.lengths, strict=True)])
         read_M = at_M + 1 < ends_N[documents_M]
-        uniform = streams.uniform_at(
+        uniform = random_streams.uniform_at(
             self.seed, "sample", step, host.examples[documents_M].numpy(), packed.positions[at_M].numpy()
         )
         own_M = read_M & (torch.from_numpy(uniform) >= truth)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.generation.configs import GenerationConfig
 from lmtool.learners.baseline import Predictor
+from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.targets import places_of
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.configs.base import JOINED

@@ -15,12 +15,12 @@ from lmtool.data.formats import text_format
 from lmtool.data.plan import Plan
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.heads.losses import loss_sum, losses
-from lmtool.heads.sequence import SequenceHead
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.exits import entropy_share
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
+from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.sequence import SequenceHead
 from lmtool.nn.stack import Side
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner

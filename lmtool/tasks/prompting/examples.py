@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool import streams
+from lmtool import random_streams
 from lmtool.data.assembly import Assembled, Template, assemble, ragged_ranges
 from lmtool.data.formats import truncate_texts
 from lmtool.data.plan import Plan
@@ -22,7 +22,7 @@ from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
-from lmtool.streams import Permutation
+from lmtool.random_streams import Permutation
 from lmtool.tasks.kinds.labels import place
 from lmtool.tasks.prompting.pattern import SEPARATOR, Pattern, PatternTexts, room_for_texts
 from lmtool.types import Batch, Target
@@ -60,7 +60,9 @@ class Auxiliary:
     def drawn(self, row_E: np.ndarray, epoch: int) -> np.ndarray:
         """(E,) the text beside each row in an epoch."""
         draws = np.full(len(row_E), _DRAW)
-        return (streams.uniform_at(self.seed, "sample", epoch + 1, row_E, draws) * len(self.lengths)).astype(np.int64)
+        return (random_streams.uniform_at(self.seed, "sample", epoch + 1, row_E, draws) * len(self.lengths)).astype(
+            np.int64
+        )
 
     def masked(self, text_N: np.ndarray, examples_N: np.ndarray, epoch: int) -> MaskedTexts:
         """Texts with masks, which are keyed by (seed, epoch, example, position)."""
@@ -143,7 +145,7 @@ class Demonstrations:
                 "train on two rows of each class at least, or give task.demonstrations=0",
             )
         shape = (len(own_EC), draws, len(self.labels))
-        uniform = streams.uniform(self.seed, "sample", counter, keys_E, draws * len(self.labels))
+        uniform = random_streams.uniform(self.seed, "sample", counter, keys_E, draws * len(self.labels))
         place = (uniform.reshape(shape) * others_EC[:, None]).astype(np.int64)
         return self._starts_C + place + (place >= own_EC[:, None])
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from lmtool.data.split import Rows
 from lmtool.errors import UserError
-from lmtool.generation.scoring import CandidateScorer
+from lmtool.learners.generation.scoring import CandidateScorer
 from lmtool.learners.writing import Writer
-from lmtool.streams import Permutation
+from lmtool.random_streams import Permutation
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import place
 from lmtool.tasks.kinds.predictions import Prediction

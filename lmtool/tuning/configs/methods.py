@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.tables import component
 from lmtool.errors import Problem
-from lmtool.terminal import counted
+from lmtool.system.terminal import counted
 from lmtool.tuning.configs.base import (
     ByDepthConfig,
     OfPretrainedConfig,

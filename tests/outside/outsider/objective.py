@@ -13,9 +13,9 @@ from lmtool.data.formats import text_format
 from lmtool.data.plan import Plan
 from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
-from lmtool.heads.lm import LMHead
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.models.heads.lm import LMHead
 from lmtool.objectives.examples.windows import Stream, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput, Target

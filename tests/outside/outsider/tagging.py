@@ -14,11 +14,11 @@ from lmtool.data.formats import text_format
 from lmtool.data.plan import Plan
 from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.heads.losses import loss_sum, losses
-from lmtool.heads.sequence import SequenceHead
 from lmtool.learners.baseline import ConstantPredictor
-from lmtool.metrics import compute
+from lmtool.learners.metrics import compute
 from lmtool.models.base import Backbone
+from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.sequence import SequenceHead
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtool.heads.sequence import summary
 from lmtool.models.base import Backbone
+from lmtool.models.heads.sequence import summary
 from lmtool.nn.dropout import Draws
 from lmtool.nn.stack import Place, Tap
 from lmtool.tasks.kinds.regression import Regression, RegressionLearner

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from lmtool.config.tables import build
 from lmtool.data.split import SplitData
-from lmtool.heads.lm import MaskedLMHead
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
+from lmtool.models.heads.lm import MaskedLMHead
 from lmtool.nn.dropout import draws_at
 from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.examples.masked import MaskedWindows

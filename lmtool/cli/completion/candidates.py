@@ -1,0 +1,246 @@
+"""What may stand where a person presses TAB: commands, flags, keys, choices, values, runs and files."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmtool.cli.completion.keys import Table, table
+from lmtool.commands.verbs import LOOKS, OF_A_RUN, SWEEPABLE, VERBS
+
+FLAGS = ("--multirun", "--config", "--config-dir", "--plugin", "--cfg", "--debug", "--help", "-m", "-h")
+SHELLS = ("bash", "zsh", "fish")
+_RUNS = Path("runs")
+_MOST = 1000
+"""Candidates of one kind; a folder may hold a million files."""
+
+
+@dataclass
+class Line:
+    """A command line up to the cursor: the command, the finished words after it, and the one that is being typed."""
+
+    verb: str | None
+    words: list[str]
+    current: str
+    config_dirs: list[Path] = field(default_factory=list)
+    plugins: list[str] = field(default_factory=list)
+    flag: str | None = None
+    """The flag whose value is being typed."""
+
+    @classmethod
+    def of(cls, text: str) -> Line:
+        words = _split(text)
+        current = "" if not words or text[-1:].isspace() else words.pop()
+        line = cls(None, [], current)
+        flag = None
+        # What stands before the command (`cd there && OMP_NUM_THREADS=2 lmtool ...`) is not lmtool's.
+        first = max((number for number, word in enumerate(words) if Path(word).name == "lmtool"), default=0)
+        for word in words[first + 1 :]:
+            if flag is not None:
+                line._take(flag, word)
+                flag = None
+            elif word in ("--config", "--config-dir", "--plugin", "--cfg"):
+                flag = word
+            elif word.startswith("--") and "=" in word:
+                line._take(*word.split("=", 1))
+            elif not word.startswith("-"):
+                line.verb, line.words = (word, []) if line.verb is None else (line.verb, [*line.words, word])
+        line.flag = flag
+        return line
+
+    def _take(self, flag: str, value: str) -> None:
+        if flag == "--config-dir" and Path(value).is_dir():
+            self.config_dirs.append(Path(value))
+        elif flag == "--plugin":
+            self.plugins.append(value)
+
+    @property
+    def typed(self) -> dict[str, str]:
+        return {key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in self.words)}
+
+
+def _split(text: str) -> list[str]:
+    """The words as a shell has them; a quote that is still open ends with the text."""
+    for closing in ("", "'", '"', "\\"):
+        try:
+            return shlex.split(text + closing)
+        except ValueError:
+            continue
+    return text.split()
+
+
+def candidates(text: str) -> list[str]:
+    """Complete words for the last one of a line that begins with the program's name. A blank at the end of one says
+    that nothing can follow in the same word."""
+    line = Line.of(text)
+    return sorted({word for word in _of(line) if word.startswith(line.current)})
+
+
+def _of(line: Line) -> Iterator[str]:
+    current = line.current
+    if line.flag is not None:
+        yield from _of_flag(line.flag, current)
+    elif current.startswith("-"):
+        flag, equals, value = current.partition("=")
+        yield from (f"{flag}={word}" for word in _of_flag(flag, value)) if equals else (f"{flag} " for flag in FLAGS)
+    elif line.verb is None:
+        yield from (f"{verb} " for verb in VERBS if " " not in verb)
+    elif line.verb == "completion":
+        yield from (f"{shell} " for shell in SHELLS)
+    elif line.verb in ("resume", "report"):
+        yield from _runs(current)
+        yield from _files(current, folders_only=True)
+    else:
+        yield from _of_keys(line, table(line.config_dirs, line.plugins))
+
+
+def _of_flag(flag: str, value: str) -> Iterator[str]:
+    if flag == "--cfg":
+        yield "job "
+    elif flag in ("--config", "--config-dir"):
+        yield from _files(value, folders_only=flag == "--config-dir")
+
+
+def _of_keys(line: Line, known: Table) -> Iterator[str]:
+    verb, current = line.verb or "", line.current
+    if verb == "list":
+        yield from (f"{group} " for group in known["options"])
+        return
+    if verb == "show":
+        yield from _to_show(current, known)
+        return
+    look = next((word for word in line.words if word in LOOKS), None) if verb == "inspect" else None
+    if look is not None:
+        verb = f"inspect {look}"
+    if verb in OF_A_RUN:
+        named = [word for word in line.words if word in SWEEPABLE]
+        if not named and "=" not in current:
+            yield from (f"{name} " for name in (*SWEEPABLE, *(LOOKS if verb == "inspect" else ())))
+        if "=" not in current:
+            yield from (f"{key}=" for key in known["own"].get(verb, ()) if key not in line.typed)
+        verb = named[0] if named else "finetune" if {"task"} & line.typed.keys() else "pretrain"
+    keys = known["verbs"].get(verb)
+    if keys is None:
+        return
+    key, equals, value = current.partition("=")
+    if equals:
+        node = _find(keys, key.lstrip("+~").replace("/", "."), line.typed, known)
+        yield from (f"{key}={word}" for word in _values(node, value, known))
+        return
+    yield from _keys(keys, current, line.typed, known)
+    if VERBS.get(verb) is not None and VERBS[verb].places:
+        yield from _runs(current)
+
+
+def _keys(keys: dict[str, Any], current: str, typed: dict[str, str], known: Table) -> Iterator[str]:
+    """The keys of the section that the word is in: `optimizer.l` is in `optimizer`."""
+    section = current.rpartition(".")[0]
+    inside = keys if not section else _inside(_find(keys, section, typed, known), section, typed, known)
+    for name, node in inside.items():
+        key = f"{section}.{name}" if section else name
+        if "keys" in node or known["components"].get(node.get("group") or node.get("several")):
+            yield f"{key}."
+        if "keys" not in node and key not in typed and ("several" not in node or node["several"] in known["options"]):
+            yield f"{key}="
+
+
+def _find(keys: dict[str, Any], key: str, typed: dict[str, str], known: Table) -> dict[str, Any]:
+    """What is known of a dotted key; nothing: {}."""
+    node: dict[str, Any] = {"keys": keys}
+    above = ""
+    for part in key.split("."):
+        node = _inside(node, above, typed, known).get(part, {})
+        above = f"{above}.{part}" if above else part
+    return node
+
+
+def _inside(node: dict[str, Any], key: str, typed: dict[str, str], known: Table) -> dict[str, Any]:
+    """The keys of a section: of the component that was typed, else of all that it can be."""
+    if "keys" in node:
+        inside: dict[str, Any] = node["keys"]
+        return inside
+    if "several" in node:
+        return {name: {"keys": keys} for name, keys in known["components"].get(node["several"], {}).items()}
+    group = node.get("group")
+    components = known["components"].get(group, {})
+    chosen = known["options"].get(group, {}).get(typed.get(key, typed.get(key.replace(".", "/"), "")))
+    if chosen in components:
+        return {name: node for name, node in components[chosen].items() if name not in ("name", "kind")}
+    union: dict[str, Any] = {}
+    for keys in components.values():
+        union |= {name: node for name, node in keys.items() if name not in ("name", "kind")}
+    return union
+
+
+def _values(node: dict[str, Any], value: str, known: Table) -> Iterator[str]:
+    group = node.get("group") or node.get("several")
+    if group is not None:
+        done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # of a list, or of several for a sweep
+        offered = known["options"].get(group) or dict.fromkeys(known["components"].get(group, ()))
+        left = [option for option in offered if option not in re.split(r"[\[,]", done)]
+        yield from (f"{done}{option}" if "[" in done else f"{done}{option} " for option in left)
+        if group in ("data", "task") and value:  # which take a file of the user's too
+            yield from _files(value)
+        return
+    yield from (f"{option} " for option in node.get("options", ()))
+    if node.get("run"):
+        yield from _runs(value)
+    if node.get("path") or node.get("run"):
+        yield from _files(value)
+
+
+def _to_show(current: str, known: Table) -> Iterator[str]:
+    group, equals, _ = current.partition("=")
+    if equals:
+        yield from (f"{group}={option} " for option in known["options"].get(group, ()))
+        return
+    yield from (f"{group}=" for group in known["options"])
+    for keys in known["verbs"].values():
+        for word in _keys(keys, current, {}, known):
+            yield word.removesuffix("=") + ("" if word.endswith(".") else " ")
+
+
+def _runs(current: str) -> Iterator[str]:
+    """Run folders, jobs of sweeps too, as they are typed from here."""
+    for depth in ("*", "*/*"):
+        for number, config in enumerate(_RUNS.glob(f"{depth}/config.yaml")):
+            if number < _MOST and str(config.parent).startswith(current):
+                yield f"{config.parent} "
+
+
+def _files(current: str, folders_only: bool = False) -> Iterator[str]:
+    """Files and folders that a path begins; hidden ones where a dot is typed."""
+    above, slash, name = current.rpartition("/")
+    folder = Path(f"{above}{slash}" or ".").expanduser()
+    if not folder.is_dir():
+        return
+    count = 0
+    for path in folder.iterdir():
+        if not path.name.startswith(name) or (path.name.startswith(".") and not name):
+            continue
+        if path.is_dir():
+            yield f"{above}{slash}{path.name}/"
+        elif not folders_only:
+            yield f"{above}{slash}{path.name} "
+        count += 1
+        if count == _MOST:
+            return
+
+
+def for_shell(words: Sequence[str], current: str, shell: str) -> Iterator[str]:
+    """Candidates as a shell takes them. bash cuts words at = and : and puts in what follows the last of them; bash and
+    zsh take them quoted, and a blank at their end; fish does both itself."""
+    for word in words:
+        if any(not character.isprintable() for character in word):
+            continue
+        bare, blank = word.rstrip(" "), " " if word.endswith(" ") else ""
+        if shell == "fish":
+            yield bare
+            continue
+        if shell == "bash":
+            bare = bare[len(re.match(r"(.*[=:])?", current)[0]) :]  # type: ignore[index]
+        yield re.sub(r"([^\w@%+=:,./~-])", r"\\\1", bare) + blank

@@ -1,0 +1,178 @@
+"""`lmtool.load`: a checkpoint in Python. It predicts, embeds and generates as the commands do, and its model and
+tokenizer can be called on plain tensors and texts.
+
+Shape letters: B rows, L their padded length, N texts, W layers, H hidden width.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtool.commands.predict import answering, columns_of
+from lmtool.data.split import Rows
+from lmtool.learners.base import BaseLearner, Inference, no_progress
+from lmtool.learners.representations.reading import Layers, embedder, layout_of
+from lmtool.learners.representations.vectors import Pooling
+from lmtool.session.requests import PAIR, TEXT
+from lmtool.session.trained import Trained, read_trained
+from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
+from lmtool.weights import load as weights
+from lmtool.weights.unread import notes
+
+Texts = str | Sequence[str]
+_BATCH_TOKENS = 8192
+_ANY_LENGTH = 1 << 30
+
+
+class CallableTokenizer(Tokenizer):
+    """A tokenizer that gives what a model takes: texts in the layout that the model reads, padded on the right, as
+    transformers' AutoTokenizer of the exported folder. A checkpoint that no task was trained on reads special tokens in
+    texts ("[MASK]") as transformers does; otherwise they are text, as in training.
+
+    layout: a name in `lmtool.data.formats`. segments: whether the model has two. task: whether there is a task.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, layout: str, segments: bool, task: bool):
+        own = tokenizer
+        super().__init__(own._backend, own.roles, own._origin, own.parse_special_tokens, own._unflagged)
+        self._layout, self._segments, self._reads_special = layout, segments, not task
+
+    @cached_property
+    def _reader(self) -> Tokenizer:
+        if not self._reads_special or self.parse_special_tokens:
+            return self
+        return self.parsing(True)
+
+    def __call__(self, texts: Texts, pairs: Texts | None = None, max_length: int | None = None) -> dict[str, Tensor]:
+        """`input_ids`, `attention_mask` and, where the model has segments, `token_type_ids`: (B, L) int64.
+
+        max_length: tokens of a row; the end of a longer text is left out, of a pair the longer one's. None: nothing is.
+        """
+        rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
+        limit = _ANY_LENGTH if max_length is None else max_length
+        examples = SequenceExamples(rows, self._reader, self._layout, limit, TEXT, "input")
+        packed = examples.batch(examples.plan(0).rows, np.arange(len(rows)), 0).inputs
+        lengths_B = torch.tensor(packed.lengths)
+        real_BL = torch.arange(int(lengths_B.max())) < lengths_B[:, None]
+
+        def padded(values_T: Tensor, filler: int) -> Tensor:
+            return torch.full(real_BL.shape, filler).masked_scatter(real_BL, values_T)
+
+        given = {"input_ids": padded(packed.tokens, self.roles.get("pad", 0)), "attention_mask": real_BL.long()}
+        if self._segments and "segment" in packed.columns:
+            given["token_type_ids"] = padded(packed.columns["segment"], 0)
+        return given
+
+
+@dataclass(frozen=True)
+class Loaded(weights.Loaded):
+    """A checkpoint in use, see `lmtool.weights.load.Loaded`. checkpoint: what was loaded."""
+
+    tokenizer: CallableTokenizer | None
+    checkpoint: str
+    offline: bool
+
+    def predict(
+        self,
+        texts: Texts | Mapping[str, Sequence[Any]],
+        pairs: Texts | None = None,
+        batch_tokens: int = _BATCH_TOKENS,
+        task: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """What `lmtool predict` answers to texts, a record each: the label and its score, masks filled, a continuation.
+
+        texts: texts; or, of a task, its columns by name. pairs: the second texts, where pairs are read. batch_tokens:
+        real tokens in one forward. task: whose head answers, where several tasks were learned. UserError where the
+        checkpoint answers nothing, or reads something else.
+        """
+        paired = pairs is not None or (isinstance(texts, Mapping) and PAIR in texts)
+        learner = self._answering(paired, task)
+        if isinstance(texts, Mapping):
+            columns = {name: list(values) for name, values in texts.items()}
+        else:
+            columns = columns_of(learner, _listed(texts), None if pairs is None else _listed(pairs))
+        count = len(next(iter(columns.values()), []))
+        if not count:
+            return []
+        rows = learner.read_rows(columns, [("texts", number) for number in range(count)])
+        inference = Inference(self._trained.longest, batch_tokens, self._precision, warnings.warn)
+        return list(learner.answers(rows, inference).records)
+
+    def embed(
+        self,
+        texts: Texts,
+        pairs: Texts | None = None,
+        layers: Layers = "last",
+        pooling: Pooling | Literal["auto"] = "auto",
+        batch_tokens: int = _BATCH_TOKENS,
+    ) -> np.ndarray | list[np.ndarray]:
+        """What `lmtool embed` gives: (N, H) float32, (N, W, H) of layers="all"; of pooling="none" a list with the
+        tokens of each text, (L, H) or (W, L, H). UserError where there is no such layer."""
+        rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
+        precision = self._precision
+        embeds, _ = embedder(self, self.checkpoint, layers, pooling, batch_tokens, precision, self.offline)
+        for note in embeds.notes:
+            warnings.warn(note, stacklevel=2)
+        vectors = [text.vectors for text in embeds.vectors(rows, no_progress, warnings.warn)]
+        if layers != "all":
+            vectors = [layer for (layer,) in vectors]
+        return vectors if embeds.pooling == "none" else np.stack(vectors)
+
+    @property
+    def _precision(self) -> Precision:
+        return Precision("fp32", next(self.model.parameters()).device, "as loaded")
+
+    @cached_property
+    def _trained(self) -> Trained:
+        return read_trained(self.checkpoint, self.offline, self._precision)
+
+    @cached_property
+    def _learners(self) -> dict[tuple[bool, str | None], BaseLearner]:
+        return {}
+
+    def _answering(self, paired: bool, task: str | None) -> BaseLearner:
+        """What answers, over the tensors of `model`: what is changed there is changed here."""
+        key, own = (paired, task), self._trained.task(task)
+        if key not in self._learners:
+            self._learners[key] = answering(self._trained, paired) if own is None else self._trained.learner(own)
+        learner = self._learners[key].to(self._precision.device)
+        learner.load_state_dict(self.model.parts.state_dict(), strict=False, assign=True)
+        return learner
+
+
+def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
+    """A checkpoint to look at and to use: a run or a checkpoint of lmtool, a published folder or hf://org/name.
+
+    UserError where it cannot be read, or where a part of the backbone is missing.
+    """
+    base = weights.load(checkpoint, device, offline)
+    for note in notes(str(checkpoint), base.report.ignored):
+        warnings.warn(note, stacklevel=2)
+    parts: dict[str, Any] = {field.name: getattr(base, field.name) for field in fields(base)}
+    if base.tokenizer is not None:
+        segments = getattr(base.config, "segments", 0) > 1
+        parts["tokenizer"] = CallableTokenizer(base.tokenizer, layout_of(base), segments, base.task is not None)
+    return Loaded(**parts, checkpoint=str(checkpoint), offline=offline)
+
+
+def _listed(texts: Texts) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)
+
+
+def _rows(columns: Mapping[str, Texts]) -> Rows:
+    """Rows of texts. ValueError where there are more of one than of the other."""
+    listed = {name: _listed(texts) for name, texts in columns.items()}
+    if len({len(texts) for texts in listed.values()}) != 1:
+        raise ValueError(" and ".join(f"{len(texts)} of {name}" for name, texts in listed.items()))
+    return Rows.of_texts(**listed)

@@ -1,0 +1,49 @@
+"""Scores over plain data, proven against the reference implementations."""
+
+from __future__ import annotations
+
+from lmtool.learners.metrics.answers import ANSWER_METRICS
+from lmtool.learners.metrics.intervals import (
+    Interval,
+    interval,
+    mean_and_error,
+    paired_standard_error,
+    ratio_standard_error,
+    resample_count,
+    resampled_rows,
+    t_quantile,
+)
+from lmtool.learners.metrics.scores import LOSS, METRICS, Metric, by_class, calibration, compute, confusion
+from lmtool.learners.metrics.texts import LANGUAGE_METRICS
+
+__all__ = [
+    "LOSS",
+    "METRICS",
+    "Interval",
+    "Metric",
+    "by_class",
+    "calibration",
+    "compute",
+    "confusion",
+    "interval",
+    "mean_and_error",
+    "paired_standard_error",
+    "ratio_standard_error",
+    "resample_count",
+    "resampled_rows",
+    "smaller_is_better",
+    "t_quantile",
+]
+
+_SMALLER = tuple(
+    name
+    for table in ({LOSS.name: LOSS}, METRICS, ANSWER_METRICS, LANGUAGE_METRICS)
+    for name, metric in table.items()
+    if metric.smaller_is_better
+)
+
+
+def smaller_is_better(name: str) -> bool:
+    """Whether a smaller value of a score is the better one, by its name in result files: of a metric, of a term or of a
+    split (mlm_loss, dev_mse); errors of any kind too."""
+    return name.endswith("error") or any(name == metric or name.endswith(f"_{metric}") for metric in _SMALLER)

@@ -1,0 +1,336 @@
+"""What a model predicts of the targets of one term, as distributions that another model can learn from.
+
+The divergence from a teacher is KL(teacher || student), both at a temperature, times its square, so that the size of
+the gradient hardly depends on it (Hinton, Vinyals, Dean 2015, "Distilling the Knowledge in a Neural Network",
+section 2).
+
+Shape letters: M targets, C classes, H width of what a head multiplies, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtool.models.heads.base import TokenLogits
+from lmtool.models.heads.losses import MadeForward, linear_loss_sum
+
+# Rows of logits over a vocabulary that are held at a time.
+ROWS = 256
+
+
+class Shares(ABC):
+    """What a student learns from: the probabilities of M targets, of a teacher, of several, or of a file."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """M, or how many probabilities there are where each stands alone."""
+
+    @abstractmethod
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        """Of the targets from `first` to before `last`, in fp32 and without gradient: (rows, C) that add up to 1; of
+        binary decisions (rows,); of values these themselves, whatever the temperature."""
+
+    def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
+        """The same for a student of these log probabilities (rows, C). Where shares are known of some classes alone,
+        the others have what is left in proportion to the student's own: as if they were one class together."""
+        return self.shares(temperature, first, last)
+
+    def best(self) -> Tensor:
+        """(M,) the hard labels: the most probable class of each target, the side of each binary decision as 0.0 or 1.0,
+        or the values."""
+        if len(self) == 0:
+            return self.hardened(self.shares())
+        return torch.cat([self.hardened(self.shares(1.0, first, first + ROWS)) for first in range(0, len(self), ROWS)])
+
+    def hardened(self, shares: Tensor) -> Tensor:
+        """The hard labels that shares at temperature 1 stand for."""
+        return shares.argmax(-1)
+
+
+class Predicted(Shares):
+    """What a model predicts of M targets, with gradient."""
+
+    @abstractmethod
+    def scores(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Logits or values of the targets from `first` to before `last`, in fp32 and without gradient."""
+
+    @abstractmethod
+    def normalized(self, scores: Tensor, temperature: float) -> Tensor:
+        """The shares that scores stand for."""
+
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        return self.normalized(self.scores(first, last), temperature)
+
+    @abstractmethod
+    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+        """The sum over targets of the divergence from a teacher, a scalar; of values the squared errors."""
+
+    @abstractmethod
+    def hard_loss_sum(self, labels: Tensor) -> Tensor:
+        """The sum of the losses against labels as `best` gives them, a scalar."""
+
+
+@dataclass(frozen=True)
+class Classes(Predicted):
+    """One of C classes a target. logits_MC: a class that cannot be has -inf."""
+
+    logits_MC: Tensor
+
+    def __len__(self) -> int:
+        return len(self.logits_MC)
+
+    def scores(self, first: int = 0, last: int | None = None) -> Tensor:
+        return self.logits_MC[first:last].detach().float()
+
+    def normalized(self, scores: Tensor, temperature: float) -> Tensor:
+        return (scores / temperature).softmax(-1)
+
+    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+        logs_MC = (self.logits_MC.float() / temperature).log_softmax(-1)
+        shares_MC = teacher.completed(logs_MC.detach(), temperature)
+        # What cannot be counts nothing: 0 times -inf is no number.
+        each_MC = torch.xlogy(shares_MC, shares_MC) - shares_MC * logs_MC.masked_fill(shares_MC == 0, 0.0)
+        return each_MC.sum() * temperature**2
+
+    def hard_loss_sum(self, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits_MC.float(), labels, reduction="sum")
+
+
+@dataclass(frozen=True)
+class Binary(Predicted):
+    """A decision a target, each on its own. logits_M: of yes."""
+
+    logits_M: Tensor
+
+    def __len__(self) -> int:
+        return len(self.logits_M)
+
+    def scores(self, first: int = 0, last: int | None = None) -> Tensor:
+        return self.logits_M[first:last].detach().float()
+
+    def normalized(self, scores: Tensor, temperature: float) -> Tensor:
+        return (scores / temperature).sigmoid()
+
+    def hardened(self, shares: Tensor) -> Tensor:
+        return (shares >= 0.5).float()
+
+    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+        yes_M = teacher.shares(temperature)
+        crossed = F.binary_cross_entropy_with_logits(self.logits_M.float() / temperature, yes_M, reduction="sum")
+        own = torch.xlogy(yes_M, yes_M).sum() + torch.xlogy(1 - yes_M, 1 - yes_M).sum()
+        return (crossed + own) * temperature**2
+
+    def hard_loss_sum(self, labels: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(self.logits_M.float(), labels, reduction="sum")
+
+
+@dataclass(frozen=True)
+class Values(Predicted):
+    """A number a target. unit: what errors are measured in."""
+
+    values_M: Tensor
+    unit: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.values_M)
+
+    def scores(self, first: int = 0, last: int | None = None) -> Tensor:
+        return self.values_M[first:last].detach().float()
+
+    def normalized(self, scores: Tensor, temperature: float) -> Tensor:
+        return scores
+
+    def hardened(self, shares: Tensor) -> Tensor:
+        return shares
+
+    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+        return self.hard_loss_sum(teacher.shares())
+
+    def hard_loss_sum(self, labels: Tensor) -> Tensor:
+        return F.mse_loss(self.values_M.float(), labels, reduction="sum") / self.unit**2
+
+
+@dataclass(frozen=True)
+class Words(Predicted):
+    """One word of a vocabulary a target; its logits are made a few rows at a time."""
+
+    logits: TokenLogits
+
+    def __len__(self) -> int:
+        return len(self.logits.hidden_MW)
+
+    @torch.no_grad()
+    def scores(self, first: int = 0, last: int | None = None) -> Tensor:
+        return self.logits.of(first, last).float()
+
+    def normalized(self, scores: Tensor, temperature: float) -> Tensor:
+        return (scores / temperature).softmax(-1)
+
+    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+        logits = self.logits
+        device = logits.hidden_MW.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else logits.hidden_MW.dtype
+        arguments = logits.hidden_MW, logits.table_VW, logits.bias_V, teacher, temperature, kind
+        return _LinearDivergenceSum.apply(*arguments)
+
+    def hard_loss_sum(self, labels: Tensor) -> Tensor:
+        return linear_loss_sum(self.logits.hidden_MW, self.logits.table_VW, self.logits.bias_V, labels)
+
+
+class _LinearDivergenceSum(MadeForward):
+    """`Classes(F.linear(hidden, weight, bias)).divergence_sum(teacher)` in chunks of rows, whose gradients are made on
+    the way forward, as in `linear_loss_sum`. Differentiable once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        teacher: Shares,
+        temperature: float,
+        kind: torch.dtype,
+    ) -> Tensor:
+        hidden_kind, weight_kind = hidden.detach().to(kind), weight.detach().to(kind)
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        hidden_gradients: list[Tensor] = []
+        weight_gradient = torch.zeros_like(weight) if for_weight else None
+        bias_gradient = torch.zeros_like(bias) if bias is not None and for_bias else None
+        total = hidden.new_zeros((), dtype=torch.float32)
+        for first in range(0, len(hidden), ROWS):
+            with torch.autocast(hidden.device.type, enabled=False):
+                rows = hidden_kind[first : first + ROWS]
+                logits = F.linear(rows, weight_kind).float()
+                logs = ((logits if bias is None else logits + bias) / temperature).log_softmax(-1)
+            # The teacher's products in its own number format, which the caller's context is.
+            shares = teacher.completed(logs, temperature, first, first + ROWS)
+            with torch.autocast(hidden.device.type, enabled=False):
+                total += (torch.xlogy(shares, shares) - shares * logs).sum()
+                gradient = (logs.exp() - shares) * temperature
+                if bias_gradient is not None:
+                    bias_gradient += gradient.sum(0)
+                gradient = gradient.to(kind)
+                if for_hidden:
+                    hidden_gradients.append(gradient @ weight_kind)
+                if weight_gradient is not None:
+                    weight_gradient += (gradient.T @ rows).to(weight.dtype)
+        whole = torch.cat(hidden_gradients).to(hidden.dtype) if hidden_gradients else torch.zeros_like(hidden)
+        ctx.gradients = (whole if for_hidden else None, weight_gradient, bias_gradient)
+        return total * temperature**2
+
+
+# What several models predict of the same targets, averaged.
+#
+# Shape letters: M targets, C classes.
+
+
+@dataclass(frozen=True)
+class Averaged(Shares):
+    """parts: of at least one model each. weights: adding up to 1. average: of probabilities, at the temperature that is
+    asked for; of logits, which predictions alone have."""
+
+    parts: Sequence[Shares]
+    weights: Sequence[float]
+    average: Literal["probabilities", "logits"] = "probabilities"
+
+    @classmethod
+    def of(cls, weighted: Sequence[tuple[float, Shares]], average: Literal["probabilities", "logits"]) -> Averaged:
+        """weighted: with any positive weights."""
+        total = sum(weight for weight, _ in weighted)
+        return cls([part for _, part in weighted], [weight / total for weight, _ in weighted], average)
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        if self.average == "logits":
+            predicted = [cast(Predicted, part) for part in self.parts]
+            return predicted[0].normalized(self._mean([part.scores(first, last) for part in predicted]), temperature)
+        return self._mean([part.shares(temperature, first, last) for part in self.parts])
+
+    def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
+        if self.average == "logits":
+            return self.shares(temperature, first, last)
+        return self._mean([part.completed(logs, temperature, first, last) for part in self.parts])
+
+    def hardened(self, shares: Tensor) -> Tensor:
+        return self.parts[0].hardened(shares)
+
+    def _mean(self, each: Sequence[Tensor]) -> Tensor:
+        mean = self.weights[0] * each[0]
+        for weight, tensor in zip(self.weights[1:], each[1:], strict=True):
+            # What cannot be in one of them cannot be in the others: -inf stays.
+            mean = torch.add(mean, tensor, alpha=weight)
+        return mean
+
+
+# What a teacher predicts over a vocabulary, cut to its k most probable words.
+#
+# The other words count as one class together, for teacher and student: the divergence is that of k + 1 classes, no
+# greater than the one over all words, and 0 where both predict the same. At every temperature the k words have the
+# shares that they have among all words: the sum over the vocabulary, too, is kept.
+#
+# Shape letters: M targets, V vocabulary, K words that are kept, S temperatures.
+
+
+@dataclass(frozen=True)
+class TopWords(Shares):
+    """words_MK: the most probable words, the best first. logits_MK: of these. norms_MS: log of the sum over all words
+    of exp(logit / T), by temperature. vocabulary: V."""
+
+    words_MK: Tensor
+    logits_MK: Tensor
+    norms_MS: Tensor
+    temperatures: tuple[float, ...]
+    vocabulary: int
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, predicted: Words, k: int, temperatures: Sequence[float]) -> TopWords:
+        """The cut of a prediction. Logits are of shares: they add up to 1 at temperature 1, over all words."""
+        words, kept, norms, vocabulary = [], [], [], 0
+        for first in range(0, max(len(predicted), 1), ROWS):
+            logits_RV = predicted.logits.of(first, first + ROWS).float().log_softmax(-1)
+            vocabulary = logits_RV.shape[1]
+            top = logits_RV.topk(min(k, vocabulary), dim=-1)
+            words.append(top.indices)
+            kept.append(top.values)
+            norms.append(torch.stack([(logits_RV / t).logsumexp(-1) for t in temperatures], 1))
+        return cls(torch.cat(words), torch.cat(kept), torch.cat(norms), tuple(temperatures), vocabulary)
+
+    def __len__(self) -> int:
+        return len(self.words_MK)
+
+    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+        """(rows, V) of the words that are kept among all; 0 for the others."""
+        shares_RK = self._kept(temperature, first, last)
+        whole_RV = shares_RK.new_zeros(len(shares_RK), self.vocabulary)
+        return whole_RV.scatter_(1, self.words_MK[first:last].long(), shares_RK)
+
+    def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
+        shares_RK, words_RK = self._kept(temperature, first, last), self.words_MK[first:last].long()
+        rest_RV = logs.exp().scatter_(1, words_RK, 0.0)
+        # What rounding leaves of a rest that is nothing is nothing.
+        left_R1 = (1.0 - shares_RK.sum(1, keepdim=True)).clamp_min(0.0)
+        rest_RV *= left_R1 / rest_RV.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        return rest_RV.scatter_(1, words_RK, shares_RK)
+
+    def best(self) -> Tensor:
+        return self.words_MK[:, 0].long()
+
+    def _kept(self, temperature: float, first: int, last: int | None) -> Tensor:
+        """(rows, K) shares of the words that are kept."""
+        norms_R = self.norms_MS[first:last, self.temperatures.index(temperature)]
+        return (self.logits_MK[first:last].float() / temperature - norms_R[:, None]).exp()
+
+
+def cut(predicted: Shares, k: int | None, temperatures: Sequence[float]) -> Shares:
+    """A prediction with its k most probable words, where it is over a vocabulary. None: all."""
+    return TopWords.of(predicted, k, temperatures) if k is not None and isinstance(predicted, Words) else predicted

@@ -1,0 +1,82 @@
+"""TensorBoard, by the writer of its own package: torch's would import torch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lmtool.reporting.trackers.base import RunFacts, Tracker, numbers
+from lmtool.reporting.trackers.configs import TensorBoardConfig
+
+FLUSH_SECONDS = 10
+
+
+class TensorBoard(Tracker):
+    """Scalars by the step of training; the configuration and the result as texts."""
+
+    config: TensorBoardConfig
+
+    def __init__(self, config: TensorBoardConfig, run: RunFacts):
+        super().__init__(config, run)
+        self._writer: Any = None
+        self._step = run.step
+
+    @property
+    def folder(self) -> Path:
+        if self.config.folder is None:
+            return self.run.path / "tensorboard"
+        return Path(self.config.folder).expanduser() / self.run.name
+
+    def begin(self) -> str | None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = EventFileWriter(str(self.folder), flush_secs=FLUSH_SECONDS)
+        if self.run.step:
+            # Readers drop what an earlier file has of the steps that are taken again.
+            self._add(self.run.step + 1, session_log=SessionLog(status=SessionLog.START))
+        else:
+            self._text("config", self.run.config)
+        return None
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._step = int(row["step"])
+        self._scalars({f"{row['split']}/{name}": value for name, value in numbers(row)})
+
+    def end(self, result: Mapping[str, Any] | None) -> str | None:
+        if result is not None:
+            self._scalars({f"result/{name}": value for name, value in numbers(result)})
+            self._text("result", result)
+        self._writer.close()
+        return None
+
+    def _scalars(self, values: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._add(
+            self._step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=values[tag]) for tag in values])
+        )
+
+    def _text(self, tag: str, content: Mapping[str, Any]) -> None:
+        """Data as a text, which TensorBoard reads as Markdown: four blanks before each line keep it as it is."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        text = "\n".join(f"    {line}" for line in json.dumps(content, indent=2, ensure_ascii=False).splitlines())
+        tensor = TensorProto(
+            dtype="DT_STRING",
+            string_val=[text.encode()],
+            tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+        )
+        metadata = create_summary_metadata(display_name=tag, description="")
+        self._add(self._step, summary=Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)]))
+
+    def _add(self, step: int, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.add_event(Event(step=step, wall_time=time.time(), **content))

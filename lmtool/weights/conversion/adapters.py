@@ -1,0 +1,192 @@
+"""`lmtool import` of a folder of PEFT: what was tuned, beside the base that it names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lmtool.config.tables import Choice, builder_module, entry_of
+from lmtool.errors import CheckFailed, UserError
+from lmtool.models.configs import ModelConfig
+from lmtool.models.published import PublishedConfig, unnamed
+from lmtool.reporting.console import Output
+from lmtool.reporting.text import count
+from lmtool.resolver.schema.run import ImportConfig
+from lmtool.tokenizers.published import has_tokenizer
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import part_of
+from lmtool.weights.bases import Base, digest
+from lmtool.weights.folders import PublishedFolder, published_folder
+from lmtool.weights.heads import form_of
+from lmtool.weights.importing import write_import
+from lmtool.weights.load import load, saved_config, section
+from lmtool.weights.merging import merged
+from lmtool.weights.peft.adapter import TASK_TYPES, Adapter, read_adapter
+from lmtool.weights.peft.maps import published_maps
+from lmtool.weights.peft.settings import CONFIG, MERGE, TargetedSettings
+from lmtool.weights.peft.tuned import PublishedBase
+from lmtool.weights.reading import Weights, our_names, read, their_names
+from lmtool.weights.task_heads import HEADS, TaskHead, head_of_class
+
+_TOKENS = "backbone.embed.token.weight"
+
+
+def import_adapter(config: ImportConfig, folder: Path) -> None:
+    """Write the checkpoint, read it again, print what is in it. UserError where the adapter does not fit its base."""
+    adapter = read_adapter(folder)
+    address = _base_of(adapter)
+    saved = saved_config(address, config.offline)
+    start = merged(read(address, config.offline), saved)
+    model = section(address, saved, Choice("model"))
+    described, head = _described(adapter, address, start, model, config.offline)
+    base = _published_base(adapter, described, start, model)
+    restored = adapter.restored(base)
+    own = {**restored.added, **_in_place(adapter, described, base, start, restored.changed)}
+    tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
+    held = _held(start, own, head)
+    published: dict[str, Any] = {"generation": saved["generation"]} if "generation" in saved else {}
+    named = True
+    if head is not None:
+        labelled, named = _labelled(described, adapter, {**held, **own}, head)
+        published |= labelled.classifier_config()
+        _require_complete(adapter, model, published["task"], {**held, **own}, head)
+    place = folder if has_tokenizer(folder) else start.folder
+    tokenizer = Tokenizer.load(place) if has_tokenizer(place) else None
+    beside = None
+    if not start.merged:
+        path = None if start.revision is not None else str(start.folder.expanduser().resolve())
+        fingerprint = "" if tokenizer is None else tokenizer.fingerprint
+        parts = tuple(sorted({part_of(name) for name in held}))
+        beside = Base(address, path, start.revision, parts, digest(held), fingerprint)
+    source = {"checkpoint": config.checkpoint, "base": address, "revision": start.revision}
+    output = Path(config.output).expanduser()
+    written = own if beside is not None else {**held, **own}
+    write_import(written, model, tokenizer, source, output, published or None, tuning, beside)
+    _require_same(load(str(output), offline=True).model.parts.state_dict(), {**held, **own}, output)
+    numbers = count(sum(tensor.numel() for tensor in own.values()))
+    Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {numbers} values beside {address}")
+    folded = sorted(name for name in restored.changed if name not in adapter.others)
+    if folded:
+        more = f" and {len(folded) - 3} more" if len(folded) > 3 else ""
+        Output().line(f"merged, where tuning={tuning['name']} edits nothing: {', '.join(folded[:3])}{more}")
+    if adapter.settings.unread:
+        Output().line(f"not read in its {CONFIG}: {', '.join(adapter.settings.unread)}")
+    if not named and (labels := published.get("task", {}).get("labels")):
+        Output().line(f"it has no names of labels; they are taken for one of {', '.join(map(str, labels))}")
+
+
+def _base_of(adapter: Adapter) -> str:
+    """The base that an adapter names, as `checkpoint=` takes it. UserError where it names none."""
+    name, revision = adapter.settings.base_model_name_or_path, adapter.settings.revision
+    if not name:
+        raise UserError(
+            f"{adapter.folder / CONFIG} names no base_model_name_or_path",
+            "write the folder, or the name on the hub, of the model that it was trained on there",
+        )
+    if Path(name).expanduser().exists():
+        return name
+    return f"hf://{name}@{revision}" if revision else f"hf://{name}"
+
+
+def _described(
+    adapter: Adapter, address: str, start: Weights, model: ModelConfig, offline: bool
+) -> tuple[PublishedFolder, TaskHead | None]:
+    """The base as a published folder, of the class that the adapter is used as, and the task's head that this has."""
+    given = adapter.settings.task_type
+    suffix = next((end for end, name in TASK_TYPES.items() if name == given), None)
+    family = builder_module(entry_of(model))
+    published = published_folder(address, offline)
+    config = dict(family.published_config(model) if published is None else published.config)
+    if any(head.suffix == suffix for head in HEADS.values()):
+        names = [entry.name for entry in family.PUBLISHED.classes if entry.name.endswith(str(suffix))]
+        if not names:
+            raise UserError(f"task_type={given} in its {CONFIG}: model={model.name} has no class ...{suffix}", MERGE)
+        config["architectures"] = names[:1]
+    elif suffix is not None:
+        config["architectures"] = []
+    return PublishedFolder(address, start.folder, PublishedConfig(config), start.revision), head_of_class(config)
+
+
+def _published_base(adapter: Adapter, described: PublishedFolder, start: Weights, model: ModelConfig) -> PublishedBase:
+    """The base under the names of the class that the adapter is used as: its head tells which, and modules without what
+    stands before them in a model with a head."""
+    ours = our_names(_each_table(described), adapter.others)
+    tensors = {**start.tensors, **{name: tensor for name, tensor in ours.items() if name.startswith("heads.")}}
+    base = PublishedBase(model, tensors, their_names(model, tensors), published_maps(model, tensors))
+    prefix = described.family().PUBLISHED.prefix
+    edits = isinstance(adapter.settings, TargetedSettings)
+    return base.bare(prefix) if edits and not any(name.startswith(prefix) for name in adapter.updates) else base
+
+
+def _each_table(described: PublishedFolder) -> PublishedFolder:
+    """The same, whose tables are read as they stand there: none has to."""
+    return replace(described, config=PublishedConfig({**described.config, "tie_word_embeddings": True}))
+
+
+def _in_place(
+    adapter: Adapter, described: PublishedFolder, base: PublishedBase, start: Weights, changed: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """What an adapter gives other values, and the heads that it brings, under our names. UserError where lmtool has no
+    place for a tensor."""
+    ours = our_names(_each_table(described), {**base.tensors, **changed})
+    known = start.tensors
+    own = {name: tensor for name, tensor in ours.items() if name not in known or not tensor.equal(known[name])}
+    for name, tensor in own.items():
+        if not name.startswith("heads.") and (name not in known or tensor.shape != known[name].shape):
+            raise UserError(f"{adapter.folder}: lmtool has no place for its {name} {tuple(tensor.shape)}", MERGE)
+    apart = any(name.endswith("lm.output.weight") for name in ours)
+    apart = apart or adapter.settings.ensure_weight_tying
+    if _TOKENS in own and head_of_class(described.config) is None and not apart:
+        raise UserError(
+            f"{adapter.folder}: the table of tokens learned and its output layer, which is the same table in its base, "
+            "did not",
+            MERGE,
+        )
+    return own
+
+
+def _held(start: Weights, own: Mapping[str, Tensor], head: TaskHead | None) -> dict[str, Tensor]:
+    """What the checkpoint leaves to the base: with a task's head what is below it, and the head that the base has."""
+    parts = {part_of(name) for name in start.tensors}
+    if head is not None:
+        parts &= {"backbone", "heads.pooler", f"heads.{head.name}"}
+    return {name: tensor for name, tensor in start.tensors.items() if part_of(name) in parts and name not in own}
+
+
+def _labelled(
+    described: PublishedFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
+) -> tuple[PublishedFolder, bool]:
+    """The same with as many labels as the head has rows, and whether these have names: PEFT keeps none, lmtool does."""
+    labelled = replace(described, config=PublishedConfig({**described.config, **adapter.labels}))
+    rows = tensors.get(f"heads.{head.name}.output.weight")
+    if rows is not None and len(labelled.label_names()) != len(rows):
+        numbered = {str(number): unnamed(number) for number in range(len(rows))}
+        labelled = replace(labelled, config=PublishedConfig({**labelled.config, "id2label": numbered}))
+    names = labelled.label_names()
+    return labelled, names != [unnamed(number) for number in range(len(names))]
+
+
+def _require_complete(
+    adapter: Adapter, model: ModelConfig, task: Mapping[str, Any], tensors: Mapping[str, Tensor], head: TaskHead
+) -> None:
+    """UserError where neither the adapter nor its base has what stands on the backbone."""
+    wanted = [f"heads.{head.name}"] + (["heads.pooler"] if not head.tokens and form_of(model, task).pooled else [])
+    lost = [part for part in wanted if not any(part_of(name) == part for name in tensors)]
+    if lost:
+        raise UserError(
+            f"{adapter.folder}: neither it nor its base has tensors of {lost[0]}, which task_type="
+            f"{adapter.settings.task_type} needs",
+            "save the adapter with them (modules_to_save), or give a base that has them",
+        )
+
+
+def _require_same(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], output: Path) -> None:
+    """CheckFailed where the checkpoint, read again, has other tensors."""
+    for name, tensor in wanted.items():
+        if name in state and not state[name].equal(tensor):
+            raise CheckFailed(f"{output} is not what was imported: {name} differs", "keep the adapter")

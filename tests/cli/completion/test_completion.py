@@ -1,0 +1,206 @@
+"""What TAB offers: commands, flags, keys, choices, values, runs and files; without torch, and silent in every error."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lmtool.cli.completion import candidates as completing
+from lmtool.cli.completion import keys, shells
+from tests.trackers import odd
+
+from lmtool.cli import main as cli
+from lmtool.cli.completion.candidates import candidates, for_shell
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def here(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder with two runs, a job of a sweep, and files; the table is made once for all tests."""
+    monkeypatch.setattr(keys, "CACHE", str(cache))
+    monkeypatch.chdir(tmp_path)
+    for run in ("runs/first", "runs/second", "runs/sweep/0"):
+        Path(run).mkdir(parents=True)
+        (Path(run) / "config.yaml").write_text("")
+    Path("my texts").mkdir()
+    Path("rows.tsv").write_text("")
+    Path(".hidden").write_text("")
+    yield tmp_path
+
+
+def offered(line: str) -> set[str]:
+    return set(candidates(f"lmtool {line}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected", "absent"),
+    [
+        ("pre", {"pretrain ", "predict "}, {"finetune "}),
+        ("", {"pretrain ", "completion "}, {"optimizer="}),
+        ("pretrain model=be", {"model=bert ", "model=bert_tiny "}, {"model=gpt "}),
+        ("pretrain op", {"optimizer=", "optimizer."}, {"optimizer.lr="}),
+        ("pretrain optimizer.", {"optimizer.lr=", "optimizer.momentum="}, {"optimizer.name="}),
+        ("pretrain optimizer=adamw optimizer.", {"optimizer.lr=", "optimizer.betas="}, {"optimizer.momentum="}),
+        ("pretrain model=gpt_tiny model.", {"model.num_layers=", "model.positions="}, {"model.segments="}),
+        ("pretrain model.positions=r", {"model.positions=rotary "}, {"model.positions=learned "}),
+        ("pretrain model.positions=rotary model.positions.", {"model.positions.base="}, set()),
+        ("pretrain experiment=bert_t", {"experiment=bert_tiny "}, set()),
+        ("pretrain exp", {"experiment="}, {"experiment."}),
+        ("pretrain seed=1 se", set(), {"seed="}),
+        ("pretrain offline=", {"offline=true ", "offline=false "}, {"offline=null "}),
+        ("pretrain precision=f", {"precision=fp32 ", "precision=fp16 "}, {"precision=bf16 "}),
+        ("pretrain max_tokens=", {"max_tokens=null "}, set()),
+        ("pretrain logger=[w", {"logger=[wandb"}, set()),
+        ("pretrain logger=[wandb,", {"logger=[wandb,tensorboard"}, {"logger=[wandb,wandb"}),
+        ("pretrain logger.w", {"logger.wandb."}, set()),
+        ("pretrain logger.wandb.mode=", {"logger.wandb.mode=auto ", "logger.wandb.mode=offline "}, set()),
+        ("pretrain distill.terms.h", {"distill.terms.hard."}, {"distill.terms.soft."}),
+        ("finetune task=ss", {"task=sst2 "}, {"task=rte "}),
+        ("finetune -m task=sst2,rt", {"task=sst2,rte "}, set()),
+        ("finetune task=row", {"task=rows.tsv "}, set()),
+        ("finetune task=sst2 task.", {"task.path="}, set()),
+        ("finetune task=sst2 task.path=", {"task.path=rows.tsv ", "task.path=my texts/"}, {"task.path=.hidden "}),
+        ("finetune checkpoint=r", {"checkpoint=runs/first ", "checkpoint=runs/sweep/0 ", "checkpoint=runs/"}, set()),
+        ("finetune distill.teacher=runs/s", {"distill.teacher=runs/second "}, {"distill.teacher=runs/first "}),
+        ("evaluate ", {"checkpoint=", "runs/first "}, set()),
+        ("resume ", {"runs/first ", "runs/sweep/0 "}, {"rows.tsv "}),
+        ("report runs/f", {"runs/first "}, {"runs/second "}),
+        ("plan ", {"pretrain ", "finetune ", "model="}, set()),
+        ("plan finetune tas", {"task="}, set()),
+        ("plan pretrain me", {"measure="}, set()),
+        ("profile pretrain st", {"steps="}, set()),
+        ("list dis", {"distill ", "distill/term "}, set()),
+        ("show optimizer.l", {"optimizer.lr "}, set()),
+        ("show model=bert_t", {"model=bert_tiny "}, set()),
+        ("completion ", {"bash ", "zsh ", "fish "}, set()),
+        ("-", {"--multirun ", "--plugin "}, set()),
+        ("pretrain --cfg ", {"job "}, set()),
+        ("pretrain --config-dir m", {"my texts/"}, {"rows.tsv "}),
+        ("pretrain --config r", {"rows.tsv ", "runs/"}, set()),
+        ("pretrain data.path='my", {"data.path=my texts/"}, set()),
+    ],
+)  # fmt: skip
+def test_what_is_offered(line: str, expected: set[str], absent: set[str]) -> None:
+    words = offered(line)
+    assert expected <= words and not absent & words
+    assert words or not expected
+
+
+@pytest.mark.parametrize(
+    "line", ["zzz ", "pretrain zzz=", "pretrain model.zzz.", "pretrain zzz.", "list x=", "'", "\\"]
+)
+def test_what_is_unknown_offers_nothing(line: str) -> None:
+    assert not {word for word in offered(line) if "zzz" in word}
+
+
+def test_other_commands_on_the_line() -> None:
+    assert "pretrain " in candidates("cd lmtool && OMP_NUM_THREADS=2 /opt/bin/lmtool pre")
+
+
+def test_folders_and_plugins_of_the_user() -> None:
+    Path("mine/experiment").mkdir(parents=True)
+    Path("mine/experiment/own.yaml").write_text("# @package _global_\nseed: 3\n")
+    assert "experiment=own " in offered("pretrain --config-dir mine experiment=o")
+    assert "logger=odd " in offered(f"pretrain --plugin {odd.__name__} logger=o")
+    assert "logger.odd.how=" in offered(f"pretrain --plugin {odd.__name__} logger.odd.")
+
+
+def test_the_table_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And again where its file is damaged, or lmtool's files or the user's have changed."""
+    built: list[int] = []
+    empty = {"verbs": {}, "options": {"new": {}}, "components": {}}
+    monkeypatch.setattr(keys, "CACHE", str(tmp_path / "own"))
+    monkeypatch.setattr(keys, "_build", lambda *arguments: built.append(1) or empty)
+    assert offered("list ") == offered("list n") == {"new "} and len(built) == 1
+    (file,) = (tmp_path / "own/completion").glob("*.json")
+    file.write_text("{")
+    assert offered("list ") == {"new "} and len(built) == 2
+    Path("mine").mkdir()
+    for number in (1, 2):
+        Path("mine/local.yaml").write_text("seed: 1\n")
+        os.utime("mine/local.yaml", (number, number))
+        assert offered("list --config-dir mine ") == {"new "} and len(built) == 2 + number
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(keys, "CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(keys, "_build", lambda *arguments: {"verbs": {}, "options": {"new": {}}, "components": {}})
+    assert offered("list ") == {"new "}
+
+
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [
+        ("bash", ["my\\ texts/a\\&b ", "x"]),
+        ("zsh", ["data.path=my\\ texts/a\\&b ", "data.path=x"]),
+        ("fish", ["data.path=my texts/a&b", "data.path=x"]),
+    ],
+)
+def test_each_shell_has_its_form(shell: str, expected: list[str]) -> None:
+    assert list(for_shell(["data.path=my texts/a&b ", "data.path=x", "a\nb"], "data.path=", shell)) == expected
+
+
+def test_errors_are_silent(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["bash"], ["bash", "lmtool pre", "more"], ["bash", "lmtool pretrain --plugin no.such model="]):
+        assert cli.main(["completion", "query", *words]) == 0
+    monkeypatch.setattr(completing, "table", lambda *arguments: 1 / 0)
+    assert cli.main(["completion", "query", "bash", "lmtool pretrain model="]) == 0
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("words", "hint"), [([], "lmtool completion bash"), (["zhs"], "lmtool completion zsh")])
+def test_which_shell(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", *words]) == 2
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", completing.SHELLS)
+def test_scripts_name_what_answers_them(shell: str) -> None:
+    script = shells.SCRIPTS[shell]
+    assert f"lmtool completion query {shell}" in script and script.endswith("\n")
+    if shutil.which(shell) is not None:
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+def test_in_bash(here: Path, cache: Path) -> None:
+    """The script, in a real bash: words that bash cuts at = are completed behind it."""
+    offered("pretrain ")  # the table is there
+    prelude = f"""
+    lmtool() {{ {sys.executable} -c 'import sys
+from lmtool.cli.completion import keys
+from lmtool.cli import main as cli
+keys.CACHE = "{cache}"
+sys.exit(cli.main(sys.argv[1:]))' "$@"; }}
+    source <(lmtool completion bash)
+    complete -p lmtool
+    """
+    line = "lmtool pretrain model=bert_t"
+    asked = f'COMP_LINE="{line}" COMP_POINT={len(line)}; _lmtool; declare -p COMPREPLY'
+    without = "unset COMP_LINE; COMP_WORDS=(lmtool res); _lmtool; declare -p COMPREPLY"
+    done = subprocess.run(
+        ["bash", "-c", f"{prelude}\n{asked}\n{without}"], capture_output=True, text=True, env=os.environ, check=True
+    )
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == "complete -o nospace -F _lmtool lmtool"
+    assert lines[1:] == ['declare -a COMPREPLY=([0]="bert_tiny ")', 'declare -a COMPREPLY=([0]="resume ")']
+
+
+def test_a_tab_imports_no_library() -> None:
+    offered("pretrain ")
+    code = "import sys\nfrom lmtool.cli.completion import candidates, keys\nkeys.CACHE = sys.argv[1]\n"
+    code += "assert candidates.candidates('lmtool pretrain model=bert_t')\n"
+    code += "print(sorted({'torch', 'hydra', 'omegaconf', 'pydantic', 'numpy', 'yaml'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code, keys.CACHE], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.replace("'", '"')) == []

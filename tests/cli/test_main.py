@@ -1,0 +1,513 @@
+"""The command line: help, errors, exit statuses. Commands themselves are not run here."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lmtool.cli import main as cli
+from lmtool.commands import show, verbs
+from lmtool.config import compose, words
+from lmtool.config.problems import known_keys
+from lmtool.errors import CheckFailed, Diverged, Stopped
+from lmtool.resolver.schema.run import COMMANDS
+from lmtool.runs.identity import BUDGETS
+from lmtool.system.manifest import write_manifest
+
+ROOT = Path(cli.__file__).resolve().parents[2]
+HEAVY = ("torch", "hydra", "omegaconf", "pydantic", "rich", "yaml", "numpy", "datasets")
+
+
+def python(code: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=cwd, env=environ, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_help_imports_the_standard_library_only(tmp_path: Path) -> None:
+    code = (
+        "import sys; from lmtool.cli.main import main\n"
+        "a, b, c = main([]), main(['--help']), main(['pretrain', '--help'])\n"
+        f"print('loaded', [one for one in {HEAVY!r} if one in sys.modules], a, b, c)"
+    )
+    done = python(code, tmp_path)
+    assert done.stdout.splitlines()[-1] == "loaded [] 0 0 0", done.stdout + done.stderr
+    for verb in verbs.VERBS:
+        assert f"  {verb} " in done.stdout and verbs.VERBS[verb].example in done.stdout
+    assert "max_steps: auto" in done.stdout
+
+
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
+def test_each_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([verb, "--help"]) == 0
+    assert verbs.VERBS[verb].example in capsys.readouterr().out
+
+
+# What is typed, and what the answer must hold. All end in exit 2 with an error and, but for a few, a hint.
+ERRORS: list[tuple[str, list[str]]] = [
+    ("pretran", ["unknown command pretran", "did you mean lmtool pretrain?"]),
+    ("model=bert", ["unknown command model=bert", "a command comes first"]),
+    ("pretrain --multirn", ["unknown flag --multirn", "did you mean --multirun?"]),
+    ("pretrain --experimental-rerun x", ["unknown flag --experimental-rerun"]),
+    ("pretrain --cfg all", ["--cfg job"]),
+    ("pretrain --config", ["its value is missing"]),
+    ("pretrain --config nowhere.yaml", ["nowhere.yaml: No such file"]),
+    ("pretrain --config-dir nowhere", ["--config-dir nowhere: no such folder", "laid out like conf/"]),
+    ("pretrain --plugin no.such.module", ["--plugin no.such.module cannot be imported"]),
+    (f"pretrain optimizer.{'q' * 5000}=1", ["a key of 5,010 characters", "no key has more than 200"]),
+    ("q" * 5000, ["unknown command qqq"]),
+    (f"show {'q' * 5000}", ["unknown key qqq", "lmtool list"]),
+    (f"pretrain optimizer.betas={'[' * 2000}{']' * 2000}", ["optimizer.betas: the value is nested too deep"]),
+    (f"pretrain optimizer.betas={'[' * 300}{']' * 300}", ["nested too deep"]),
+    (f"pretrain optimizer.betas={'[' * 60}{']' * 60}", ["nested more than 50 deep"]),
+    ("pretrain model.num_layers=100000", ["model.num_layers: given 100000", "at most 1000"]),
+    ("pretrain model.vocab_size=2147483647", ["model.vocab_size: given 2147483647", "at most 10000000"]),
+    ("tokenizer output=x tokenizer.vocab_size=2147483647", ["tokenizer.vocab_size: given 2147483647", "at most 1000"]),
+    (f"pretrain seed={'9' * 30}", ["seed: a number of more than 64 bits"]),
+    (f"pretrain seed={'9' * 5000}", ["seed: the value is too long for a number"]),
+    ("pretrain name=latest", ["runs/latest is a link to the newest run", "lmtool resume runs/latest"]),
+    ("pretrain run_dir=/dev/null", ["run_dir=/dev/null: /dev/null is a file; a run has a folder"]),
+    ("pretrain run_dir=/dev/null/x", ["run_dir=/dev/null/x: /dev/null is a file; a run has a folder"]),
+    ("export checkpoint=nowhere output=/dev/null", ["output=/dev/null: /dev/null is a file; a folder is written"]),
+    ("tokenizer output=/dev/null tokenizer.vocab_size=300", ["/dev/null is a file; a folder is written"]),
+    ("predict checkpoint=nowhere text=a output=/dev", ["output=/dev: a folder", "output=/dev/predictions.jsonl"]),
+    ("predict checkpoint=nowhere text=a output=no/x", ["output=no/x: no folder no", "mkdir -p no"]),
+    ("finetune task=sst2 checkpoint=hf://../x", ["checkpoint=hf://../x: no name on the hub"]),
+    ("finetune task=sst2 checkpoint=hf://a--b/c", ["checkpoint=hf://a--b/c: no name on the hub"]),
+    ("predict text=a checkpoint=hf://a/b@../../c", ["../../c is no branch, tag or commit"]),
+    (
+        "pretrain --plugin ./my.py",
+        ["--plugin ./my.py: a path", "--plugin my, which python imports"],
+    ),
+    ("pretrain --plugin mine/my.py", ["--plugin mine.my, which python imports from this folder"]),
+    ("pretrain --plugin /mine/my.py", ["PYTHONPATH=/mine lmtool ... --plugin my"]),
+    ("pretrain modle=bert", ["unknown key modle", "did you mean model=bert?"]),
+    ("finetune task=wikitext", ["task=wikitext is not one of", "wikitext is an option of data"]),
+    ("pretrain model=bertt", ["model=bertt is not one of albert,", "did you mean model=bert?"]),
+    ("pretrain optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
+    ("pretrain +optimizer.lrr=1", ["unknown key optimizer.lrr", "did you mean optimizer.lr=1?"]),
+    ("pretrain optim.lr=1", ["unknown key optim.lr", "did you mean optimizer.lr=1?"]),
+    ("pretrain command=finetune", ["unknown key command"]),
+    ("pretrain version=1", ["unknown key version"]),
+    ("pretrain lr=3", ["unknown key lr", "did you mean optimizer.lr=3?"]),
+    ("pretrain optimizer.lr=abc", ['optimizer.lr: given "abc" (text); allowed: a number, above 0']),
+    ("pretrain optimizer.lr=nan", ["optimizer.lr: given NaN"]),
+    ("pretrain optimizer.lr=-1", ["optimizer.lr: given -1", "above 0"]),
+    (
+        "pretrain optimizer.betas=[0.9]",
+        ["optimizer.betas: given [0.9] (list); allowed: a list of 2 values: numbers, each at least 0, below 1"],
+    ),
+    (
+        "pretrain optimizer.betas=[1,1]",
+        ["optimizer.betas[0]: given 1 (whole number); allowed: a number, at least 0"],
+    ),
+    (
+        "pretrain optimizer.lr=1000",
+        ["optimizer.lr: given 1000 (whole number)", "a number, above 0, at most 100"],
+    ),
+    ("pretrain model=t5_tiny optimizer.lr=1000", ["allowed: a number, above 0, at most 100"]),
+    (
+        "pretrain optimizer.epsilon=1e20",
+        ["optimizer.epsilon: given 1e+20 (number)", "above 0, at most 1"],
+    ),
+    ("pretrain schedule.warmup_steps=5 schedule.warmup_fraction=0.5", ["one of them counts", "keep one of them"]),
+    ("-m pretrain seed=1,2 schedule.warmup_steps=5 schedule.warmup_fraction=0.5", ["one of them counts"]),
+    ("pretrain hydra.foo=1", ["hydra.foo=1: of Hydra's own keys"]),
+    ("pretrain hydra.run.dir=", ["give run_dir=FOLDER"]),
+    ("pretrain seed=1 seed=2", ["seed=1 and seed=2: a key is given once"]),
+    ("pretrain --config a --config b", ["--config is given twice"]),
+    ("inspect pretrain n=1 n=2", ["n=2: n is given twice"]),
+    ("pretrain max_steps='3'", ['max_steps: given "3" (text)', "hint: write max_steps=3"]),
+    ("pretrain experimnt=bert_tiny", ["did you mean experiment=bert_tiny?"]),
+    ("pretrain debgu=short", ["did you mean debug=short?"]),
+    ("finetune modle=bert_tiny task=pydocs", ["unknown key modle\nhint: did you mean model=bert_tiny?\n"]),
+    ("finetune chekpoint=runs/x task=pydocs", ["unknown key chekpoint\nhint: did you mean checkpoint=runs/x?\n"]),
+    (
+        "finetune task=pydocs checkpoint=none",
+        ["model=auto: checkpoint=none has no model", "or model=bert_tiny"],
+    ),
+    (
+        "pretrain data=text data.path=café.txt modle=bert",
+        ["error: unknown key modle\nhint: did you mean model=bert?\n"],
+    ),
+    ("pretrain model.hidden_size=-4", ["model.hidden_size: given -4", "at least"]),
+    ("pretrain model.num_heads=7", ["model.hidden_size=768 is not a multiple of model.num_heads=7"]),
+    ("pretrain max_steps=1e3", ["max_steps: given 1000.0", "write max_steps=1000"]),
+    ("pretrain precision=fp15", ["auto, fp32, bf16 or fp16", "did you mean precision="]),
+    ("pretrain device=gpu", ["device: given", "did you mean device=cuda?"]),
+    ("pretrain name=my%run", ["name: given", "text that matches"]),
+    ("pretrain data=text", ["missing required value: data.path", "give data.path="]),
+    ("pretrain data=text data.path=it's", ["meaning of its own", "quote it"]),
+    ("pretrain ~optimizer", ["~optimizer: a section cannot be taken away"]),
+    ("pretrain optimizer=null", ["missing required value: optimizer"]),
+    ("pretrain ~seed", ["~seed: a value cannot be taken away"]),
+    ("pretrain objective=[mlm,clm]", ["takes one objective", "-m objective=mlm,clm"]),
+    ("pretrain optimizer.lr=1e-3,1e-4", ["several values for one run", "-m"]),
+    (
+        "pretrain model=gpt_tiny objective=mlm",
+        ["objective=mlm trains an encoder; model=gpt", "objective=clm or model=bert"],
+    ),
+    (
+        "pretrain model=bart_tiny tokenizer=bytebpe",
+        ["tokenizer=bytebpe has no cls token, which model=bart puts around its texts", "give tokenizer=auto"],
+    ),
+    (
+        "finetune model=t5_tiny checkpoint=none task=sst2 task.path=x tokenizer=wordpiece",
+        ["tokenizer=wordpiece has no eos token, which model=t5 puts around its texts"],
+    ),
+    ("pretrain model=bert_tiny objective=clm", ["give objective=mlm or model=gpt"]),
+    ("pretrain model=t5_tiny objective=span", ["give objective=span_corruption or model=spanbert"]),
+    ("pretrain model=bart_tiny objective=rtd", ["give objective=denoising or model=electra"]),
+    ("pretrain model=bert model=gpt", ["model=bert and model=gpt: a run takes one model"]),
+    ("pretrain model=bert_base", ["did you mean model=bert?"]),
+    ("pretrain batch_size=8", ["did you mean batch_examples=8 batch_tokens=null?"]),
+    ("pretrain runs/first", ["runs/first is no override", "checkpoint=runs/first"]),
+    (
+        "pretrain objective=mixture objective.members=[mlm,mlmm]",
+        ["mlmm is not one of bilm, clm, denoising, mixture, mlm,"],
+    ),
+    ("pretrain objective=mixture objective.members=[{whole_word:true}]", ["a section has no name, which is one of"]),
+    ("pretrain objective=mixture objective.members=[mlm,mlm]", ["members=[mlm, mlm]: each objective once"]),
+    ("pretrain objective=mixture objective.members=[span,clm]", ["give 'objective.members=[span,mlm]'"]),
+    ("pretrain model=bert_tiny tokenizer=bytebpe", ["has no cls token", "give tokenizer=auto"]),
+    ("pretrain model=roberta_tiny tokenizer=bytebpe", ["tokenizer=bytebpe has no cls token"]),
+    ("pretrain model=gpt_tiny tokenizer=wordpiece", ["has no eos token", "give tokenizer=auto"]),
+    (
+        "pretrain model=electra_tiny objective.training=two_stage",
+        ["objective.generator_steps=10000 leaves the model no step", "objective.generator_steps=5000"],
+    ),
+    ("finetune task=pydocs experiment=bert_tiny", ["experiment=bert_tiny sets objective, which this command"]),
+    ("pretrain model=bert_tiny max_length=1024", ["max_length=1024 is more than model.max_positions=512"]),
+    (
+        "finetune model=bert_tiny task=sst2 task.validation=[train] task.test=[test,Train]",
+        ["task.validation: train is what is learned from; leave it out", "task.test: Train is what is learned from"],
+    ),
+    ("pretrain max_steps=null", ["no budget given"]),
+    ("pretrain batch_examples=8", ["batch_examples=8 and batch_tokens=2048"]),
+    ("pretrain task=sst2", ["this command has no task"]),
+    ("pretrain checkpoint=runs/none", ["checkpoint=runs/none: no such folder"]),
+    ("pretrain experiment=bert_tny", ["did you mean experiment=bert_tiny?"]),
+    ("pretrain plugins=[os]", ["type --plugin os"]),
+    ("finetune", ["missing required value: task", "sst2", "model=auto"]),
+    ("finetune task=sst2", ["model=auto", "checkpoint=", "task.path="]),
+    ("finetune task=[sst2,cola]", ["takes one task", "-m task=sst2,cola"]),
+    ("finetune model=bert_tiny task=custom", ["missing required value: task.path"]),
+    ("finetune model=bert_tiny task=sst2 task.labels=[true,false]", ["quote your labels"]),
+    (
+        "finetune model=bert_tiny task=sst2 task.loss.label_smoothin=0.1",
+        ["task.loss.label_smoothing=0.1?"],
+    ),
+    ("finetune model=bert_tiny task=sst2 tuning=lore", ["tuning=lore is not one of", "did you mean tuning=lora?"]),
+    ("-m finetune model=bert_tiny task=sst2,colla seed=1,2", ["did you mean task=cola?"]),
+    ("-m pretrain seed=1,-2 max_stepss=3", ["seed: given -2", "did you mean max_steps=3?"]),
+    ("-m predict checkpoint=x", ["does not sweep"]),
+    ("evaluate", ["missing required value: checkpoint"]),
+    ("predict checkpoint=nowhere text=a", ["checkpoint=nowhere: no such folder"]),
+    ("tokenizer", ["missing required value: output"]),
+    ("tokenizer output=x tokenizer=folder tokenizer.path=y", ["exists already", "wordpiece"]),
+    ("plan evaluate", ["plans pretrain or finetune"]),
+    ("plan pretrain modle=bert", ["did you mean model=bert?"]),
+    ("list tasc", ["there is no group tasc", "lmtool list task"]),
+    ("show", ["no key given"]),
+    ("show optimizer.lrr", ["unknown key optimizer.lrr", "lmtool show optimizer.lr"]),
+    ("show model=bertt", ["did you mean model=bert?"]),
+]
+
+RUN_ALL = """
+import contextlib, io, json, shlex, sys, time
+from lmtool.cli.main import main
+answers = []
+for line in json.loads(sys.argv[1]):
+    out, err, begun = io.StringIO(), io.StringIO(), time.process_time()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(shlex.split(line.replace("'", "\\\\'")))
+    answers.append([line, status, out.getvalue(), err.getvalue(), time.process_time() - begun])
+print(json.dumps({"answers": answers, "torch": "torch" in sys.modules}))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every error typed in an empty folder: one process for all, since each would only import the same again."""
+    folder = tmp_path_factory.mktemp("empty")
+    done = python(RUN_ALL, folder, json.dumps([line for line, _ in ERRORS]))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]) | {"left": [str(path) for path in folder.rglob("*")]}
+
+
+def test_errors_import_no_torch_and_leave_nothing_behind(answers: dict[str, Any]) -> None:
+    assert len(ERRORS) >= 40
+    assert answers["torch"] is False and answers["left"] == []
+    # Processor seconds: the limit is 3 in all, on a machine that does nothing else.
+    assert max(answer[4] for answer in answers["answers"]) < 3
+
+
+@pytest.mark.parametrize("index", range(len(ERRORS)), ids=[line for line, _ in ERRORS])
+def test_error(index: int, answers: dict[str, Any]) -> None:
+    line, status, out, error, _ = answers["answers"][index]
+    assert status == 2, error
+    assert "Traceback" not in error + out and error.startswith("error: ") and out == ""
+    assert all(text.startswith(("error: ", "hint: ")) for text in error.splitlines()), error
+    for part in ERRORS[index][1]:
+        assert part in error, error
+
+
+def test_a_misspelt_task_is_not_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["finetune", "taskk=sst2"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: unknown key taskk\nhint: did you mean task=sst2?\n") and "missing" not in error
+
+
+def test_a_folder_of_configuration_that_is_nearly_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my_conf").mkdir()
+    assert cli.main(["pretrain", "--config-dir", str(tmp_path / "my_cnof")]) == 2
+    assert f"did you mean --config-dir {tmp_path / 'my_conf'}?" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert cli.main(["pretrain", "--config-dir", str(tmp_path / "file")]) == 2
+    assert "file: a file, not a folder" in capsys.readouterr().err
+
+
+def test_overlays_are_the_groups_without_a_section() -> None:
+    for verb, command in COMMANDS.items():
+        primary = verbs.VERBS[verb].primary
+        assert primary is not None
+        groups = set(compose.what_is_offered(primary).primary) - {"_self_", "local"}
+        assert groups - command.model_fields.keys() == set(command.overlays), verb
+
+
+def test_all_problems_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "modle=bert", "seed=-1", "max_length=x"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("error: ") == 3 and error.count("hint: ") == 3
+
+
+def test_the_configuration_printed_can_be_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--cfg", "job", "pretrain", "model=bert_tiny", "seed=3"]) == 0
+    first = capsys.readouterr().out
+    (tmp_path / "c.yaml").write_text(first)
+    assert cli.main(["pretrain", "--config", str(tmp_path / "c.yaml"), "--cfg=job"]) == 0
+    assert capsys.readouterr().out == first
+    assert cli.main(["pretrain", "--config", str(tmp_path / "c.yaml"), "seed=4", "optimizer.lr=0.5", "--cfg=job"]) == 0
+    changed = capsys.readouterr().out
+    assert "seed: 4" in changed and "lr: 0.5" in changed and "hidden_size: 128" in changed
+    assert cli.main(["finetune", "--config", str(tmp_path / "c.yaml")]) == 2
+    assert "lmtool pretrain --config" in capsys.readouterr().err
+    assert cli.main(["pretrain", "--config", str(tmp_path / "c.yaml"), "model=gpt"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "budgets"),
+    [
+        ("pretrain", {"max_steps": 10_000}),
+        ("pretrain max_tokens=100000000", {"max_tokens": 100_000_000}),
+        ("pretrain max_minutes=5 max_epochs=2", {"max_epochs": 2.0, "max_minutes": 5.0}),
+        ("pretrain max_tokens=null", {"max_steps": 10_000}),
+        ("pretrain max_steps=7 max_tokens=9", {"max_steps": 7, "max_tokens": 9}),
+        ("pretrain experiment=bert_tiny max_tokens=9", {"max_steps": 6000, "max_tokens": 9, "max_minutes": 9.0}),
+        ("pretrain experiment=bert_tiny max_minutes=null", {"max_steps": 6000}),
+        ("finetune task=sst2", {"max_epochs": 3.0}),
+        ("finetune task=sst2 max_steps=1000", {"max_steps": 1000}),
+        ("finetune task=sst2 debug=short", {"max_steps": 20}),
+        ("finetune task=sst2 max_steps=9 max_epochs=2", {"max_steps": 9, "max_epochs": 2.0}),
+    ],
+)
+def test_a_budget_that_is_given_lifts_the_default_one(words: str, budgets: dict[str, float]) -> None:
+    verb, *typed = words.split()
+    config = cli.configuration(verb, cli.parse([*typed, "model=bert_tiny"]), running=False)
+    assert {key: value for key in BUDGETS if (value := getattr(config, key)) is not None} == budgets
+
+
+def test_a_saved_configuration_has_the_budgets_that_it_was_run_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["--cfg", "job", "pretrain", "model=bert_tiny"]) == 0
+    (tmp_path / "c.yaml").write_text(capsys.readouterr().out)
+    again = cli.parse(["--config", str(tmp_path / "c.yaml"), "max_tokens=9"])
+    config = cli.configuration("pretrain", again, running=False)
+    assert (config.max_steps, config.max_tokens) == (10_000, 9)
+
+
+def test_each_job_of_a_sweep_has_its_budgets(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["finetune", "-m", "model=bert_tiny", "task=sst2", "max_steps=null,100", "--cfg", "job"]
+    assert cli.main(words) == 0
+    jobs = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert [(job["max_steps"], job["max_epochs"]) for job in jobs] == [(None, 3.0), (100, None)]
+
+
+def saved_checkpoint(folder: Path, *typed: str) -> Path:
+    """A checkpoint's folder with a configuration and no weights."""
+    from lmtool.config import saved
+
+    arguments = cli.parse(typed)
+    step = folder / "checkpoints" / "step_00000010"
+    step.mkdir(parents=True)
+    config = cli.configuration("pretrain", arguments, running=False)
+    (step / "config.json").write_text(json.dumps(saved.save(config, "pretrain")))
+    for name in ("model.safetensors", "state.json"):
+        (step / name).write_text("{}")
+    write_manifest(step, {"step": 10})
+    return folder
+
+
+def test_model_and_tokenizer_of_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = saved_checkpoint(tmp_path / "run", "model=gpt_tiny", "model.num_layers=3", "tokenizer.minimum_count=5")
+    typed = ["finetune", "task=pydocs", f"checkpoint={run}"]
+    config = cli.configuration("finetune", cli.parse([*typed[1:], "model.dropout=0.0"]), running=False)
+    assert (config.model.name, config.model.num_layers, config.model.dropout) == ("gpt", 3, 0.0)
+    assert config.tokenizer.name == "bytebpe" and config.tokenizer.minimum_count == 5
+    assert config.optimizer.lr == 3e-4 and config.schedule.warmup_fraction == 0.1
+    assert cli.main([*typed, "model=bert_tiny"]) == 2
+    assert "model.name=bert, but the checkpoint has model.name=gpt" in capsys.readouterr().err
+    assert cli.main([*typed, "model=gpt_tiny", "--cfg", "job"]) == 2
+    assert "model.num_layers=2, but the checkpoint has model.num_layers=3" in capsys.readouterr().err
+    config = cli.configuration("evaluate", cli.parse([f"checkpoint={run}", "data.max_bytes=20000"]), running=False)
+    assert config.task is None and config.data.name == "pydocs" and config.data.max_bytes == 20000
+
+
+def test_none_beside_a_checkpoint_is_its_shape_with_random_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = saved_checkpoint(tmp_path / "run", "model=gpt_tiny", "model.num_layers=3", "tokenizer.minimum_count=5")
+    words = ["finetune", "-m", "task=pydocs", "--cfg", "job"]
+    assert cli.main([*words, f"checkpoint={run},none"]) == 0
+    pretrained, random = (yaml.safe_load(job) for job in capsys.readouterr().out.split("---\n"))
+    assert pretrained["checkpoint"] == str(run) and random["checkpoint"] == "none"
+    assert pretrained["model"] == random["model"] and random["model"]["num_layers"] == 3
+    assert (random["tokenizer"]["name"], random["tokenizer"]["path"]) == ("folder", str(run))
+    assert {key for key in random if random[key] != pretrained[key]} == {"checkpoint", "tokenizer"}
+    assert cli.main([*words, f"checkpoint={run},other,none"]) == 2
+    assert "and there are 2" in capsys.readouterr().err
+
+
+def test_a_checkpoint_with_a_name_too_long(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", "checkpoint=" + "x" * 5000, "task=sst2"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: checkpoint=xxx")
+    assert "file name too long" in printed
+    assert len(printed) < 300
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "says"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (Diverged("loss is nan", "lower optimizer.lr"), 4, "hint: lower optimizer.lr"),
+        (CheckFailed("no"), 3, "error: no"),
+        (Stopped("stopped at step 3", 143), 143, "stopped at step 3"),
+        (ValueError("of ours"), 1, "please report it"),
+    ],
+)
+def test_exit_statuses(
+    raised: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(cli, "run", run)
+    assert cli.main(["pretrain", "model=bert_tiny"]) == status
+    error = capsys.readouterr().err
+    assert says in error and ("Traceback" in error) == (status == 1)
+
+
+def test_a_terminal_that_is_gone_changes_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(cli, "run", run)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", Gone())
+            assert cli.main(["pretrain", "model=bert_tiny"]) == 143
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_debug_shows_the_traceback_of_a_users_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "verysecretvalue")
+    assert cli.main(["pretrain", "run_dr=verysecretvalue", "--debug"]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" in error and "error: unknown key run_dr" in error and "verysecretvalue" not in error
+
+
+def test_secrets_are_not_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "verysecretvalue")
+    assert cli.main(["pretrain", "seed=verysecretvalue"]) == 2
+    assert "verysecretvalue" not in capsys.readouterr().err
+
+
+def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    assert "bert_tiny" in capsys.readouterr().out
+    assert cli.main(["list", "model"]) == 0
+    assert re.search(r"^  bert_tiny +BERT tiny", capsys.readouterr().out, re.MULTILINE)
+    assert cli.main(["show", "optimizer.lr"]) == 0
+    shown = capsys.readouterr().out
+    assert "Full learning rate" in shown and "a number, above 0" in shown and "conf/optimizer/adamw.yaml:" in shown
+    assert cli.main(["show", "max_steps"]) == 0
+    shown = capsys.readouterr().out
+    assert "auto  (conf/pretrain.yaml:" in shown and "null  (conf/finetune.yaml:" in shown and "10,000 where" in shown
+    assert cli.main(["show", "model=bert_tiny"]) == 0
+    assert "num_layers: 2" in capsys.readouterr().out
+    assert cli.main(["show", "model"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^  model.num_layers +Layers\.$", shown, re.MULTILINE), "ALBERT's own meaning is not everyone's"
+    assert "model.name " not in shown
+    assert cli.main(["list", "task"]) == 0
+    assert re.search(r"^  mnli +MNLI: .* \(Williams et al\. 2018; GLUE\)\.$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_show_explains_every_key_that_a_hint_may_send_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = {key for verb in COMMANDS for key in known_keys(COMMANDS[verb], {})}
+    assert all(words.allowed(place.field) for place in show.all_places())
+    # Of sections within sections, one key each.
+    nested = {key.rpartition(".")[0]: key for key in sorted(keys) if key.count(".") > 1}
+    assert len(nested) > 8 and cli.main(["show", "task.validation", *nested.values()]) == 0
+    assert "  takes:   an empty list" in capsys.readouterr().out
+
+
+def test_own_yaml_comes_from_a_config_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# Mine.\ndefaults: [bert_tiny, _self_]\nnum_layers: 3\n")
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "default.yaml").write_text("# @package _global_\nlog_every: 7\n")
+    folder = ["--config-dir", str(tmp_path)]
+    assert cli.main(["pretrain", "model=mine", *folder, "--cfg", "job"]) == 0
+    shown = capsys.readouterr().out
+    assert "num_layers: 3" in shown and "hidden_size: 128" in shown and "log_every: 7" in shown
+    assert cli.main(["list", *folder, "model"]) == 0
+    assert re.search(r"^  mine +Mine\.", capsys.readouterr().out, re.MULTILINE)
+    (tmp_path / "model" / "mine.yaml").write_text("num_layers: [")
+    assert cli.main(["pretrain", "model=mine", *folder]) == 2
+    assert "mine.yaml:" in capsys.readouterr().err
+    (tmp_path / "model" / "mine.yaml").write_text("defaults: [bret, _self_]\n")
+    assert cli.main(["pretrain", "model=mine", *folder]) == 2
+    assert "did you mean model=bert?" in capsys.readouterr().err
+
+
+def test_a_run_to_resume_is_printed_and_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "run", lambda *_: pytest.fail("it trains"))
+    assert cli.main(["pretrain", "model=bert_tiny", "seed=3", "--cfg", "job"]) == 0
+    (tmp_path / "config.yaml").write_text(capsys.readouterr().out)
+    assert cli.main(["resume", str(tmp_path), "--cfg", "job"]) == 0
+    assert "seed: 3" in capsys.readouterr().out

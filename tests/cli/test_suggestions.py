@@ -1,0 +1,198 @@
+"""What people type who know other tools: answered with the words that work here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtool import __version__
+from lmtool.cli import arguments, suggestions
+from lmtool.cli import main as cli
+from lmtool.commands import verbs
+from lmtool.config import aliases
+
+# What is typed, and what the hint (or, of an exit status 0, the output) must hold.
+ANSWERS = [
+    ("train", 2, "did you mean lmtool pretrain or lmtool finetune?"),
+    ("train model=bert", 2, "did you mean lmtool pretrain or lmtool finetune?"),
+    ("eval runs/x", 2, "did you mean lmtool evaluate?"),
+    ("ls", 2, "did you mean lmtool runs?"),
+    ("--version", 0, f"lmtool {__version__}"),
+    ("version", 2, "did you mean lmtool --version?"),
+    ("help pretrain", 0, "max_steps: auto"),
+    ("pretrain --model bert", 2, "write model=bert"),
+    ("pretrain --model=bert", 2, "write model=bert"),
+    ("pretrain --optimizer.lr 1e-3 seed=1", 2, "write optimizer.lr=1e-3"),
+    ("finetune --learning-rate", 2, "did you mean optimizer.lr=VALUE?"),
+    ("finetune --model_name_or_path x", 2, "did you mean checkpoint=hf://x?"),
+    ("pretrain --fp16", 2, "did you mean precision=fp16?"),
+    ("predict --batch-size 3", 2, "batch_tokens= is the size here"),
+    ("export --output-dir x", 2, "did you mean output=x?"),
+    ("pretrain --zebra x", 2, "`lmtool --help` prints the flags"),
+    ("pretrain -cd conf", 2, "did you mean --config-dir conf?"),
+    ("pretrain -cn tiny", 2, "experiment=tiny chooses a composed one"),
+    ("pretrain --info", 2, "lmtool doctor"),
+    ("pretrain --cfg job --resolve", 2, "leave it out"),
+    ("list models tuning/schedules datas", 0, "gradual_unfreezing"),
+    ("list schedulers", 2, "did you mean lmtool list schedule?"),
+    ("objectives", 2, "did you mean lmtool list objective?"),
+    ("show learning_rate", 2, "did you mean lmtool show optimizer.lr?"),
+    ("finetune task=sst2", 2, "give checkpoint=hf://google-bert/bert-base-uncased"),
+    ("plan evaluate", 2, "lmtool plan pretrain"),
+    ("resume runs/none", 2, "`lmtool runs` prints the runs there are"),
+    ("report runs/none", 2, "`lmtool runs` prints the runs there are"),
+    ("pretrain --plugin ./my.py", 2, "--plugin my, which"),
+    ("pretrain --plugin parts/my.py", 2, "--plugin parts.my, which"),
+    ("pretrain --plugin ../other/my.py", 2, "other lmtool ... --plugin my"),
+    ("pretrain hydra/launcher=joblib model=bert_tiny", 2, "add -m"),
+    ("pretrain model=bert_tiny devices=2 --cfg job", 0, "devices: 2"),
+    ("plan pretrain model=bert_tiny max_steps=3 device=cuda", 0, "on cuda, which is not here"),
+    ("pretrain data=my.txt model=bert_tiny --cfg job", 0, "path: my.txt"),
+    ("finetune task=rows.csv model=bert_tiny --cfg job", 0, "label: label"),
+    ("finetune task=semicolons.csv model=bert_tiny --cfg job", 0, "label: label"),
+    ("finetune task=rows.csv task.text=review model=bert_tiny", 2, "name the column: task.text=[COLUMN]"),
+    ("finetune task=rows.csv task.text=txt model=bert_tiny", 2, "did you mean task.text=[text]?"),
+    ("inspect attentino", 2, "did you mean lmtool inspect attention?"),
+    ("finetune task=rows.csv checkpoint=runs/first,none", 2, "-m sweeps over them"),
+    ("evaluate runs/x", 2, "give a run (runs/NAME)"),
+    ("evaluate runs/frist", 2, "did you mean runs/first?"),
+    ("predict frist text", 2, "checkpoint=hf://frist"),
+    ("predict first text", 2, "did you mean runs/first?"),
+    ("finetune task=pydocs checkpoint=bert-base-uncased", 2, "checkpoint=hf://bert-base-uncased"),
+    ("finetune task=pydocs checkpoint=google/electra", 2, "checkpoint=hf://google/electra"),
+    ("finetune task=reviews.xlsx model=bert_tiny", 2, "save the sheet as CSV"),
+    ("finetune task=commas.tsv model=bert_tiny", 2, "one of commas or semicolons .csv"),
+    ("pretrain --config-dir recipes experiment=mine model=bert_tiny", 2, "put the line # @package _global_ at its top"),
+    ("runs no", 2, "makes a first run"),
+    ("runs runs", 0, "holds no run yet"),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "reviews.xlsx").write_bytes(b"PK\x03\x04")
+    (tmp_path / "commas.tsv").write_text("text,label\ngood,pos\nbad,neg\n")
+    rows = [("text", "label"), *((f"a {'fine' if row % 2 else 'sad'} film {row}", row % 2) for row in range(40))]
+    for name, between in (("rows", ","), ("semicolons", ";")):
+        (tmp_path / f"{name}.csv").write_text("".join(f"{text}{between}{label}\n" for text, label in rows))
+    (tmp_path / "my.txt").write_text("A text of two lines.\nIt is short.\n")
+    (tmp_path / "recipes" / "experiment").mkdir(parents=True)
+    (tmp_path / "recipes" / "experiment" / "mine.yaml").write_text("max_steps: 3\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("typed", "status", "answer"), ANSWERS, ids=[typed for typed, _, _ in ANSWERS])
+def test_a_guess_is_answered(
+    typed: str, status: int, answer: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(typed.split()) == status
+    captured = capsys.readouterr()
+    shown = captured.out if status == 0 else "\n".join(line for line in captured.err.splitlines() if "hint: " in line)
+    assert answer in shown, captured.out + captured.err
+
+
+# What is refused, and the same as its hint has it.
+TYPED_AGAIN = [
+    ("pretrain bert", "pretrain model=bert"),
+    ("plan bert", "plan model=bert"),
+    ("finetune sst2", "finetune task=sst2"),
+    ("finetune task=sst2", "finetune task=sst2 model=bert_tiny"),
+    ("tokenizer my.txt", "tokenizer data=my.txt"),
+    ("tokenizer data=my.txt", "tokenizer data=my.txt output=..."),
+    ("finetune model=bert_tiny task=glue/sst2", "finetune model=bert_tiny task=sst2"),
+    ("pretrain model=bert_tiny device=gpu", "pretrain model=bert_tiny device=cuda"),
+    ("plan pretrain model=bert_tiny device=gpu", "plan pretrain model=bert_tiny device=cuda"),
+    ("pretrain model=bert_tiny precision=float16", "pretrain model=bert_tiny precision=fp16"),
+    ("pretrain data=./my.tx", "pretrain data=my.txt"),
+    ("finetune task=./rows.cvs model=bert_tiny", "finetune task=rows.csv model=bert_tiny"),
+    ("resume runs/frist", "resume runs/first"),
+    ("report runs/frist", "report runs/first"),
+    ("pretrain model=bert-base-uncased", "pretrain checkpoint=hf://bert-base-uncased"),
+    ("pretrain model=gpt2", "pretrain model=gpt"),
+    ("finetune task=rows.csv task.text=txt model=bert_tiny", "finetune task=rows.csv task.text=[text] model=bert_tiny"),
+    (
+        "finetune task=rows.csv task.text=text model=bert_tiny",
+        "finetune task=rows.csv task.text=[text] model=bert_tiny",
+    ),
+    ("pretrain optimizer=adamw_torch", "pretrain optimizer=adamw"),
+    ("pretrain per_device_train_batch_size=32", "pretrain batch_examples=32 batch_tokens=null"),
+    ("pretrain --lr 1e-4", "pretrain optimizer.lr=1e-4"),
+    ("pretrain --num-hidden-layers=4", "pretrain model.num_layers=4"),
+    ("pretrain model=glob(bert_t*)", "pretrain -m model=glob(bert_t*)"),
+    ("generate checkpoint=none prompt=a top_k=5", "generate checkpoint=none prompt=a top_k=5 temperature=1.0"),
+    (
+        "pretrain model=electra_tiny objective=rtd objective.training=two_stage objective.sharing=gdes",
+        "pretrain model=electra_tiny objective=rtd objective.training=two_stage objective.sharing=tied",
+    ),
+]
+
+
+@pytest.mark.parametrize(("typed", "again"), TYPED_AGAIN, ids=[typed for typed, _ in TYPED_AGAIN])
+def test_what_a_hint_says_gets_further(typed: str, again: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = [] if typed.split()[0] in ("resume", "report") else ["--cfg", "job"]
+    assert cli.main([*typed.split(), *job]) == 2
+    new = [word for word in again.split() if word not in typed.split()]
+    refused, hint = next(
+        (message, hint)
+        for message, hint in pairs_of(capsys.readouterr().err)
+        if all(word in hint or word.partition("=")[2] in hint.split("did you mean ")[-1] for word in new)
+    )
+    assert new and hint
+    status = cli.main([*again.replace("...", "folder").split(), *job])
+    after = capsys.readouterr().err
+    assert status in (0, 2) and refused not in [message for message, _ in pairs_of(after)], after
+
+
+def pairs_of(printed: str) -> list[tuple[str, str]]:
+    """Each error that was printed, and its hint."""
+    errors: list[tuple[str, str]] = []
+    for line in printed.splitlines():
+        if line.startswith("error: "):
+            errors.append((line, ""))
+        elif line.startswith("hint: "):
+            errors[-1] = (errors[-1][0], line)
+    return errors
+
+
+def test_words_of_other_tools_name_commands_that_there_are() -> None:
+    named = {name for names in suggestions._COMMANDS.values() for name in names if not name.startswith("-")}
+    assert {name.split()[0] for name in named} <= verbs.VERBS.keys()
+    assert not suggestions._COMMANDS.keys() & verbs.VERBS.keys() and not {*aliases.FLAGS} & {*arguments.FLAGS}
+
+
+def test_words_without_a_key_are_checkpoint_and_text(place: Path) -> None:
+    assert arguments.keyed("predict", ["runs/first", "a = b is text", "seed=1"]) == [
+        "checkpoint=runs/first", "text=a = b is text", "seed=1",
+    ]  # fmt: skip
+    assert arguments.keyed("generate", ["prompt=a", "runs/first"]) == ["prompt=a", "checkpoint=runs/first"]
+
+
+def test_runs_lists_runs_and_sweeps(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, sweep = (place / "runs" / name for name in ("first", "second", "grid"))
+    (first / "config.yaml").write_text(
+        "command: finetune\nmodel: {name: bert}\ntask: {name: sst2}\ntuning: {name: lora}\n"
+    )
+    result = {"status": "done", "metric": "accuracy", "value": 0.75, "seconds": 61, "validation_examples": 48}
+    (first / "result.json").write_text(json.dumps(result))
+    (first / "facts.json").write_text(
+        json.dumps({"baseline": {"name": "majority", "metric": "accuracy", "value": 0.5}})
+    )
+    second.mkdir()
+    (second / "config.yaml").write_text("command: pretrain\nmodel: {name: gpt}\nobjective: {name: clm}\n")
+    (second / "metrics.jsonl").write_text('{"step": 7, "loss": 1.0}\n')
+    for number, ended in enumerate(
+        ({"exit_status": 0, "value": 1.0, "metric": "accuracy"}, {"exit_status": 1, "error": "x"})
+    ):
+        (sweep / str(number)).mkdir(parents=True)
+        (sweep / str(number) / "job.json").write_text(json.dumps({"job": number, **ended}))
+    (place / "runs" / "latest").symlink_to("second")
+    assert cli.main(["runs"]) == 0
+    lines = {line.split("  ")[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
+    assert "finetune bert on sst2, lora accuracy 0.750 ± 0.062 0.500 done 1 min 1 s" in lines["first"]
+    assert "pretrain gpt on clm stopped at step 7" in lines["second"] and "latest" not in lines
+    assert "sweep 1 of 2 done, 1 failed" in lines["grid"]
+    assert any(line.startswith("3 in runs, ") for line in lines)

@@ -1,0 +1,144 @@
+"""Greedy and beam search against transformers' `generate` on the same random weights, fp32, token for token; batched
+and alone, cached and not."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import pytest
+import torch
+
+from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.learners.generation.generate import generate
+from lmtool.types import Packed
+from tests.breadth import slow_but
+from tests.models.test_encoder_decoder_parity import bart_pair, t5_pair
+from tests.models.test_published_parity import gpt_pair, loaded
+
+START = 5
+PROMPTS = [[9, 8, 7], [50], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]]
+FAMILIES = {"gpt": gpt_pair, "bart": bart_pair, "t5": lambda: t5_pair("1.0")}
+NEW = 18
+
+SETTINGS = {
+    "greedy": {},
+    "greedy_ngram": {"no_repeat_ngram": 2},
+    "greedy_minimum": {"min_new_tokens": 9},
+    "beam": {"beams": 4},
+    "beam_short": {"beams": 3, "length_penalty": -1.0, "max_new_tokens": 12},
+    "beam_long": {"beams": 4, "length_penalty": 2.0, "early_stopping": True},
+    "beam_never": {"beams": 2, "length_penalty": 0.6, "early_stopping": "never"},
+    "beam_ngram": {"beams": 3, "no_repeat_ngram": 3, "min_new_tokens": 5},
+    "greedy_penalty": {"repetition_penalty": 1.4, "no_repeat_ngram": 3},
+    "beam_penalty": {"beams": 4, "repetition_penalty": 1.1, "min_new_tokens": 4},
+    "greedy_forced": {"forced_eos": True, "max_new_tokens": 7},
+    "beam_forced": {"beams": 4, "forced_eos": True, "max_new_tokens": 7, "min_new_tokens": 7, "length_penalty": 0.5},
+}
+ROWS = 60
+"""Of the 97 rows of a table, those that stand for tokens in the test of a smaller vocabulary."""
+
+
+@cache
+def pair(family):
+    model = loaded(FAMILIES[family]())
+    model.theirs.eval()
+    return model
+
+
+@cache
+def end(family):
+    """The token that ends a text here: one that greedy search comes to after some others."""
+    model, start = pair(family).ours, None if family == "gpt" else START
+    config = GenerationConfig(max_new_tokens=NEW, no_repeat_ngram=2)
+    texts = generate(model.backbone, model.heads["lm"], PROMPTS, config, start=start)
+    return next(token for text in texts for token in text[5:] if token not in text[:5])
+
+
+def ours(family, prompts=PROMPTS, vocabulary=None, **settings):
+    model = pair(family).ours
+    config = GenerationConfig(**{"max_new_tokens": NEW, **settings})
+    start = None if family == "gpt" else START
+    ends = [end(family)]
+    return generate(model.backbone, model.heads["lm"], prompts, config, ends, start=start, vocabulary=vocabulary)
+
+
+def theirs(family, prompt, forced_eos=False, **settings):
+    names = {"beams": "num_beams", "no_repeat_ngram": "no_repeat_ngram_size"}
+    given = {names.get(name, name): value for name, value in {"max_new_tokens": NEW, **settings}.items()}
+    more = {} if family == "gpt" else {"decoder_start_token_id": START}
+    ids = torch.tensor([prompt])
+    out = pair(family).theirs.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, eos_token_id=end(family), pad_token_id=0,
+        bos_token_id=None, forced_eos_token_id=end(family) if forced_eos else None, **more, **given,
+    )[0].tolist()  # fmt: skip
+    new = out[len(prompt) if family == "gpt" else 1 :]
+    return new[: new.index(end(family))] if end(family) in new else new
+
+
+@pytest.mark.parametrize(
+    ("family", "setting"),
+    slow_but(
+        [(family, setting) for family in FAMILIES for setting in ("greedy_ngram", "beam_ngram", "beam_forced")]
+        + [("gpt", setting) for setting in SETTINGS if not setting.endswith(("ngram", "beam_forced"))],
+        itertools.product(FAMILIES, SETTINGS),
+    ),
+)
+def test_tokens_are_those_of_transformers(family, setting):
+    settings = SETTINGS[setting]
+    got = ours(family, **settings)
+    assert got == [theirs(family, prompt, **settings) for prompt in PROMPTS]
+    assert got == [ours(family, [prompt], **settings)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_without_a_token_have_probability_and_are_not_chosen(family):
+    """A table may have more rows than the vocabulary has tokens: the model learned the probabilities of all of them, of
+    which beams are sums."""
+    settings = {"beams": 4, "length_penalty": 2.0, "max_new_tokens": 14}
+    unused = list(range(ROWS, 97))
+    got = ours(family, vocabulary=ROWS, **settings)
+    assert got == [theirs(family, prompt, suppress_tokens=unused, **settings) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_settings_matter(family):
+    """What the parity above compares is not all the same, and does meet the end."""
+    texts = {name: ours(family, **settings) for name, settings in SETTINGS.items()}
+    assert len({str(text) for text in texts.values()}) >= 5
+    assert any(len(text) < NEW for name in SETTINGS for text in texts[name] if name != "beam_short")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_tokens_are_those_without_a_cache(family):
+    model = pair(family).ours
+    for prompt, text in zip(PROMPTS, ours(family), strict=True):
+        written: list[int] = []
+        while len(written) < NEW:
+            ids = [*prompt, *written] if family == "gpt" else [START, *written]
+            packed = Packed(torch.tensor(ids), (len(ids),))
+            inputs = Packed(torch.tensor(prompt), (len(prompt),))
+            hidden = model.backbone(packed) if family == "gpt" else model.backbone(inputs, None, packed)
+            token = int(model.heads["lm"](hidden[-1:], model.backbone.embed.token.weight).argmax())
+            if token == end(family):
+                break
+            written.append(token)
+        assert written == text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_draws_depend_on_the_prompt_alone(family):
+    drawn = {"temperature": 1.5, "top_k": 30, "top_p": 0.9}
+    together = ours(family, **drawn)
+    assert together == [ours(family, [prompt], **drawn)[0] for prompt in PROMPTS]
+    assert together[::-1] == ours(family, PROMPTS[::-1], **drawn)
+    twice = ours(family, [PROMPTS[0], PROMPTS[0]], **drawn)
+    assert twice[0] == together[0] and twice[0] != twice[1]
+
+
+def test_small_batches_change_nothing():
+    model = pair("gpt").ours
+    config = GenerationConfig(max_new_tokens=NEW, beams=3)
+    small = generate(model.backbone, model.heads["lm"], PROMPTS, config, ends=[end("gpt")], batch_tokens=1)
+    assert small == ours("gpt", beams=3)

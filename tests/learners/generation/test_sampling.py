@@ -1,0 +1,129 @@
+"""Cached decoding is the full forward, and sampling is what it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from lmtool.config.tables import build
+from lmtool.errors import UserError
+from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.learners.generation.generate import generate
+from lmtool.models.configs import GptConfig
+from lmtool.models.heads.lm import LMHead
+from lmtool.types import Packed
+
+
+@pytest.fixture(scope="module")
+def model():
+    sizes = {"vocab_size": 97, "num_layers": 3, "hidden_size": 36, "num_heads": 3, "feedforward_size": 52}
+    model = build(GptConfig(**sizes, max_positions=40, initializer_std=0.3), 0)
+    return model.eval()
+
+
+def plain_greedy(model, ids, count):
+    ids = list(ids)
+    for _ in range(count):
+        hidden = model(Packed(torch.tensor(ids), (len(ids),)))
+        ids.append(int((hidden[-1] @ model.embed.token.weight.T).argmax()))
+    return ids[-count:]
+
+
+@torch.no_grad()
+def test_cached_chunks_equal_the_full_forward(model):
+    tokens = torch.randint(97, (3, 30), generator=torch.Generator().manual_seed(0))
+    lengths = (30, 17, 24)
+    full = model(Packed(torch.cat([row[:n] for row, n in zip(tokens, lengths, strict=True)]), lengths))
+    wanted = full.split(lengths)
+    cache, at = model.new_cache(3, 40), [0, 0, 0]
+    for step in ((5, 0, 12), (1, 1, 1), (20, 15, 1), (1, 1, 0), (3, 0, 10)):
+        parts = [tokens[n, at[n] : at[n] + step[n]] for n in range(3)]
+        out = model(Packed(torch.cat(parts), step), cache=cache).split(step)
+        for n in range(3):
+            torch.testing.assert_close(out[n], wanted[n][at[n] : at[n] + step[n]], rtol=0, atol=1e-5)
+            at[n] += step[n]
+    assert tuple(cache.lengths) == lengths
+
+
+def text(model, prompt, count, seed=0, ends=(), **settings):
+    config = GenerationConfig(max_new_tokens=count, **settings)
+    return generate(model, LMHead(), [prompt], config, ends, seed=seed)[0]
+
+
+def test_greedy_equals_the_plain_loop(model):
+    prompt = [3, 50, 7]
+    assert text(model, prompt, 20) == plain_greedy(model, prompt, 20)
+
+
+def test_the_best_of_one_is_greedy_and_the_seed_counts(model):
+    assert text(model, [5], 15, temperature=2.0, top_k=1) == text(model, [5], 15)
+    assert text(model, [5], 15, temperature=2.0, top_p=1e-9) == text(model, [5], 15)
+    drawn = [text(model, [5], 15, seed, temperature=2.0) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("kept", [{"top_k": 3}, {"top_p": 0.2}, {"top_k": 4, "top_p": 0.7}])
+def test_draws_follow_the_distribution(model, kept):
+    """Worked out token by token: the best few, then the fewest of these that reach the share."""
+    logits = model(Packed(torch.tensor([5]), (1,)))[0] @ model.embed.token.weight.T / 4.0
+    best = logits.topk(kept.get("top_k", 97))
+    shares = best.values.softmax(-1).tolist()
+    wanted, reached = {}, 0.0
+    for token, share in zip(best.indices.tolist(), shares, strict=True):
+        if reached < kept.get("top_p", 1.0):
+            wanted[token] = share
+        reached += share
+    assert 1 < len(wanted) < 97
+    drawn = [text(model, [5], 1, seed, temperature=4.0, **kept)[0] for seed in range(300)]
+    for token in {*wanted, *drawn}:
+        assert abs(drawn.count(token) / 300 - wanted[token] / sum(wanted.values())) < 4 * 0.5 / 300**0.5
+
+
+def test_it_stops_at_an_end_and_not_before_the_minimum(model):
+    tokens = text(model, [3, 4], 12)
+    end = tokens[4]
+    assert text(model, [3, 4], 12, ends={end}) == tokens[: tokens.index(end)]
+    assert len(text(model, [3, 4], 12, ends={end}, min_new_tokens=9)) >= 9
+
+
+def test_no_ngram_comes_twice(model):
+    tokens = [3, 4, *text(model, [3, 4], 30, no_repeat_ngram=2)]
+    pairs = list(zip(tokens, tokens[1:], strict=False))
+    assert len(set(pairs)) == len(pairs)
+
+
+def test_it_ends_where_the_model_is_full(model):
+    assert len(text(model, list(range(30)), 70)) == 10
+    assert len(text(model, list(range(30)), 70, beams=2)) == 10
+    with pytest.raises(UserError, match="40 tokens; the model has room for 39"):
+        text(model, list(range(40)), 1)
+
+
+def test_mode_is_restored_and_dropout_stays_out(model):
+    model.train()
+    text(model, [1], 2)
+    assert model.training
+    model.eval()
+
+
+def test_each_token_is_reported_when_it_is_there(model):
+    seen = []
+    config = GenerationConfig(max_new_tokens=3)
+    texts = generate(
+        model, LMHead(), [[4, 5, 6], [7]], config, watch=lambda number, token: seen.append((number, token))
+    )
+    assert seen == [(number, texts[number][step]) for step in range(3) for number in (1, 0)]
+
+
+def test_an_empty_prompt_is_refused(model):
+    with pytest.raises(UserError, match="no tokens"):
+        text(model, [], 5)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"top_k": 3}, {"beams": 2, "temperature": 1.0}, {"length_penalty": 2.0}, {"min_new_tokens": 99}]
+)
+def test_settings_of_two_methods_are_refused(settings):
+    with pytest.raises(ValidationError, match="give|more than"):
+        GenerationConfig(**settings)

@@ -1,0 +1,69 @@
+"""Attention weights of a text, and what a head is mostly on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lmtool.config.tables import build
+from lmtool.errors import UserError
+from lmtool.learners.representations.attention import attention_of, heads_of
+from lmtool.training.precision import choose_device, choose_precision
+from lmtool.types import Packed
+from tests.models.test_read import config_of
+
+# What a score is the sum of, where positions add to it.
+TERMS = {
+    "deberta": {"content", "content to place", "place to content"},
+    **{family: {"content", "places"} for family in ("t5", "xlnet", "transformer_xl")},
+}
+PRECISION = choose_precision("fp32", choose_device("cpu"))
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt", "t5", "modernbert", "deberta", "xlnet", "transformer_xl"])
+def test_weights_are_those_of_a_softmax_over_what_a_token_sees(family: str) -> None:
+    config = config_of(family)
+    backbone = build(config, 0).eval()
+    tokens = torch.arange(3, 12)
+    inputs = Packed(tokens, (9,), {"segment": torch.zeros_like(tokens)})
+    attention = attention_of(backbone, inputs, PRECISION)
+    weights_WALL = attention.weights
+    assert weights_WALL.shape[1:] == (config.num_heads, 9, 9) and weights_WALL.min() >= 0
+    np.testing.assert_allclose(weights_WALL.sum(-1), 1, rtol=1e-5)
+    ahead = np.triu(weights_WALL, 1).max()
+    assert ahead == 0 if config.architecture == "decoder" else ahead > 0
+    assert set(attention.terms) == TERMS.get(family, set())
+    if attention.terms:
+        scores_WALL = np.nan_to_num(sum(attention.terms.values()), nan=-np.inf)
+        np.testing.assert_allclose(torch.from_numpy(scores_WALL).softmax(-1), weights_WALL, atol=1e-6)
+
+
+def test_equal_words_ask_alike_at_equal_distances() -> None:
+    """Of disentangled attention in its first layer: words meet whatever their places; places are met by distance."""
+    backbone = build(config_of("deberta"), 0).eval()
+    tokens = torch.tensor([3, 5, 7, 9, 5, 7])
+    terms = attention_of(backbone, Packed(tokens, (6,), {"segment": torch.zeros(6)}), PRECISION).terms
+    words, asking, asked = (terms[name][0] for name in ("content", "content to place", "place to content"))
+    np.testing.assert_allclose(words[:, 1], words[:, 4], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(asking[:, 1, :3], asking[:, 4, 3:], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(asked[:, :3, 1], asked[:, 3:, 4], rtol=1e-4, atol=1e-6)
+    assert np.abs(asking[:, 1] - asking[:, 4]).max() > 1e-4
+
+
+def test_what_has_no_attention_is_refused() -> None:
+    backbone = build(config_of("lstm"), 0).eval()
+    with pytest.raises(UserError, match="model=lstm has no attention"):
+        attention_of(backbone, Packed(torch.arange(3, 8), (5,)), PRECISION)
+
+
+def test_a_head_is_on_what_has_half_of_its_weight() -> None:
+    """Tokens [CLS] a b c [SEP]: heads that look back, ahead, at the first, at the separator, and evenly."""
+    eye = np.eye(5)
+    back, ahead = np.roll(eye, -1, 1), np.roll(eye, 1, 1)
+    first, last, even = (np.zeros((5, 5)) for _ in range(3))
+    first[:, 0], last[:, 4], even[:] = 1, 1, 0.2
+    heads = heads_of(np.stack([back, ahead, first, last, even])[None], np.array([True, False, False, False, True]))
+    assert [head.mostly for head in heads] == ["previous", "next", "first", "separators", ""]
+    assert heads[0].shares["previous"] == 1 and heads[3].shares["separators"] == 1
+    assert heads[4].entropy == pytest.approx(1) and heads[0].entropy == pytest.approx(0, abs=1e-9)
