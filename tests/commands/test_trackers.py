@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trackers import offline
 
 from lmtool.cli import main as cli
 from lmtool.reporting.trackers import tracking
@@ -22,6 +21,7 @@ from lmtool.reporting.trackers.base import RunFacts
 from lmtool.reporting.trackers.configs import TensorBoardConfig
 from lmtool.reporting.trackers.tensorboard import TensorBoard
 from tests.commands.conftest import pretrain
+from tests.reporting.trackers import offline
 
 BOTH = "logger=[wandb,tensorboard]"
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lmtool.cli.completion import candidates as completing
-from lmtool.cli.completion import keys, shells
-from tests.trackers import odd
 
 from lmtool.cli import main as cli
+from lmtool.cli.completion import candidates as completing
+from lmtool.cli.completion import keys, shells
 from lmtool.cli.completion.candidates import candidates, for_shell
+from tests.reporting.trackers import odd
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from lmtool.reporting.trackers.base import Tracker
 from lmtool.reporting.trackers.configs import TrackerConfig
 
 
-@component("logger", "odd", builder="tests.trackers.odd:Odd")
+@component("logger", "odd", builder="tests.reporting.trackers.odd:Odd")
 class OddConfig(TrackerConfig):
     """Writes each row's step into a file, and fails where it is asked to."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trackers import odd
-from tests.trackers.odd import Odd, OddConfig
 
 from lmtool.config import plugins
 from lmtool.reporting.trackers import tracking
@@ -20,6 +18,8 @@ from lmtool.reporting.trackers.base import RunFacts, numbers
 from lmtool.reporting.trackers.configs import TrackerConfig
 from lmtool.reporting.trackers.process import serve
 from lmtool.reporting.trackers.tracking import Trackers
+from tests.reporting.trackers import odd
+from tests.reporting.trackers.odd import Odd, OddConfig
 
 ROWS = [{"step": step, "split": "train", "loss": 1.0 / step} for step in (1, 2, 3)]
 
