@@ -83,7 +83,7 @@ def test_of_fifty_processes_one_gets_the_lock(tmp_path: Path, stale: bool) -> No
         except UserError:
             (tmp_path / f"lost-{index}").touch()
             return 2
-        end = time.monotonic() + 20  # it lives until all others have tried
+        end = time.monotonic() + 120  # it lives until all others have tried, however busy the machine
         while len(list(tmp_path.glob("lost-*"))) < 49 and time.monotonic() < end:
             time.sleep(0.02)
         return 0
