@@ -31,17 +31,14 @@ from lmtool.weights.comparing import (
     compare_tokenizers,
     tied_names,
 )
-from lmtool.weights.conversion.texts import compare_texts, layout_of, reading_of
+from lmtool.weights.conversion.parity import Parity, compare_texts, layout_of, parity, reading_of
 from lmtool.weights.conversion.tuned import export_tuned, head_to_export
 from lmtool.weights.conversion.word_vectors import export_vectors
 from lmtool.weights.exporting import Export, export_of, write_export
 from lmtool.weights.folders import PublishedFolder, published_folder
-from lmtool.weights.load import load, saved_config, saved_model
-from lmtool.weights.merging import merged
-from lmtool.weights.parity import Parity, parity
-from lmtool.weights.reading import Weights, read
+from lmtool.weights.load import load, merged, saved_config, saved_model
+from lmtool.weights.reading import Weights, notes, read
 from lmtool.weights.sentence_encoders import sentence_encoder
-from lmtool.weights.unread import notes
 
 _WRITERS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
 """Ends of the classes of transformers that write text."""

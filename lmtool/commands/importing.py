@@ -13,13 +13,12 @@ from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_t
 from lmtool.weights.conversion.adapters import import_adapter
 from lmtool.weights.conversion.architectures import cross
 from lmtool.weights.conversion.vocabularies import replace_tokenizer
-from lmtool.weights.conversion.word_vectors import holds_vectors, import_vectors, vectors_below
+from lmtool.weights.conversion.word_vectors import holds_vectors, import_vectors, is_word_file, vectors_below
+from lmtool.weights.exporting import write_import
 from lmtool.weights.folders import published_folder, weight_file
-from lmtool.weights.importing import write_import
 from lmtool.weights.load import load
 from lmtool.weights.peft.adapter import is_adapter
 from lmtool.weights.reading import our_names, read, read_published, their_names, wide
-from lmtool.weights.word_files import is_word_file
 
 
 def run(config: ImportConfig) -> None:

@@ -17,19 +17,19 @@ from torch import nn
 
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
+from lmtool.models.cnn import WindowLayer
 from lmtool.models.disentangled import DisentangledAttention
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
 from lmtool.models.heads.sampled import SampledLMHead, WordPairsHead
+from lmtool.models.rnn_attention import AttendingGru
 from lmtool.models.two_streams import TwoStreamAttention
-from lmtool.nn.additive_attention import AttendingGru
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.dropout import Dropout
 from lmtool.nn.embeddings import StackInput
 from lmtool.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
 from lmtool.nn.recurrent import BidirectionalGru, Lstm
 from lmtool.nn.relative import RelativeAttention
-from lmtool.nn.windows import WindowLayer
 
 # A value in fp32: of weights, of the residual stream, of what norms read.
 VALUE_BYTES = 4

@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from lmtool.models.base import new, positions_of
-from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.family import (
     ENCODER_DEFAULTS,

@@ -29,9 +29,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import new, positions_of
-from lmtool.models.configs import BertConfig, SegmentedConfig
-from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.base import Encoder, new, positions_of
+from lmtool.models.configs import BertConfig, SegmentedConfig, TransformerConfig
 from lmtool.models.family import (
     ENCODER_ALLOWED,
     ENCODER_CONSTANT,
@@ -44,7 +43,32 @@ from lmtool.models.family import (
     over_words,
 )
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.feedforward import Activation, FeedForward
+from lmtool.nn.initialization import Draw, truncated_normal
+
+
+class BertLike(Encoder):
+    """An embedding and post-norm layers on it."""
+
+    def initial_draw(self) -> Draw:
+        return truncated_normal(self.config.initializer_std)
+
+
+def post_norm_layer(
+    config: TransformerConfig, activation: Activation = "gelu", activation_dropout: float = 0.0
+) -> PostNormLayer:
+    """One layer of BERT's kind."""
+    width = config.hidden_size
+    return PostNormLayer(
+        SelfAttention(width, config.num_heads, config.attention_dropout),
+        FeedForward(width, config.feedforward_size, activation, dropout=activation_dropout),
+        nn.LayerNorm(width, config.norm_epsilon),
+        nn.LayerNorm(width, config.norm_epsilon),
+        config.dropout,
+    )
 
 
 class Bert(BertLike):

@@ -32,7 +32,7 @@ from dataclasses import replace
 from torch import nn
 
 from lmtool.models.base import new, positions_of
-from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import BigbirdConfig
 from lmtool.models.family import (
     ENCODER_DEFAULTS,

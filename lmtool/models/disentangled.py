@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.models.base import positions_of
-from lmtool.models.encoder import BertLike
+from lmtool.models.bert import BertLike
 from lmtool.models.encoder_configs import DisentangledConfig
 from lmtool.nn.attention import SelfAttention, only
 from lmtool.nn.blocks import PostNormLayer

@@ -15,7 +15,7 @@ from __future__ import annotations
 from torch import nn
 
 from lmtool.models.base import new, positions_of
-from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
 from lmtool.models.family import Published, PublishedClass, of_answers, of_choices, over_words
 from lmtool.models.keymap import KeyMap, Tied

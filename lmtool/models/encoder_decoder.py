@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.models.base import Backbone
-from lmtool.models.encoder import post_norm_layer
+from lmtool.models.bert import post_norm_layer
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, TwoTransformersConfig
 from lmtool.nn.attention import CrossAttention, SelfAttention
 from lmtool.nn.blocks import PostNormCrossLayer, PostNormLayer

@@ -29,8 +29,8 @@ from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.models.base import Decoder, new, positions_of
+from lmtool.models.bert import post_norm_layer
 from lmtool.models.configs import Gpt1Config
-from lmtool.models.encoder import post_norm_layer
 from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, PublishedClass, PublishedJoined
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings

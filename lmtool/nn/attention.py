@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from lmtool.nn.block_sparse import Blocks, block_attention
 from lmtool.nn.context import AttentionKind, Context, EncoderState
 from lmtool.nn.dropout import DeviceDraws, Draws, Dropout, TokenDraws
-from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
-from lmtool.nn.keyed import keyed_attention, keyed_attention_of
+from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, keyed_attention, keyed_attention_of, serves
 from lmtool.nn.layout import Layout
 from lmtool.nn.positions import Position, Turns
 from lmtool.nn.prefix import LayerPrefix

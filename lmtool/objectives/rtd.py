@@ -19,8 +19,7 @@ from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_coun
 from lmtool.learners.metrics import Metric
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
-from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head
-from lmtool.models.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
+from lmtool.models.heads.lm import CopyGate, MaskedLMHead, ReplacedTokenHead, copy_best, copy_losses, masked_lm_head
 from lmtool.nn.dropout import Draws, draws_at
 from lmtool.objectives.checks.masking import GeneratorInspector
 from lmtool.objectives.configs import RtdConfig, RtdVariant

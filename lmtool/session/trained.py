@@ -25,12 +25,11 @@ from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.weights.assemble import Blueprint, assemble
+from lmtool.weights.exporting import COMMAND
 from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
-from lmtool.weights.importing import COMMAND
 from lmtool.weights.load import saved_config, section
-from lmtool.weights.reading import Weights, read
+from lmtool.weights.reading import Weights, notes, read, unread_layout
 from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
-from lmtool.weights.unread import notes, unread_layout
 
 
 @dataclass(frozen=True)

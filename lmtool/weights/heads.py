@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
-from lmtool.models.heads.lm import lm_head, masked_lm_head
-from lmtool.models.heads.replaced_token import ReplacedTokenHead
+from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler, summary
 from lmtool.nn.dropout import Draws
 from lmtool.nn.stack import Side, Tap

@@ -19,7 +19,7 @@ from lmtool.distillation.interchange import Site
 from lmtool.distillation.seen import Teacher
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import BertConfig
-from lmtool.models.heads.losses import loss_sum
+from lmtool.models.heads.base import loss_sum
 from lmtool.models.heads.sequence import SequenceHead, summary_index
 from lmtool.nn.stack import Entered, Stack
 from lmtool.training.precision import FP32_CPU

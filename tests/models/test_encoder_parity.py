@@ -23,8 +23,7 @@ from lmtool.models.encoder_configs import (
     RobertaConfig,
     SpanbertConfig,
 )
-from lmtool.models.heads.lm import MaskedLMHead
-from lmtool.models.heads.replaced_token import ReplacedTokenHead
+from lmtool.models.heads.lm import MaskedLMHead, ReplacedTokenHead
 from lmtool.models.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.nn.configs import RotaryPositionsConfig
 from lmtool.types import Packed

@@ -12,7 +12,7 @@ import lmtool.nn.attention
 from lmtool.nn.attention import SelfAttention, attend, project, reference_attention
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import TokenDraws, name_sites
-from lmtool.nn.keyed import keyed_attention, keyed_attention_of
+from lmtool.nn.kernels import keyed_attention, keyed_attention_of
 from lmtool.nn.layout import Causal, Full, Layout, PrefixLM, Window
 from lmtool.nn.positions import Alibi, Position, Shaw, T5Buckets
 from lmtool.nn.tiled import tiled_attention

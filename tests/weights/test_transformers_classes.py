@@ -23,12 +23,10 @@ from lmtool.learners.model import ModelWithHeads
 from lmtool.models import llama
 from lmtool.models.base import Backbone
 from lmtool.models.family import PublishedClass, over_words
-from lmtool.models.heads.lm import lm_head, masked_lm_head
-from lmtool.models.heads.replaced_token import ReplacedTokenHead
+from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler
-from lmtool.weights.exporting import export_of
-from lmtool.weights.importing import write_import
-from lmtool.weights.parity import parity
+from lmtool.weights.conversion.parity import parity
+from lmtool.weights.exporting import export_of, write_import
 from lmtool.weights.task_heads import HEADS
 from tests.breadth import slow_but
 from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, sample

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtool.models.heads.base import TokenLogits
-from lmtool.models.heads.losses import MadeForward, linear_loss_sum
+from lmtool.models.heads.base import MadeForward, TokenLogits, linear_loss_sum
 
 # Rows of logits over a vocabulary that are held at a time.
 ROWS = 256

@@ -24,8 +24,7 @@ from lmtool.learners.metrics import Metric
 from lmtool.learners.metrics.answers import ANSWER_METRICS, answer_scores, best_threshold, summarized, threshold_scores
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
-from lmtool.models.heads.base import TokenLogits
-from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.base import TokenLogits, loss_sum, losses
 from lmtool.models.heads.predicted import Classes, Predicted
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.system.terminal import counted

@@ -22,9 +22,8 @@ from lmtool.learners.baseline import ConstantPredictor
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import shifted
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
-from lmtool.models.heads.losses import loss_sum, losses
-from lmtool.models.heads.sequence import summary_index
-from lmtool.models.heads.spans import SpanHead, span_vectors
+from lmtool.models.heads.base import loss_sum, losses
+from lmtool.models.heads.sequence import SpanHead, span_vectors, summary_index
 from lmtool.tasks.configs import SpanClassificationConfig
 from lmtool.tasks.kinds.classes import OneClassKind
 from lmtool.tasks.kinds.labels import (

@@ -19,7 +19,7 @@ from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.exits import entropy_share
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
-from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.base import loss_sum, losses
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.nn.stack import Side
 from lmtool.tasks.kinds.base import TaskKind

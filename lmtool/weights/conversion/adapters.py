@@ -20,16 +20,14 @@ from lmtool.resolver.schema.run import ImportConfig
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
-from lmtool.weights.bases import Base, digest
+from lmtool.weights.exporting import write_import
 from lmtool.weights.folders import PublishedFolder, published_folder
 from lmtool.weights.heads import form_of
-from lmtool.weights.importing import write_import
-from lmtool.weights.load import load, saved_config, section
-from lmtool.weights.merging import merged
+from lmtool.weights.load import load, merged, saved_config, section
+from lmtool.weights.loading import Base, digest
 from lmtool.weights.peft.adapter import TASK_TYPES, Adapter, read_adapter
-from lmtool.weights.peft.maps import published_maps
+from lmtool.weights.peft.maps import PublishedBase, published_maps
 from lmtool.weights.peft.settings import CONFIG, MERGE, TargetedSettings
-from lmtool.weights.peft.tuned import PublishedBase
 from lmtool.weights.reading import Weights, our_names, read, their_names
 from lmtool.weights.task_heads import HEADS, TaskHead, head_of_class
 

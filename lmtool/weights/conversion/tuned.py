@@ -25,16 +25,14 @@ from lmtool.resolver.schema.run import ExportConfig
 from lmtool.runs.checkpoints import read_weights, tensor_names
 from lmtool.system.secrets import masked
 from lmtool.weights.assemble import assemble
-from lmtool.weights.bases import Base, saved_base
 from lmtool.weights.comparing import OTHER_CODE, ROUNDING, Comparison, compare_outputs, difference, tokenized
-from lmtool.weights.conversion.texts import layout_of, reading_of
+from lmtool.weights.conversion.parity import layout_of, reading_of
 from lmtool.weights.exporting import Export, export_of, write_delta, write_reading
 from lmtool.weights.folders import published_folder
-from lmtool.weights.load import Loaded, load, saved_config, saved_model
-from lmtool.weights.merging import folded
+from lmtool.weights.load import Loaded, folded, load, saved_config, saved_model
+from lmtool.weights.loading import Base, saved_base
 from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
-from lmtool.weights.peft.maps import published_maps
-from lmtool.weights.peft.tuned import PublishedBase, Tuned
+from lmtool.weights.peft.maps import PublishedBase, Tuned, published_maps
 from lmtool.weights.reading import Weights, read, read_base, their_names
 
 SAMPLE = ("The dog sleeps.", "What a lovely film, what an awful film; the dog saw it too.")

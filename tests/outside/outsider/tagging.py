@@ -17,7 +17,7 @@ from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.metrics import compute
 from lmtool.models.base import Backbone
-from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.base import loss_sum, losses
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
