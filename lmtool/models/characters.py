@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.models.base import Vocabulary
-from lmtool.nn.dropout import Draws
+from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.embeddings import StackInput
 from lmtool.nn.positions import Position
 from lmtool.types import Packed
@@ -156,7 +156,7 @@ class WordCharacters(StackInput):
         return sum(inner) + sum(part.weight.numel() * count for part, count in zip(self._filters, places, strict=True))
 
     @property
-    def kept_values(self) -> int:
+    def saved_activations(self) -> int:
         """fp32 values that a different word keeps for the backward: of its symbols, and of each filter its largest
         value, the place of it, and what the highways compute."""
         features = self.project.in_features
@@ -249,6 +249,6 @@ class WordCharacters(StackInput):
         vectors_WP = F.embedding(number_W, self.of_symbols(symbols_UL))
         return torch.cat([vectors_WP, vectors_WP], 1)
 
-    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, draws: Draws | None = None) -> Tensor:
+    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """Dropout alone."""
-        return self.dropout(vectors_TH, draws)
+        return self.dropout(vectors_TH, rng)

@@ -25,11 +25,11 @@ from lmtool.models.encoder_configs import DisentangledConfig
 from lmtool.nn.attention import SelfAttention, only
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import Draws, draws_at
+from lmtool.nn.dropout import DropoutRng, rng_at
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.positions import Position
-from lmtool.nn.stack import Entered, Tap, enter
+from lmtool.nn.stack import StackState, Tap, enter
 from lmtool.types import Packed
 
 
@@ -142,7 +142,9 @@ class DisentangledAttention(SelfAttention):
             return super().forward(x_TH, context, read_M, norm)
         q_TAD = self.heads(self.q_proj(context.queries_TH))
         k_TAD, v_TAD = self.heads(self.k_proj(x_TH)), self.heads(self.v_proj(x_TH))
-        return self.attended(q_TAD, k_TAD, v_TAD, context.layout, self.bias(context.position), context, read_M)
+        return self.attend_and_project(
+            q_TAD, k_TAD, v_TAD, context.layout, self.bias(context.position), context, read_M
+        )
 
     def bias(self, position: Position) -> Position | None:
         if not self.terms:
@@ -158,9 +160,9 @@ class DisentangledLayer(PostNormLayer):
     """BERT's, which may ask from other states than it reads."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        attended = self.self_attn(x_TH, context, context.read_M)
+        attention_out = self.self_attn(x_TH, context, context.read_M)
         asking_TH = x_TH if context.queries_TH is None else context.queries_TH
-        return self.behind(only(asking_TH, context.read_M), attended, draws=context.read_draws)
+        return self.after_attention(only(asking_TH, context.read_M), attention_out, rng=context.read_rng)
 
 
 class Disentangled(BertLike):
@@ -191,13 +193,13 @@ class Disentangled(BertLike):
         rows = min(2 * length - 1, 2 * self.relative.span)
         return length + len(set(self.config.scores)) * rows / 2
 
-    def position(self, number: int, entered: Entered) -> Position:
+    def position(self, number: int, entered: StackState) -> Position:
         return self.relative
 
     def forward(
         self,
         packed: Packed,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
         absolute: nn.Module | None = None,
@@ -205,8 +207,8 @@ class Disentangled(BertLike):
         """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. absolute: vectors of absolute
         positions (T,) for the enhanced mask decoder, which then stands in the place of the last layer."""
         if absolute is None:
-            return super().forward(packed, draws, read_M, tap)
-        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, self.ahead)
+            return super().forward(packed, rng, read_M, tap)
+        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, self.ahead)
         return self.run(entered, entered.read(read_M), tap=tap, last=partial(self._decode, absolute))
 
     def _decode(self, absolute: nn.Module, x_TH: Tensor, context: Context) -> Tensor:
@@ -215,4 +217,4 @@ class Disentangled(BertLike):
         layer = self.layers[-1]
         asking_TH = x_TH + absolute(context.positions_T)
         once_TH = layer(x_TH, replace(context, queries_TH=asking_TH, read_M=None, watch=None))
-        return layer(x_TH, replace(context, queries_TH=once_TH, draws=draws_at(context.draws, 1)))
+        return layer(x_TH, replace(context, queries_TH=once_TH, rng=rng_at(context.rng, 1)))

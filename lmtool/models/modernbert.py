@@ -53,7 +53,7 @@ from lmtool.nn.feedforward import GatedFeedForward
 from lmtool.nn.initialization import Draw, initialize_each, truncated_normal
 from lmtool.nn.layout import Full, Mask, Window
 from lmtool.nn.positions import Position, Rotary
-from lmtool.nn.stack import Entered
+from lmtool.nn.stack import StackState
 from lmtool.types import Packed
 
 
@@ -107,7 +107,7 @@ class Modernbert(Encoder):
             return length
         return min(length, 2 * reach + 1 - reach * (reach + 1) / length)
 
-    def position(self, number: int, entered: Entered) -> Position:
+    def position(self, number: int, entered: StackState) -> Position:
         return entered.position if self.local_position is None or not self.is_local(number) else self.local_position
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:

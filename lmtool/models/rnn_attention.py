@@ -63,9 +63,9 @@ class AdditiveAttention(nn.Module):
     def memory(self, encoded: EncoderState, steps: Lockstep) -> Memory:
         """Keys and values for the documents of a batch; the keys are kept for the next call where that is asked for."""
         values_SV, segments = encoded.hidden_SH, encoded.segments
-        keys_SA = encoded.kept[self][0] if self in encoded.kept else self.k_proj(values_SV)
+        keys_SA = encoded.cached[self][0] if self in encoded.cached else self.k_proj(values_SV)
         if encoded.keep:
-            encoded.kept[self] = keys_SA, values_SV
+            encoded.cached[self] = keys_SA, values_SV
         lengths = encoded.mask.lengths if isinstance(encoded.mask, First) else segments.lengths
         lengths_N, starts_N = torch.tensor(lengths), torch.tensor(segments.starts)
         places_K = torch.arange(max(lengths, default=0))
@@ -111,7 +111,7 @@ class AttendingGru(nn.Module):
         self.output = nn.Linear(state_size + input_size + value_size, 2 * output_size)
         self.dropout = Dropout(dropout)
 
-    def kept_values(self, keys: float) -> float:
+    def saved_activations(self, keys: float) -> float:
         """Of a token, the values that a forward keeps for its backward. keys: mean tokens of its input."""
         state, value = self.state_gates.in_features, self.context_gates.in_features
         read = self.output.in_features + self.output.out_features + self.token_gates.in_features
@@ -123,12 +123,12 @@ class AttendingGru(nn.Module):
         if context.encoded is None:
             raise ValueError("the attention reads an encoder; the context has none")
         steps = steps_of(context.packed.segments)
-        kept: StateCache | None = context.cache
+        cached: StateCache | None = context.cache
         memory = self.cross_attn.memory(context.encoded, steps)
-        if kept is None or kept.state is None:
+        if cached is None or cached.state is None:
             state_NC = self._first(context.encoded, steps)
         else:
-            state_NC = kept.state[0].index_select(0, steps.order_N)
+            state_NC = cached.state[0].index_select(0, steps.order_N)
         states, contexts, before_NC = [], [], state_NC
         for gates_RG in self.token_gates(x_TE).index_select(0, steps.tokens_T).split(steps.sizes):
             state_RC = state_NC[: len(gates_RG)]
@@ -136,13 +136,13 @@ class AttendingGru(nn.Module):
             state_NC = self._step(gates_RG + self.context_gates(context_RV), state_RC)
             states.append(state_NC)
             contexts.append(context_RV)
-        if kept is not None:
-            kept.keep((self._last(states, before_NC, steps),))
+        if cached is not None:
+            cached.keep((self._last(states, before_NC, steps),))
         if not states:
             return x_TE.new_zeros(0, self.output.out_features // 2)
-        read = (torch.cat(states)[steps.places_T], x_TE, torch.cat(contexts)[steps.places_T])
+        read = (torch.cat(states)[steps.position_T], x_TE, torch.cat(contexts)[steps.position_T])
         maps_MO2 = self.output(torch.cat([only(part, context.read_M) for part in read], -1)).unflatten(-1, (-1, 2))
-        return self.dropout(maps_MO2.amax(-1), context.read_draws)
+        return self.dropout(maps_MO2.amax(-1), context.read_rng)
 
     def _first(self, encoded: EncoderState, steps: Lockstep) -> Tensor:
         """(N, C), in the order of the steps."""

@@ -36,14 +36,14 @@ from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
 from lmtool.models.decoder_configs import TransformerXlConfig
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.cache import Cache, Carried, State
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.layout import Mask, Recent
 from lmtool.nn.positions import Position
 from lmtool.nn.relative import Distances, RelativeAttention, in_front
-from lmtool.nn.stack import Entered, Place, Tap, Taps, enter
+from lmtool.nn.stack import StackState, Tap, TapPoint, Taps, enter
 from lmtool.types import Packed
 
 
@@ -94,7 +94,7 @@ class TransformerXl(Decoder):
         same = self.config.same_length and self.memory_length and not self.training and not packed.prefixes
         return Recent(self.memory_length) if same else super().mask(number, packed)
 
-    def position(self, number: int, entered: Entered) -> Position:
+    def position(self, number: int, entered: StackState) -> Position:
         return self.relative
 
     def seen(self, number: int, length: float) -> float:
@@ -106,7 +106,7 @@ class TransformerXl(Decoder):
     def forward(
         self,
         packed: Packed,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         cache: Cache | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
@@ -117,11 +117,11 @@ class TransformerXl(Decoder):
         if carried is None or not self.memory_length:
             if carried is not None:
                 carried.after = carried.before
-            return self.read(packed, draws, cache, read_M, tap)
+            return self.read(packed, rng, cache, read_M, tap)
         (read,) = set(carried.read)
         filled = min(read, self.memory_length)
         memory_NYFH = carried.before["memory"]
-        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, filled)
+        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, filled)
         if filled:
             entered = replace(entered, memories=memory_NYFH[:, :, self.memory_length - filled :].unbind(1))
         memories = Remembered(memory_NYFH, packed.lengths)
@@ -137,10 +137,10 @@ class Remembered(Tap):
         self._memories, self._lengths = memory_NYFH.unbind(1), lengths
         self.after: list[Tensor] = []
 
-    def wants(self, place: Place) -> bool:
+    def wants(self, place: TapPoint) -> bool:
         return place.layer < len(self._memories)
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         memory_NFH = self._memories[place.layer]
         count = memory_NFH.shape[1]
         whole = in_front(memory_NFH, x_TH.detach().to(memory_NFH.dtype), self._lengths)

@@ -269,7 +269,7 @@ class TwoStreamAttention(SelfAttention):
             k_ZAD, v_ZAD = context.prefix.before(k_ZAD, v_ZAD)
         bias = self.relative(streams.content, rows_PAD)
         q_TAD = q_TAD + self.content_bias.to(q_TAD.dtype)
-        return self.attended(q_TAD, k_ZAD, v_ZAD, streams.content.layout, bias, context, read_M)
+        return self.attend_and_project(q_TAD, k_ZAD, v_ZAD, streams.content.layout, bias, context, read_M)
 
     def _two_streams(self, x_SH: Tensor, context: Context, streams: Streams, rows_PAD: Tensor, last: bool) -> Tensor:
         """(S, H), or (M, H) of the query stream in the last layer. A memory stands in front of the content's keys."""
@@ -292,11 +292,11 @@ class TwoStreamAttention(SelfAttention):
         first: int,
     ) -> Tensor:  # fmt: skip
         """(Q, A, D) of one stream. first: where its rows begin among those of both."""
-        draws = self.dropout.draws(context.draws)
-        if draws is not None:
-            draws = draws.rows(torch.arange(first, first + len(q_QAD), device=q_QAD.device))
+        rng = self.dropout.rng(context.rng)
+        if rng is not None:
+            rng = rng.rows(torch.arange(first, first + len(q_QAD), device=q_QAD.device))
         bias = self.relative(sight, rows_PAD)
-        return attend(q_QAD, k_ZAD, v_ZAD, sight.layout, bias, self.scale, self.dropout.rate, draws)
+        return attend(q_QAD, k_ZAD, v_ZAD, sight.layout, bias, self.scale, self.dropout.rate, rng)
 
     def relative(self, sight: Sight, rows_PAD: Tensor) -> RelativeScores:
         """What adds to the scores of a stream."""

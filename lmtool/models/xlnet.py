@@ -43,13 +43,13 @@ from lmtool.models.transformer_xl import Remembered
 from lmtool.models.two_streams import SignedDistances, Streams, TwoStreamAttention, asked_sight, content_sight
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.cache import Carried, State
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.layout import Full
 from lmtool.nn.positions import Position
-from lmtool.nn.stack import Entered, Place, Tap, Taps, enter
+from lmtool.nn.stack import StackState, Tap, TapPoint, Taps, enter
 from lmtool.types import Packed, send
 
 
@@ -101,13 +101,13 @@ class Xlnet(Encoder):
         memory = self.memory_length
         return 2 * length + 1.5 * memory + self.hidden_size * memory / max(length, 1)
 
-    def position(self, number: int, entered: Entered) -> Position:
+    def position(self, number: int, entered: StackState) -> Position:
         return entered.position if isinstance(entered.position, Streams) else self.distances
 
     def forward(
         self,
         packed: Packed,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
         asked_M: Tensor | None = None,
@@ -119,12 +119,12 @@ class Xlnet(Encoder):
         the column "rank" lets it see. carried: the memory in front of the texts, and with the states of their first
         `reuse` tokens that of the next ones; with asked tokens only."""
         if asked_M is None:
-            return super().forward(packed, draws, read_M, tap)
+            return super().forward(packed, rng, read_M, tap)
         if self.embed.virtual is not None or self.ahead:
             raise ValueError("a query stream has neither virtual tokens nor a prefix")
         read = set() if carried is None else set(carried.read)
         filled = min(max(read, default=0), self.memory_length)
-        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, filled)
+        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, filled)
         memories: Reused | None = None
         if carried is not None:
             memory_NYFH = carried.before["memory"]
@@ -138,17 +138,17 @@ class Xlnet(Encoder):
         device, tokens, count = packed.tokens.device, len(packed.tokens), len(asked_M)
         content_T = torch.arange(tokens, device=device)
         query_M = torch.arange(tokens, tokens + count, device=device)
-        if draws is not None:
+        if rng is not None:
             # A place of the query stream draws by itself, beside that of its token.
             number_S = (torch.arange(tokens + count, device=device) >= tokens).long()
-            draws = draws.inserted(torch.cat([content_T, send(asked_M, device)]), number_S)
+            rng = rng.inserted(torch.cat([content_T, send(asked_M, device)]), number_S)
         query_MH = self.query.weight.expand(count, -1).to(entered.x_TH.dtype)
-        query_MH = self.embed.dropout(query_MH, None if draws is None else draws.rows(query_M))
+        query_MH = self.embed.dropout(query_MH, None if rng is None else rng.rows(query_M))
         both = replace(
             entered,
             x_TH=torch.cat([entered.x_TH, query_MH]),
             position=Streams(self.distances, content, asked, blind_M),
-            draws=draws,
+            rng=rng,
             batch_T=content_T,  # what a tap sees
         )
         hidden = self.run(both, query_M, tap=tap)
@@ -164,7 +164,7 @@ class Reused(Remembered):
         super().__init__(memory_NYFH, tuple(min(reuse, length) for length in lengths))
         self._texts = lengths
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         texts = zip(x_TH.split(self._texts), self._lengths, strict=True)
         super().__call__(place, torch.cat([text_LH[:count] for text_LH, count in texts]))
         return x_TH

@@ -102,7 +102,7 @@ class BidirectionalLanguageModel(BaseLearner):
 
     def _states(self, batch: Batch, step: int | None = None) -> dict[str, Tensor]:
         """By term, (M, P) the states of its direction at the places that predict. step: for dropout; None without."""
-        hidden_TH = self.backbone(batch.inputs, None if step is None else self.draws(batch, step))
+        hidden_TH = self.backbone(batch.inputs, None if step is None else self.dropout_rng(batch, step))
         directions = dict(zip(_TERMS, hidden_TH.chunk(2, 1), strict=True))
         return {term: states.index_select(0, places_of(batch, term)) for term, states in directions.items()}
 

@@ -90,7 +90,7 @@ class MaskedLanguageModel(MaskFiller):
         return {name: float(len(labels_of(batch, name))) for name in self.weights}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden = hidden_at(self._read, batch, self.places(batch.host), self.draws(batch, step))
+        hidden = hidden_at(self._read, batch, self.places(batch.host), self.dropout_rng(batch, step))
         return StepOutput(self.sums(hidden, batch), self.weights)
 
     def places(self, batch: Batch) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
 from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler, summary
-from lmtool.nn.dropout import Draws
+from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.stack import Side, Tap
 from lmtool.types import Packed
 from lmtool.weights.loading import by_part
@@ -68,12 +68,12 @@ class CheckpointModel(ModelWithHeads):
         self,
         inputs: Packed,
         outputs: Packed | None = None,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
         """What heads read; of words that the encoder's states stand for, these."""
-        return super().hidden(inputs, None if self.of_inputs else outputs, draws, read_M, tap)
+        return super().hidden(inputs, None if self.of_inputs else outputs, rng, read_M, tap)
 
     def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
         """(N, C) of a task, (T, C) of one that scores tokens; else (T, V) of a language model, or (T,) of replaced

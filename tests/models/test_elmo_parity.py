@@ -13,7 +13,7 @@ from lmtool.config.tables import build
 from lmtool.models.characters import Spellings
 from lmtool.models.elmo import Elmo
 from lmtool.models.recurrent_configs import ElmoConfig
-from lmtool.nn.stack import Place, Tap
+from lmtool.nn.stack import Tap, TapPoint
 from lmtool.types import Packed
 
 SIZES = {
@@ -103,10 +103,10 @@ def test_states_and_gradients_equal_the_definition_text_by_text():
 class Replaced(Tap):
     """The states behind the embedding as a leaf of their own."""
 
-    def wants(self, place: Place) -> bool:
+    def wants(self, place: TapPoint) -> bool:
         return place.layer == 0
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         self.leaf = x_TH.detach().requires_grad_()
         return self.leaf
 

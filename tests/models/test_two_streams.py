@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lmtool.config.tables import build
 from lmtool.models.encoder_configs import XlnetConfig
 from lmtool.models.heads.lm import lm_head
-from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.nn.dropout import TokenRng, token_keys
 from lmtool.nn.stack import Tap
 from lmtool.types import Packed
 
@@ -93,18 +93,18 @@ def test_packed_is_alone(rate):
     backbone = build(CONFIG.model_copy(update={"dropout": rate, "attention_dropout": rate}), 0).double()
     documents = torch.arange(3)
 
-    def draws(examples, text):
-        return TokenDraws(token_keys(5, 1, examples, torch.zeros_like(examples), text))
+    def rng(examples, text):
+        return TokenRng(token_keys(5, 1, examples, torch.zeros_like(examples), text))
 
-    together = backbone(packed, draws(documents, packed), asked_M=asked)
+    together = backbone(packed, rng(documents, packed), asked_M=asked)
     for number, (start, length) in enumerate(zip(packed.starts, LENGTHS, strict=True)):
         part = slice(start, start + length)
         text = Packed(packed.tokens[part], (length,), {name: column[part] for name, column in packed.columns.items()})
         own = (asked >= start) & (asked < start + length)
-        alone = backbone(text, draws(documents[number : number + 1], text), asked_M=asked[own] - start)
+        alone = backbone(text, rng(documents[number : number + 1], text), asked_M=asked[own] - start)
         torch.testing.assert_close(alone, together[own], rtol=0, atol=1e-12)
     if rate:
-        content = backbone(packed, draws(documents, packed))[asked]
+        content = backbone(packed, rng(documents, packed))[asked]
         assert (content == 0).ne(together == 0).any(), "the streams draw by themselves"
 
 

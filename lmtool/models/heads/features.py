@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.nn.attention import only
-from lmtool.nn.context import AttentionKind, TakesAttended
-from lmtool.nn.stack import Place, Side, Tap
+from lmtool.nn.context import AttentionKind, AttentionObserver
+from lmtool.nn.stack import Side, Tap, TapPoint
 
 LAYERS = "layers"
 """Its name among the heads of a model."""
@@ -81,20 +81,20 @@ class KeptLayers(Tap):
         self.features, self.side, self.read_M, self.tap = features, side, read_M, tap
         self.states: list[Tensor] = []
 
-    def wants(self, place: Place) -> bool:
+    def wants(self, place: TapPoint) -> bool:
         return self._keeps(place) or (self.tap is not None and self.tap.wants(place))
 
-    def _keeps(self, place: Place) -> bool:
+    def _keeps(self, place: TapPoint) -> bool:
         return place.side == self.side and self.features.first <= place.layer < self.features.depth
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         if self.tap is not None and self.tap.wants(place):
             x_TH = self.tap(place, x_TH)
         if self._keeps(place):
             self.states.append(only(x_TH, self.read_M))
         return x_TH
 
-    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
+    def attention(self, place: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
         return None if self.tap is None else self.tap.attention(place, kind)
 
     def read(self, last_MH: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from lmtool.errors import UserError
 from lmtool.models.base import Backbone, VocabularyHead
 from lmtool.models.heads.base import PredictingHead, TokenLogits, linear_loss_sum, linear_scores, loss_sum
-from lmtool.nn.dropout import Draws
+from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
 from lmtool.nn.regions import region
 from lmtool.types import Packed
@@ -214,10 +214,10 @@ class MaskedLMHead(LMHead):
         return self.norm(self.activation(self.dense(hidden_MH)))
 
     def states(
-        self, backbone: Backbone, packed: Packed, draws: Draws | None = None, read_M: Tensor | None = None
+        self, backbone: Backbone, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None
     ) -> Tensor:
         """(T, H), or (M, H) of `read_M`: the states that it reads, of a backbone over a packed batch."""
-        states: Tensor = backbone(packed, draws, read_M=read_M)
+        states: Tensor = backbone(packed, rng, read_M=read_M)
         return states
 
 
@@ -228,9 +228,9 @@ class EnhancedMaskedLMHead(MaskedLMHead):
     absolute: nn.Embedding
 
     def states(
-        self, backbone: Backbone, packed: Packed, draws: Draws | None = None, read_M: Tensor | None = None
+        self, backbone: Backbone, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None
     ) -> Tensor:
-        states: Tensor = backbone(packed, draws, read_M=read_M, absolute=self.absolute)
+        states: Tensor = backbone(packed, rng, read_M=read_M, absolute=self.absolute)
         return states
 
 

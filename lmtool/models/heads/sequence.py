@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import PredictingHead
 from lmtool.models.heads.lm import LMHead
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
 from lmtool.types import Packed, send
 
@@ -91,11 +91,11 @@ class SequenceHead(PredictingHead):
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, outputs, bias)
 
-    def forward(self, summary_NH: Tensor, draws: Draws | None = None) -> Tensor:
-        """(N, H) to (N, C). draws: those of the summarised tokens, `draws.rows(summary_index(...))`."""
+    def forward(self, summary_NH: Tensor, rng: DropoutRng | None = None) -> Tensor:
+        """(N, H) to (N, C). rng: those of the summarised tokens, `rng.rows(summary_index(...))`."""
         if self.dense is not None:
             summary_NH = torch.tanh(self.dense(summary_NH))
-        return self.seen(self.output(self.dropout(summary_NH, draws)))
+        return self.seen(self.output(self.dropout(summary_NH, rng)))
 
 
 # Vectors of spans and heads on them, and SpanBERT's span boundary objective.
@@ -127,9 +127,9 @@ class SpanHead(PredictingHead):
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, outputs)
 
-    def forward(self, spans_ND: Tensor, draws: Draws | None = None) -> Tensor:
-        """(N, 3SH) to (N, C). draws: those of the examples' first tokens."""
-        return self.seen(self.output(self.dropout(torch.tanh(self.dense(spans_ND)), draws)))
+    def forward(self, spans_ND: Tensor, rng: DropoutRng | None = None) -> Tensor:
+        """(N, 3SH) to (N, C). rng: those of the examples' first tokens."""
+        return self.seen(self.output(self.dropout(torch.tanh(self.dense(spans_ND)), rng)))
 
 
 # Predict the tokens of a span from its two neighbours (Joshi et al., "SpanBERT", 2020, section 3.2).

@@ -112,13 +112,13 @@ class PromptedLearner(ClassLearner):
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) logits of the words of the classes."""
         read_N = send(self.places(batch.host), batch.inputs.tokens.device)
-        return self._of_words(self.hidden(batch.inputs, draws=self.draws(batch, step), read_M=read_N))
+        return self._of_words(self.hidden(batch.inputs, rng=self.dropout_rng(batch, step), read_M=read_N))
 
     def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
         if TERM not in batch.targets:
             return StepOutput({self.term: loss(self.outputs(batch, step))}, self.weights)
         places = {self.term: self.places(batch.host), TERM: places_of(batch.host, TERM)}
-        hidden = hidden_at(self.backbone, batch, places, None if self.extracts else self.draws(batch, step))
+        hidden = hidden_at(self.backbone, batch, places, None if self.extracts else self.dropout_rng(batch, step))
         of_text = self._lm.loss_sum(hidden[TERM], self._table, labels_of(batch, TERM))
         return StepOutput({self.term: loss(self._of_words(hidden[self.term])), TERM: of_text}, self.weights)
 

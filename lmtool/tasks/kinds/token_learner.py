@@ -301,11 +301,11 @@ class TokenLearner(TaskLearner):
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(M, C)."""
-        draws, at_M = self.draws(batch, step), self._places(batch)
-        hidden_MH = self.hidden_of(batch, draws, at_M)
-        if draws is not None:
-            draws = (draws if batch.outputs is None else draws.for_outputs()).rows(at_M)
-        return self.heads[self.term](self.pooled(hidden_MH), draws)
+        rng, at_M = self.dropout_rng(batch, step), self._places(batch)
+        hidden_MH = self.hidden_of(batch, rng, at_M)
+        if rng is not None:
+            rng = (rng if batch.outputs is None else rng.for_outputs()).rows(at_M)
+        return self.heads[self.term](self.pooled(hidden_MH), rng)
 
     def _places(self, batch: Batch) -> Tensor:
         """(M,) flat indices of the tokens that predict."""

@@ -124,7 +124,7 @@ class TaggingLearner(TaskLearner):
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         target = batch.targets[self.term]
-        return self.heads[self.term](self.hidden_of(batch, self.draws(batch, step), target.at))
+        return self.heads[self.term](self.hidden_of(batch, self.dropout_rng(batch, step), target.at))
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {self.term: float(len(self.labels(batch)))}
