@@ -321,7 +321,7 @@ def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
         return 0
     backbone: Any = learner.get_submodule("backbone")
     sampled = next((module for module in learner.modules() if isinstance(module, SampledLMHead)), None)
-    count, width = backbone.embed.token.weight.shape if sampled is None else sampled.own_table.shape
+    count, width = backbone.embed.token.weight.shape if sampled is None else sampled.output_table.shape
     chunk, softmax = _LOGIT_ROWS["cuda" if formats.cuda else "cpu"]
     logits = min(rows, 2 * chunk) * formats.product + min(rows, softmax) * 2 * VALUE_BYTES * formats.half
     computed = count if sampled is None else sampled.computed

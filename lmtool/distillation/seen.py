@@ -16,7 +16,7 @@ from lmtool.data.split import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch, term_of
 from lmtool.learners.mixture import Mixture
-from lmtool.models.heads.base import HeadTap, PredictingHead, TokenLogits
+from lmtool.models.heads.base import HeadObserver, PredictingHead, TokenLogits
 from lmtool.models.heads.predicted import Predicted
 from lmtool.nn.context import AttentionKind, AttentionObserver
 from lmtool.nn.stack import Stack, Tap, TapPoint
@@ -46,9 +46,7 @@ class Kept(Tap):
         return states + [len(attended.q_TAD) for attended in self.attention_inputs.get(place, ())]
 
     def attention(self, place: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
-        return (
-            self.attention_inputs[place].append if kind == "self_attn" and place in self.attention_inputs else None
-        )
+        return self.attention_inputs[place].append if kind == "self_attn" and place in self.attention_inputs else None
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Seen:
     output: StepOutput | None = None
 
 
-class _Predictions(HeadTap):
+class _Predictions(HeadObserver):
     """Keeps what the heads of a learner predict of a batch."""
 
     def __init__(self, learner: BaseLearner, batch: Batch, only: bool):
@@ -78,7 +76,7 @@ class _Predictions(HeadTap):
 
 
 @contextmanager
-def tapped(learner: BaseLearner, heads: HeadTap | None, states: Tap | None) -> Iterator[None]:
+def tapped(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None) -> Iterator[None]:
     """A learner whose heads, and the stacks of whose backbone, have taps."""
     predicting = [head for head in learner.heads.values() if isinstance(head, PredictingHead)]
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]

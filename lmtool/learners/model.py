@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lmtool.errors import UserError
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.models.heads.features import KeptLayers, LayerFeatures
+from lmtool.models.heads.features import LayerFeatures, LayerRecorder
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.stack import Side, Tap
 from lmtool.types import Packed, ParameterGroup
@@ -97,7 +97,7 @@ class ModelWithHeads(nn.Module):
         encoder-decoder the encoder's), or (M, F) of the tokens with the flat indices `read_M`. F is the backbone's
         `feature_size`. A backbone that only extracts features runs without gradient and without dropout."""
         features = next((head for head in self.heads.values() if isinstance(head, LayerFeatures)), None)
-        kept = None if features is None else KeptLayers(features, self.head_side, read_M, tap)
+        kept = None if features is None else LayerRecorder(features, self.head_side, read_M, tap)
         tap, extracts = tap if kept is None else kept, self.extracts
         rng = None if extracts else rng
         with torch.no_grad() if extracts else nullcontext():

@@ -27,7 +27,7 @@ AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
 AnyBackbone = TypeVar("AnyBackbone", bound="Backbone")
 
 
-class Vocabulary(Protocol):
+class SpellingVocabulary(Protocol):
     """A tokenizer as a model sees it that reads what the ids spell. starts_word: (V,) whether an entry begins a
     word."""
 
@@ -105,10 +105,10 @@ class Backbone(nn.Module):
         """Added to the variance in the norms of heads."""
         return self.config.norm_epsilon if isinstance(self.config, TransformerConfig) else 1e-12
 
-    def spell(self, vocabulary: Vocabulary) -> None:
+    def spell(self, vocabulary: SpellingVocabulary) -> None:
         """Called once, with the vocabulary whose ids it will read: a family that reads what they spell keeps that."""
 
-    def drawing(self, length: int) -> list[tuple[str, str]]:
+    def diagram(self, length: int) -> list[tuple[str, str]]:
         """What sees what in a text of so many tokens, in titled lines; none where that goes without saying."""
         return []
 
@@ -146,8 +146,8 @@ class OneStack(Stack, Backbone):
         self, packed: Packed, rng: DropoutRng | None, cache: Cache | None, read_M: Tensor | None, tap: Tap | None
     ) -> Tensor:
         """Enter, run, leave."""
-        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, cache, self.ahead)
-        return self.run(entered, entered.read(read_M), tap=tap)
+        state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, cache, self.ahead)
+        return self.run(state, state.read(read_M), tap=tap)
 
 
 class Encoder(OneStack):
@@ -191,7 +191,7 @@ class Decoder(OneStack):
 
 
 @runtime_checkable
-class CarriesState(Protocol):
+class StatefulBackbone(Protocol):
     """A backbone that carries state from one segment of a running text to the next.
 
     Its forward takes `carried` (nn/cache.py): it reads `before`, the state in front of each document of the batch,
@@ -212,12 +212,12 @@ class Remembers(Protocol):
         """See this many tokens before a segment, in evaluation from now on."""
 
 
-def through_lanes(
+def read_streams(
     backbone: Backbone, carried: CarriedState | None, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None
 ) -> Tensor:
     """A backbone's states of a batch, (T, H) or (M, H) of `read_M`. Where the batch is of lanes, it begins with their
     state, and what it leaves is held for their next segments."""
-    if carried is None or batch.lanes is None or not isinstance(backbone, CarriesState):
+    if carried is None or batch.lanes is None or not isinstance(backbone, StatefulBackbone):
         states: Tensor = backbone(batch.inputs, rng, read_M=read_M)
         return states
     state = carried.begin(batch.lanes, backbone.initial_state)

@@ -36,8 +36,8 @@ from lmtool.models.family import (
     ENCODER_CONSTANT,
     ENCODER_DEFAULTS,
     ENCODER_FIELDS,
-    Published,
-    PublishedClass,
+    HFClass,
+    HFFormat,
     of_answers,
     of_choices,
     over_words,
@@ -104,7 +104,7 @@ TIED = Tied(
     head="cls.predictions.",
     bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
-PUBLISHED = Published(
+HF_FORMAT = HFFormat(
     model="bert",
     model_type="bert",
     title="BERT",
@@ -112,12 +112,12 @@ PUBLISHED = Published(
     tied=TIED,
     classes=(
         over_words("BertForTokenClassification"),
-        PublishedClass("BertForSequenceClassification", ("pooler", "classifier")),
+        HFClass("BertForSequenceClassification", ("pooler", "classifier")),
         of_answers("BertForQuestionAnswering"),
         of_choices("BertForMultipleChoice"),
-        PublishedClass("BertForPreTraining", ("masked_lm", "pooler", "next_sentence"), predicts=True),
-        PublishedClass("BertForMaskedLM", ("masked_lm",), predicts=True),
-        PublishedClass("BertModel"),
+        HFClass("BertForPreTraining", ("masked_lm", "pooler", "next_sentence"), predicts=True),
+        HFClass("BertForMaskedLM", ("masked_lm",), predicts=True),
+        HFClass("BertModel"),
     ),
     prefix="bert.",
     outside=("cls.", "classifier.", "qa_outputs."),
@@ -128,13 +128,13 @@ PUBLISHED = Published(
     constant=ENCODER_CONSTANT,
     allowed=ENCODER_ALLOWED,
 )
-to_published = PUBLISHED.to_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf = HF_FORMAT.to_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
 
 
-def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """Also for the norms of old files (gamma, beta)."""
-    return PUBLISHED.from_published({_norm(name): tensor for name, tensor in tensors.items()}, config)
+    return HF_FORMAT.from_hf({_norm(name): tensor for name, tensor in tensors.items()}, config)
 
 
 def _norm(name: str) -> str:

@@ -45,14 +45,14 @@ def windows_of(x_TH: Tensor, packed: Packed, left: int, right: int, read_M: Tens
     length_M = packed.segments.cu_lengths.diff().long()[document_M]
     if read_M is not None:
         position_M, length_M = position_M[read_M], length_M[read_M]
-    place_MS = position_M[:, None] + torch.arange(-left, right + 1, device=x_TH.device)
-    inside_MS = (place_MS >= 0) & (place_MS < length_M[:, None])
+    position_MS = position_M[:, None] + torch.arange(-left, right + 1, device=x_TH.device)
+    in_text_MS = (position_MS >= 0) & (position_MS < length_M[:, None])
     padded = F.pad(x_TH, (0, 0, left, right))
     shifted = [
         padded[offset : offset + tokens] if read_M is None else padded.index_select(0, read_M + offset)
         for offset in range(left + right + 1)
     ]
-    return torch.stack(shifted, 1) * inside_MS[:, :, None].to(x_TH.dtype)
+    return torch.stack(shifted, 1) * in_text_MS[:, :, None].to(x_TH.dtype)
 
 
 class WindowLayer(nn.Module):
@@ -67,10 +67,10 @@ class WindowLayer(nn.Module):
         self.widths, kinds = tuple(widths), len(widths)
         self.left, self.right = (max(widths) - 1) // 2, max(widths) // 2
         self.reach, self.hidden_size, self.size = max(widths), hidden_size, size
-        borders = [size * number // kinds for number in range(kinds + 1)]
+        bounds = [size * number // kinds for number in range(kinds + 1)]
         self.filters = nn.ModuleList(
             nn.Linear(width * hidden_size, last - first)
-            for width, first, last in zip(widths, borders[:-1], borders[1:], strict=True)
+            for width, first, last in zip(widths, bounds[:-1], bounds[1:], strict=True)
         )
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:

@@ -35,8 +35,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, Vocabulary, new
-from lmtool.models.characters import Highway, Spellings, WordCharacters
+from lmtool.models.base import Encoder, SpellingVocabulary, new
+from lmtool.models.characters import Highway, VocabularyBytes, WordCharacters
 from lmtool.models.recurrent_configs import ElmoConfig
 from lmtool.nn.attention import only
 from lmtool.nn.cache import Cache
@@ -90,17 +90,17 @@ class Elmo(Encoder):
         """What makes vectors of words."""
         return cast(WordCharacters, self.embed)
 
-    def spell(self, vocabulary: Vocabulary) -> None:
-        self.reader.spell(Spellings.of(vocabulary, self.reader.longest))
+    def spell(self, vocabulary: SpellingVocabulary) -> None:
+        self.reader.spell(VocabularyBytes.of(vocabulary, self.reader.longest))
 
     def read(
         self, packed: Packed, rng: DropoutRng | None, cache: Cache | None, read_M: Tensor | None, tap: Tap | None
     ) -> Tensor:
         words = self.reader.words(packed)
         vectors_WH = self.reader.vectors(packed, words)
-        entered = enter(self.embed, vectors_WH, words.packed, select_rng(rng, words.first_W))
-        entered = replace(entered, batch_T=words.word_T)
-        return self.run(entered, entered.read(read_M), tap=tap)
+        state = enter(self.embed, vectors_WH, words.packed, select_rng(rng, words.first_W))
+        state = replace(state, batch_T=words.word_T)
+        return self.run(state, state.read(read_M), tap=tap)
 
     def initial_draw(self) -> Draw:
         """Of heads."""

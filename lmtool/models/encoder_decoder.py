@@ -68,15 +68,15 @@ class EncoderDecoder(Backbone):
 
     def encode(self, inputs: Packed, rng: DropoutRng | None = None, tap: Tap | None = None) -> EncoderState:
         """What the decoder reads of the inputs."""
-        entered = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
-        return EncoderState(self.encoder.run(entered, tap=tap), entered.packed.segments, rng=entered.rng)
+        state = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
+        return EncoderState(self.encoder.run(state, tap=tap), state.packed.segments, rng=state.rng)
 
     def read_inputs(
         self, inputs: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None, tap: Tap | None = None
     ) -> Tensor:
         """Hidden states of the encoder alone: (T, H), or (M, H) of the inputs with the flat indices `read_M`."""
-        entered = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
-        return self.encoder.run(entered, entered.read(read_M), tap=tap)
+        state = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
+        return self.encoder.run(state, state.read(read_M), tap=tap)
 
     def decode(
         self,
@@ -91,8 +91,8 @@ class EncoderDecoder(Backbone):
         are added to it, and `encoded` keeps the keys and values of the inputs."""
         encoded.keep = encoded.keep or cache is not None
         vectors_TE = self.embed.tokens(outputs.tokens)
-        entered = enter(self.decoder.embed, vectors_TE, outputs, rng, cache, self.decoder.ahead)
-        return self.decoder.run(entered, entered.read(read_M), encoded, tap)
+        state = enter(self.decoder.embed, vectors_TE, outputs, rng, cache, self.decoder.ahead)
+        return self.decoder.run(state, state.read(read_M), encoded, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
         """An empty cache for this many outputs of at most `capacity` tokens, and their virtual ones."""

@@ -68,16 +68,16 @@ class AdditiveAttention(nn.Module):
             encoded.cached[self] = keys_SA, values_SV
         lengths = encoded.mask.lengths if isinstance(encoded.mask, First) else segments.lengths
         lengths_N, starts_N = torch.tensor(lengths), torch.tensor(segments.starts)
-        places_K = torch.arange(max(lengths, default=0))
-        index_NK = starts_N[:, None] + torch.minimum(places_K, (lengths_N - 1).clamp(min=0)[:, None])
-        there_NK = places_K < lengths_N[:, None]
+        index_K = torch.arange(max(lengths, default=0))
+        index_NK = starts_N[:, None] + torch.minimum(index_K, (lengths_N - 1).clamp(min=0)[:, None])
+        mask_NK = index_K < lengths_N[:, None]
         # An input without tokens at the end of all has no place to point at: whatever it sees counts as zero.
         index_NK = send(index_NK.clamp(max=max(len(values_SV) - 1, 0)), values_SV.device)
-        there_NK = send(there_NK, values_SV.device)
+        mask_NK = send(mask_NK, values_SV.device)
         order_N = steps.order_N.div(encoded.outputs, rounding_mode="floor")
-        index_NK, there_NK = index_NK.index_select(0, order_N), there_NK.index_select(0, order_N)
-        values_NKV = values_SV[index_NK] * there_NK[..., None]
-        barrier_NK = torch.zeros_like(there_NK, dtype=torch.float32).masked_fill(~there_NK, -1e30)
+        index_NK, mask_NK = index_NK.index_select(0, order_N), mask_NK.index_select(0, order_N)
+        values_NKV = values_SV[index_NK] * mask_NK[..., None]
+        barrier_NK = torch.zeros_like(mask_NK, dtype=torch.float32).masked_fill(~mask_NK, -1e30)
         return Memory(keys_SA[index_NK], values_NKV, barrier_NK)
 
     def forward(self, state_RC: Tensor, memory: Memory) -> Tensor:

@@ -77,7 +77,7 @@ class BlockPattern:
             connected_ANN[np.arange(self.heads)[:, None], numbers[1:-1, None, None], random_NAX] = True
         return connected_ANN
 
-    def drawing(self, length: int) -> list[tuple[str, str]]:
+    def diagram(self, length: int) -> list[tuple[str, str]]:
         """Of a text of so many tokens titled lines: one for each block, in which a sign stands for each that it may
         see."""
         blocks = self.blocks(length)

@@ -20,7 +20,7 @@ from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.learners.writing import Continuing, PerplexityScorer, TextScorer, written
-from lmtool.models.base import Decoder, through_lanes
+from lmtool.models.base import Decoder, read_streams
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import DropoutRng
@@ -95,7 +95,7 @@ class CausalLanguageModel(BaseLearner):
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(M, H) hidden states of the places that predict."""
-        return through_lanes(self.backbone, self.carried, batch, rng, places_of(batch, self.term))
+        return read_streams(self.backbone, self.carried, batch, rng, places_of(batch, self.term))
 
     @property
     def _lm(self) -> LMHead:

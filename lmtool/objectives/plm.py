@@ -17,7 +17,7 @@ from torch import Tensor
 from lmtool.data.split import SplitData
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
-from lmtool.models.base import Backbone, CarriesState
+from lmtool.models.base import Backbone, StatefulBackbone
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import DropoutRng
@@ -80,12 +80,12 @@ class PermutationLanguageModel(MaskFiller):
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(M, H) states of the query stream. Of a batch of lanes, what is kept of its first tokens is held for their
         next windows."""
-        asked_M = places_of(batch.host, "plm")
+        query_M = places_of(batch.host, "plm")
         if self.carried is None or batch.lanes is None:
-            return cast(Tensor, self.backbone(batch.inputs, rng, asked_M=asked_M))
-        initial = cast(CarriesState, self.backbone).initial_state
+            return cast(Tensor, self.backbone(batch.inputs, rng, query_M=query_M))
+        initial = cast(StatefulBackbone, self.backbone).initial_state
         carried = self.carried.begin(batch.lanes, initial)
-        states: Tensor = self.backbone(batch.inputs, rng, asked_M=asked_M, carried=carried, reuse=self.config.reuse)
+        states: Tensor = self.backbone(batch.inputs, rng, query_M=query_M, carried=carried, reuse=self.config.reuse)
         self.carried.keep(batch.lanes, carried, initial)
         return states
 
@@ -113,4 +113,4 @@ class PermutationLanguageModel(MaskFiller):
         return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), at)
 
     def _logits(self, packed: Packed, at: Tensor) -> Tensor:
-        return self._lm(self.backbone(packed, asked_M=at.cpu()), self._table_VH)
+        return self._lm(self.backbone(packed, query_M=at.cpu()), self._table_VH)

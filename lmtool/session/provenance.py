@@ -26,7 +26,7 @@ from lmtool.session.start import starts_from
 from lmtool.system.manifest import sha256
 from lmtool.system.secrets import masked
 from lmtool.tasks.loading import TaskData
-from lmtool.weights.folders import WEIGHTS, published_folder
+from lmtool.weights.folders import WEIGHTS, hf_folder
 from lmtool.weights.loading import digest
 
 LINEAGE = "lineage.json"
@@ -41,7 +41,7 @@ def lineage_of(opened: OpenRun) -> Lineage:
     origin = starts_from(opened.config)
     if origin is None:
         return []
-    published = published_folder(origin, opened.config.offline)
+    published = hf_folder(origin, opened.config.offline)
     if published is not None:
         file = published.path / WEIGHTS[0]
         hashed = {"sha256": sha256(file)} if file.is_file() else {}

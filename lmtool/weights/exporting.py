@@ -18,7 +18,7 @@ from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
-from lmtool.models.family import Published
+from lmtool.models.family import HFFormat
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.system.atomic_files import draft_of
 from lmtool.system.manifest import write_manifest
@@ -54,14 +54,14 @@ def export_of(
     UserError for a family, or a variant of one, that has no published form, and for a task's head that has none.
     """
     family = builder_module(entry_of(model))
-    if not hasattr(family, "PUBLISHED"):
+    if not hasattr(family, "HF_FORMAT"):
         instead = "" if model.contextual else "; format=vectors writes its vectors as text"
         hint = f"export a model of a family that transformers has{instead}"
         raise UserError(f"model={model.name} has no published form", hint)
-    declared: Published = family.PUBLISHED
+    declared: HFFormat = family.HF_FORMAT
     renamed, head = dict(tensors), None
     if task is not None:
-        head = _published_head(model, task, declared)
+        head = _hf_head(model, task, declared)
         own = f"heads.{task['name']}."
         renamed = {
             f"heads.{head.name}.{name[len(own) :]}" if name.startswith(own) else name: tensor
@@ -88,7 +88,7 @@ def export_of(
     decisions = {name: DECISIONS.get(name.rpartition(".")[2]) for name in tensors}
     left_out |= {f"{name} ({instead})" for name, instead in decisions.items() if instead is not None}
     config = {
-        **family.published_config(model),
+        **family.to_hf_config(model),
         "architectures": [model_class.name],
         "dtype": "float32",
         **({"tie_word_embeddings": False} if apart else {}),
@@ -99,7 +99,7 @@ def export_of(
     return Export(model_class.name, config, published, kept, tuple(sorted(left_out)))
 
 
-def _published_head(model: ModelConfig, task: Mapping[str, Any], declared: Published) -> TaskHead:
+def _hf_head(model: ModelConfig, task: Mapping[str, Any], declared: HFFormat) -> TaskHead:
     """The head of transformers that the task's is exported as. UserError where it has none, or where its classifier of
     the family reads a text in another way than the task does."""
     name, form, head = task["name"], form_of(model, task), head_of_task(task)
@@ -281,7 +281,7 @@ def write_import(
 ) -> None:
     """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept masked in its
     config.json, but for the revision: a commit looks like a key, and is none. published: the configuration of a
-    published folder (`PublishedFolder.saved_config`, of a text classifier `classifier_config`). tuning: the section of
+    published folder (`HFFolder.saved_config`, of a text classifier `classifier_config`). tuning: the section of
     the method that the tensors were tuned by. base: what they are beside. further: what stands in JSON files beside it,
     by their names.
 

@@ -16,7 +16,7 @@ from lmtool.config.checkpoint import ADAPTER
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
-from lmtool.models.published import PublishedConfig
+from lmtool.models.published import HFConfig
 from lmtool.system.network import answers
 from lmtool.system.secrets import masked
 from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of
@@ -139,12 +139,12 @@ Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
-class PublishedFolder:
+class HFFolder:
     """A folder and its config.json. checkpoint: what the user typed. revision: the commit on the hub, None locally."""
 
     checkpoint: str
     path: Path
-    config: PublishedConfig
+    config: HFConfig
     revision: str | None = None
 
     def family(self) -> Any:
@@ -153,7 +153,7 @@ class PublishedFolder:
         name = FAMILIES.get(given) if isinstance(given, str) else None
         entry = None if name is None else lookup("model", name)
         module = None if entry is None else builder_module(entry)
-        if not hasattr(module, "from_published_config"):
+        if not hasattr(module, "from_hf_config"):
             known = ", ".join(sorted(FAMILIES))
             raise UserError(
                 f"checkpoint={self.checkpoint}: model_type={given!r} in its config.json; lmtool reads {known}", _GIVE
@@ -163,7 +163,7 @@ class PublishedFolder:
     def model_section(self) -> dict[str, Any]:
         """Its `model` section, as the decoder takes it. UserError where it is a variant that we do not compute."""
         family = self.family()
-        return self._readable(lambda: dict(family.from_published_config(self.config)))
+        return self._readable(lambda: dict(family.from_hf_config(self.config)))
 
     def _readable(self, read: Callable[[], Read]) -> Read:
         """What is read of its config.json; UserError, naming the checkpoint, where it cannot be."""
@@ -223,7 +223,7 @@ class PublishedFolder:
 
     def _unlike(self) -> str | None:
         """Its class and why the head of that is not read; None where it is."""
-        names, unlike = self.config.get("architectures"), self.family().PUBLISHED.unlike
+        names, unlike = self.config.get("architectures"), self.family().HF_FORMAT.unlike
         known = [name for name in names if name in unlike] if isinstance(names, list) else []
         return f"{known[0]}, whose head lmtool does not read: {unlike[known[0]]}" if known else None
 
@@ -241,7 +241,7 @@ class PublishedFolder:
         return self._readable(lambda: task_of(self.config))
 
 
-def published_folder(checkpoint: str, offline: bool = False) -> PublishedFolder | None:
+def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
     """The published folder that a `checkpoint=` names, with its config.json and tokenizer at hand; None where it names
     something else, such as a run of lmtool. UserError where it cannot be had or read."""
     if "://" in checkpoint:
@@ -255,10 +255,10 @@ def published_folder(checkpoint: str, offline: bool = False) -> PublishedFolder 
         if os.path.lexists(path / name) and not (path / name).is_file():  # it would be read as if there were none
             raise UserError(f"checkpoint={checkpoint}: {path / name} is no regular file", "copy the folder again")
     config = read_object(checkpoint, path / CONFIG)
-    return None if isinstance(config.get("model"), dict) else PublishedFolder(checkpoint, path, PublishedConfig(config))
+    return None if isinstance(config.get("model"), dict) else HFFolder(checkpoint, path, HFConfig(config))
 
 
-def weight_file(folder: PublishedFolder, offline: bool = False) -> Path:
+def weight_file(folder: HFFolder, offline: bool = False) -> Path:
     """The file with its weights, or the index of several; fetched where it is on the hub. UserError where there is
     none."""
     for name in WEIGHTS:
@@ -271,11 +271,11 @@ def weight_file(folder: PublishedFolder, offline: bool = False) -> Path:
     )
 
 
-def _missing(folder: PublishedFolder, offline: bool) -> str:
+def _missing(folder: HFFolder, offline: bool) -> str:
     return "the hub's cache (offline=true)" if folder.revision is not None and offline else str(folder.path)
 
 
-def fetched(folder: PublishedFolder, name: str, offline: bool, required: bool = True) -> Path | None:
+def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -> Path | None:
     """A file of the folder, by its plain name or that of a sub-folder and its own. None where it is not there and not
     required."""
     parts = name.split("/")
@@ -314,7 +314,7 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
     return folder
 
 
-def _from_hub(checkpoint: str, offline: bool) -> PublishedFolder:
+def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
     address = Address.of("checkpoint", checkpoint, _GIVE)
     path = address.file(CONFIG, offline)
     # The cache keeps a folder for each commit: what is read later is of the same one, whatever happens to a branch.
@@ -322,7 +322,7 @@ def _from_hub(checkpoint: str, offline: bool) -> PublishedFolder:
     for name in (*TOKENIZER, GENERATION):
         with suppress(Absent):
             address.file(name, offline, commit)
-    return PublishedFolder(checkpoint, path.parent, PublishedConfig(read_object(checkpoint, path)), commit)
+    return HFFolder(checkpoint, path.parent, HFConfig(read_object(checkpoint, path)), commit)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

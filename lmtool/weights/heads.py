@@ -43,7 +43,7 @@ class CheckpointModel(ModelWithHeads):
         self.heads = nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
         self.form = form_of(backbone.config, task or {})
         name = str((task or {}).get("name"))
-        published = self._published_head(task)
+        published = self._hf_head(task)
         given, self.of_tokens = name if name in self.heads else published.name, published.tokens
         self.of_inputs = published.name == WORDS and backbone.config.token_states == "inputs"
         self.pooled = backbone.pooler_on_tokens if self.of_tokens else self.form.pooled
@@ -55,7 +55,7 @@ class CheckpointModel(ModelWithHeads):
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
-    def _published_head(self, task: Mapping[str, Any] | None) -> TaskHead:
+    def _hf_head(self, task: Mapping[str, Any] | None) -> TaskHead:
         """That of the task; without one, what the tensors have a head of."""
         known = None if task is None else head_of_task(task)
         return known or next((head for name, head in HEADS.items() if name in self.heads), HEADS[CLASSIFIER])

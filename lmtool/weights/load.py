@@ -38,7 +38,7 @@ from lmtool.tuning import configs as tuning_configs  # noqa: F401
 from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
 from lmtool.weights.exporting import Folded
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import hf_folder
 from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.loading import LoadReport
 from lmtool.weights.reading import Weights, read, unread_layout
@@ -148,7 +148,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     have.
     """
     checkpoint = str(checkpoint)
-    published = published_folder(checkpoint, offline)
+    published = hf_folder(checkpoint, offline)
     if published is not None:
         published.require_read_head()
     weights = read(checkpoint, offline)
@@ -159,7 +159,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
         tokenizer = Tokenizer.load(weights.folder, parses)
     parts, report = assemble(saved, tokenizer, trained=weights)
     assert report is not None
-    if tokenizer is not None and saved.task is None and published_folder(checkpoint, offline) is not None:
+    if tokenizer is not None and saved.task is None and hf_folder(checkpoint, offline) is not None:
         report = replace(report, ignored=(*report.ignored, *unread_layout(tokenizer, saved.model)))
     roles = {} if tokenizer is None else tokenizer.roles
     if tokenizer is not None and parts.first_token is not None:
@@ -203,7 +203,7 @@ def saved_model(checkpoint: str, saved: Mapping[str, Any], tensors: Mapping[str,
 
 def saved_config(checkpoint: str, offline: bool = False) -> dict[str, Any]:
     """The configuration in a checkpoint, of its model at least; not decoded yet."""
-    published = published_folder(checkpoint, offline)
+    published = hf_folder(checkpoint, offline)
     if published is not None:
         return published.saved_config()
     saved = read_config(find(checkpoint))

@@ -26,9 +26,9 @@ from lmtool.weights.folders import (
     SETTINGS,
     TOKENIZER,
     WEIGHTS,
-    PublishedFolder,
+    HFFolder,
     fetched,
-    published_folder,
+    hf_folder,
     read_object,
     read_settings,
     weight_file,
@@ -112,7 +112,7 @@ _FILES = (
 _MOST = 8
 
 
-def unread(folder: PublishedFolder, writes: bool) -> tuple[str, ...]:
+def unread(folder: HFFolder, writes: bool) -> tuple[str, ...]:
     """A line a file, with its keys; the files last. The keys of config.json are those that nobody asked for before.
     writes: whether the model writes text, so that settings of generation mean something. UserError for a file that
     cannot be read."""
@@ -157,7 +157,7 @@ def _of_tokenizer(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _of_generation(settings: Mapping[str, Any], folder: PublishedFolder) -> list[str]:
+def _of_generation(settings: Mapping[str, Any], folder: HFFolder) -> list[str]:
     ends, rows = settings.get("eos_token_id"), folder.config.get("vocab_size")
     others = [key for key, value in settings.items() if key not in _GENERATION_KEYS and value is not None]
     names = [key for key in others if key not in _GENERATION_DEFAULTS and key != "eos_token_id"]
@@ -182,7 +182,7 @@ def _changed(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _files(folder: PublishedFolder, writes: bool) -> list[str]:
+def _files(folder: HFFolder, writes: bool) -> list[str]:
     """Of a sentence encoder the folders of its modules are read."""
     modules = folder.path / MODULES
     known = [*_FILES, *(["[0-9]*_*"] if modules.is_file() or (folder.path / "1_Pooling").is_dir() else [])]
@@ -214,7 +214,7 @@ class Weights:
 def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -> Weights:
     """The weights a `checkpoint=` names, on the CPU; of a tuned run with those of its base. tuned: the checkpoints
     whose base this is. UserError where they are missing, damaged or unreadable."""
-    published = published_folder(checkpoint, offline)
+    published = hf_folder(checkpoint, offline)
     if published is None:
         folder = find(checkpoint)
         own, base = read_weights(folder), saved_base(folder)
@@ -226,7 +226,7 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
         return Weights({**base.held(whole.tensors, own), **own}, folder, checkpoint)
     section = published.model_section()  # a variant that we do not compute is refused here, and its keys are read
     try:
-        tensors = our_names(published, read_published(published, offline))
+        tensors = our_names(published, read_hf(published, offline))
     except UserError as error:
         raise UserError(f"checkpoint={checkpoint}: {error.message}", error.hint) from error
     output = tensors.get(f"heads.{CLASSIFIER}.output.weight")
@@ -259,20 +259,20 @@ def read_base(
     return weights
 
 
-def our_names(published: PublishedFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def our_names(published: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a published folder under our names, theirs where we have no place for them."""
-    ours: dict[str, Tensor] = published.family().from_published(tensors, published.config)
+    ours: dict[str, Tensor] = published.family().from_hf(tensors, published.config)
     return ours
 
 
 def their_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors under the names of a published model of a family; ours where there is no place for them. config: of
     the model."""
-    theirs: dict[str, Tensor] = builder_module(entry_of(config)).to_published(tensors, config)
+    theirs: dict[str, Tensor] = builder_module(entry_of(config)).to_hf(tensors, config)
     return theirs
 
 
-def read_published(folder: PublishedFolder, offline: bool = False) -> dict[str, Tensor]:
+def read_hf(folder: HFFolder, offline: bool = False) -> dict[str, Tensor]:
     """The tensors of a published folder under their own names, of one file or of several shards."""
     first = weight_file(folder, offline)
     if not first.name.endswith(".index.json"):

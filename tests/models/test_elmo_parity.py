@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmtool.config.tables import build
-from lmtool.models.characters import Spellings
+from lmtool.models.characters import VocabularyBytes
 from lmtool.models.elmo import Elmo
 from lmtool.models.recurrent_configs import ElmoConfig
 from lmtool.nn.stack import Tap, TapPoint
@@ -33,7 +33,7 @@ def elmo(**fields) -> Elmo:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5)
-    model.reader.spell(Spellings.of_bytes(ENTRIES, np.array(CONTINUES), model.reader.longest, begins=9, ends=5))
+    model.reader.spell(VocabularyBytes.of_bytes(ENTRIES, np.array(CONTINUES), model.reader.longest, begins=9, ends=5))
     return model
 
 

@@ -31,7 +31,7 @@ from lmtool.distillation.store.outputs import (
 )
 from lmtool.errors import UserError
 from lmtool.learners.mixed_examples import MixedExamples, examples_of
-from lmtool.models.heads.predicted import Classes, Shares, cut
+from lmtool.models.heads.predicted import Classes, TargetProbabilities, cut
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Tap, TapPoint
 from lmtool.types import Batch
@@ -87,7 +87,7 @@ class StoredTeacher(Teacher):
                 states(place, kept.logits_MC.float())
         return Seen(self.learner, batch, predicted)
 
-    def _kept(self, term: str, held: Held, device: torch.device) -> Shares:
+    def _kept(self, term: str, held: Held, device: torch.device) -> TargetProbabilities:
         kept = self.terms[term].of(held, held.keys(self.by_row), device)
         if kept is None:
             raise UserError(

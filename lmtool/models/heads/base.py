@@ -29,7 +29,7 @@ class TokenLogits:
         return F.linear(self.hidden_MW[first:last], self.table_VW, self.bias_V)
 
 
-class HeadTap:
+class HeadObserver:
     """Sees what a head predicts in a forward. only: nothing else is wanted of the forward: a head that computes its
     loss without holding its logits leaves it at 0."""
 
@@ -42,7 +42,7 @@ class HeadTap:
 class PredictingHead(nn.Module):
     """The base of the heads that predict. tap: none as it is built."""
 
-    tap: HeadTap | None
+    tap: HeadObserver | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,9 +104,9 @@ def binary_losses(
     return losses_NC
 
 
-def _power(shares: Tensor, gamma: float) -> Tensor:
+def _power(probabilities: Tensor, gamma: float) -> Tensor:
     """shares^gamma; the slope of a root at 0 is no number."""
-    return shares.clamp_min(torch.finfo(shares.dtype).tiny) ** gamma
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny) ** gamma
 
 
 def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def _product_type(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-class MadeForward(torch.autograd.Function):
+class ForwardGradient(torch.autograd.Function):
     """The base of losses over a vocabulary whose gradients are made on the way forward and kept as `ctx.gradients`:
     those of the first three inputs. Three further inputs have none. Differentiable once."""
 
@@ -167,7 +167,7 @@ class MadeForward(torch.autograd.Function):
         return (*(None if gradient is None else gradient.mul_(scale) for gradient in kept), None, None, None)
 
 
-class _LinearLossSum(MadeForward):
+class _LinearLossSum(ForwardGradient):
     @staticmethod
     def forward(
         ctx: Any,
@@ -217,27 +217,27 @@ def _to_gradient(
     mean = wide.mean(-1, keepdim=True) if smoothing else picked
     # One exponential, in the fused softmax. On a CPU in place: 4 of 12 ms less at (150, 30522) in fp32 on one thread,
     # with the pass that `_normaliser` spares.
-    shares = torch.softmax(wide, -1, out=wide) if wide.device.type == "cpu" else wide.softmax(-1)
-    normaliser = _normaliser(shares, labels, picked, highest)
+    probabilities = torch.softmax(wide, -1, out=wide) if wide.device.type == "cpu" else wide.softmax(-1)
+    normaliser = _normaliser(probabilities, labels, picked, highest)
     total = (1 - smoothing) * (normaliser - picked).sum()
     if smoothing:
         total = total + smoothing * (normaliser - mean).sum()
-    shares.scatter_add_(1, labels, shares.new_full((len(labels), 1), smoothing - 1.0))
+    probabilities.scatter_add_(1, labels, probabilities.new_full((len(labels), 1), smoothing - 1.0))
     if smoothing:
-        shares -= smoothing / shares.shape[1]
+        probabilities -= smoothing / probabilities.shape[1]
     if bias_gradient is not None:
-        bias_gradient += shares.sum(0)
-    if shares is not logits:
-        logits.copy_(shares)
+        bias_gradient += probabilities.sum(0)
+    if probabilities is not logits:
+        logits.copy_(probabilities)
     return total
 
 
-def _normaliser(shares: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
+def _normaliser(probabilities: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
     """(R, 1) log of the sum of the exponentials, by a class's logit and share: its label's, or where that share is too
     small for it, its largest one, at least 1/V. CUDA would have to wait to know, a compiler to know ahead. picked,
     highest: the logits."""
-    share = shares.gather(1, labels)
+    share = probabilities.gather(1, labels)
     reads = share.device.type == "cpu" and not torch.compiler.is_compiling()
     if reads and share.numel() and float(share.min()) > _SMALLEST_SHARE:
         return picked - share.log()
-    return highest - shares.amax(-1, keepdim=True).log()
+    return highest - probabilities.amax(-1, keepdim=True).log()

@@ -76,7 +76,7 @@ class LMHead(PredictingHead):
         return linear_scores(self.transform(hidden_MH), self.table(table_VH), self.bias, labels_M)
 
 
-class FamilyLMHead(LMHead):
+class BackboneLMHead(LMHead):
     """A family's way from hidden states to tokens: scaled, by a table of its own, with constants or a bias
     (`VocabularyHead`).
 
@@ -118,8 +118,8 @@ class AdaptiveLMHead(LMHead):
         """Rows of the table that a token is multiplied with, mean, where tokens are as frequent as Zipf's law has
         them: the first softmax's, and its own cluster's."""
         starts = list(accumulate(self.sizes))
-        shares = [math.log(end / start) / math.log(starts[-1]) for start, end in pairwise(starts)]
-        return self.sizes[0] + sum(share * size for share, size in zip(shares, self.sizes[1:], strict=True))
+        probabilities = [math.log(end / start) / math.log(starts[-1]) for start, end in pairwise(starts)]
+        return self.sizes[0] + sum(share * size for share, size in zip(probabilities, self.sizes[1:], strict=True))
 
     def _parts(self, table_VH: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Table and biases of the first softmax, then of the clusters."""
@@ -155,9 +155,9 @@ class AdaptiveLMHead(LMHead):
         first_labels, total, start = labels_M, hidden_MH.new_zeros(()), self.sizes[0]
         first, *tails = self._parts(table_VH)
         for number, (part, size) in enumerate(zip(tails, self.sizes[1:], strict=True)):
-            inside_M = (labels_M >= start) & (labels_M < start + size)
-            first_labels = first_labels.masked_fill(inside_M, self.sizes[0] + number)
-            rows = inside_M.nonzero()[:, 0]
+            in_cluster_M = (labels_M >= start) & (labels_M < start + size)
+            first_labels = first_labels.masked_fill(in_cluster_M, self.sizes[0] + number)
+            rows = in_cluster_M.nonzero()[:, 0]
             total = total + linear_loss_sum(hidden_MH[rows], *part, labels_M[rows] - start)
             start += size
         return total + linear_loss_sum(hidden_MH, *first, first_labels)
@@ -183,7 +183,7 @@ def lm_head(backbone: Backbone) -> LMHead:
         return AdaptiveLMHead(kind.cutoffs, backbone.hidden_size, backbone.config.vocab_size)
     if kind == VocabularyHead():
         return LMHead()
-    return FamilyLMHead(kind, backbone.hidden_size, backbone.config.vocab_size)
+    return BackboneLMHead(kind, backbone.hidden_size, backbone.config.vocab_size)
 
 
 class MaskedLMHead(LMHead):
@@ -297,17 +297,17 @@ def copy_losses(
     """
 
     def part(gate: Tensor, hidden: Tensor, read: Tensor, labels: Tensor) -> Tensor:
-        spelled = F.logsigmoid(-gate.float()) - F.cross_entropy(
+        generated = F.logsigmoid(-gate.float()) - F.cross_entropy(
             head(hidden, table_VW).float(), labels, reduction="none"
         )
         copied = F.logsigmoid(gate.float()).masked_fill(read != labels, -torch.inf)
-        return -torch.logaddexp(copied, spelled)
+        return -torch.logaddexp(copied, generated)
 
-    pieces = [
+    chunks = [
         checkpoint(part, *chunk, use_reentrant=False)
         for chunk in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M, labels_M)), strict=True)
     ]
-    return torch.cat(pieces) if pieces else hidden_MH.new_zeros(0, dtype=torch.float32)
+    return torch.cat(chunks) if chunks else hidden_MH.new_zeros(0, dtype=torch.float32)
 
 
 @torch.no_grad()
@@ -316,6 +316,6 @@ def copy_best(head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: T
     best = [read_M.new_zeros(0)]
     for gate, hidden, read in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M)), strict=True):
         copy = torch.sigmoid(gate.float())[:, None]
-        shares = head(hidden, table_VW).float().softmax(-1) * (1 - copy)
-        best.append(shares.scatter_add_(1, read[:, None], copy).argmax(-1))
+        probabilities = head(hidden, table_VW).float().softmax(-1) * (1 - copy)
+        best.append(probabilities.scatter_add_(1, read[:, None], copy).argmax(-1))
     return torch.cat(best)

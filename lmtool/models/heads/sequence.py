@@ -110,10 +110,10 @@ def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
     """(M, 3H) [start; end; mean] of the hidden states of spans. span_M2: flat inclusive borders."""
     starts_M, ends_M = span_M2.unbind(1)
     lengths_M = ends_M - starts_M + 1
-    owners = torch.arange(len(span_M2), device=span_M2.device).repeat_interleave(lengths_M)
+    span_number = torch.arange(len(span_M2), device=span_M2.device).repeat_interleave(lengths_M)
     before_M = lengths_M.cumsum(0) - lengths_M
-    places = torch.arange(len(owners), device=span_M2.device) - before_M[owners] + starts_M[owners]
-    sums_MH = hidden_TH.new_zeros(len(span_M2), hidden_TH.shape[1]).index_add_(0, owners, hidden_TH[places])
+    index = torch.arange(len(span_number), device=span_M2.device) - before_M[span_number] + starts_M[span_number]
+    sums_MH = hidden_TH.new_zeros(len(span_M2), hidden_TH.shape[1]).index_add_(0, span_number, hidden_TH[index])
     return torch.cat([hidden_TH[starts_M], hidden_TH[ends_M], sums_MH / lengths_M[:, None].to(sums_MH.dtype)], dim=1)
 
 
@@ -164,10 +164,10 @@ class SpanBoundaryHead(LMHead):
         self.activation = ACTIVATIONS[activation]
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def features(self, borders_M2H: Tensor, places_M: Tensor) -> Tensor:
-        """(M, 2H+B) what `loss_sum` and `scores` read. borders_M2H: hidden states of the token before and behind the
-        span of each target. places_M: the target's number in its span, from 0."""
-        return torch.cat([borders_M2H.flatten(1), self.position(places_M).to(borders_M2H.dtype)], dim=-1)
+    def features(self, edges_M2H: Tensor, offsets_M: Tensor) -> Tensor:
+        """(M, 2H+B) what `loss_sum` and `scores` read. edges_M2H: hidden states of the token before and behind the
+        span of each target. offsets_M: the target's number in its span, from 0."""
+        return torch.cat([edges_M2H.flatten(1), self.position(offsets_M).to(edges_M2H.dtype)], dim=-1)
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
         inner_MH = self.norm1(self.activation(self.dense1(hidden_MH)))

@@ -26,7 +26,7 @@ from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits
 from lmtool.models.heads.lm import LMHead, lm_head, masked_lm_head
-from lmtool.models.heads.predicted import Classes, Predicted, Words
+from lmtool.models.heads.predicted import Classes, Predicted, TokenPredictions
 from lmtool.models.heads.sequence import summary_index
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.configs.base import ANSWER
@@ -129,7 +129,7 @@ class PromptedLearner(ClassLearner):
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         """The words of the classes, and with auxiliary language modelling those of the texts, come of one head."""
-        return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, Words(logits))
+        return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, TokenPredictions(logits))
 
     def places(self, batch: Batch) -> Tensor:
         """(N,) flat indices, on the host, of the tokens at which the answers are predicted."""

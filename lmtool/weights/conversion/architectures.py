@@ -28,7 +28,7 @@ from lmtool.system.secrets import masked
 from lmtool.types import Packed
 from lmtool.weights.comparing import ROUNDING, difference
 from lmtool.weights.exporting import require_new, write_import
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import hf_folder
 from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.load import load
 from lmtool.weights.reading import read
@@ -253,7 +253,7 @@ def cross(config: ImportConfig, family: str) -> None:
             )
     folder = Path(config.output).expanduser()
     require_new(folder)
-    published = published_folder(config.checkpoint, config.offline)
+    published = hf_folder(config.checkpoint, config.offline)
     loaded, weights = load(config.checkpoint, offline=config.offline), read(config.checkpoint, config.offline)
     tuned = loaded.saved.get("tuning") or loaded.saved.get("task")
     if tuned or (published is not None and classifies(published, weights)):

@@ -33,7 +33,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import Blueprint, assemble
 from lmtool.weights.exporting import COMMAND, require_new, write_checkpoint
-from lmtool.weights.folders import PublishedFolder, published_folder
+from lmtool.weights.folders import HFFolder, hf_folder
 from lmtool.weights.load import saved_config, saved_model
 from lmtool.weights.reading import Weights, read
 
@@ -108,7 +108,7 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     """
     folder = Path(config.output).expanduser()
     require_new(folder)
-    published = published_folder(config.checkpoint, config.offline)
+    published = hf_folder(config.checkpoint, config.offline)
     saved, weights = saved_config(config.checkpoint, config.offline), read(config.checkpoint, config.offline)
     _require_pretrained(config, published, saved, weights)
     parses = bool((saved.get("tokenizer") or {}).get("parse_special_tokens"))
@@ -157,7 +157,7 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
 
 
 def _require_pretrained(
-    config: ImportConfig, published: PublishedFolder | None, saved: Mapping[str, Any], weights: Weights
+    config: ImportConfig, published: HFFolder | None, saved: Mapping[str, Any], weights: Weights
 ) -> None:
     hint = "replace the tokenizer of the pretrained checkpoint, and finetune that"
     if saved.get("tuning") or saved.get("task") or saved.get("command") == "finetune":
@@ -243,7 +243,7 @@ def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss
 
 
 def _described(
-    config: ImportConfig, published: PublishedFolder | None, saved: Mapping[str, Any], weights: Weights
+    config: ImportConfig, published: HFFolder | None, saved: Mapping[str, Any], weights: Weights
 ) -> dict[str, Any]:
     """The configuration of the new checkpoint: that of the run, or of an import."""
     if published is None:

@@ -18,7 +18,7 @@ from lmtool.runs.checkpoints import save_tensors
 from lmtool.weights.exporting import whole_folder
 from lmtool.weights.folders import read_object
 from lmtool.weights.peft import lora
-from lmtool.weights.peft.maps import PublishedBase, Restored, Tuned
+from lmtool.weights.peft.maps import HFBase, Restored, Tuned
 from lmtool.weights.peft.settings import CONFIG, AdapterSettings, PromptSettings, settings_of
 from lmtool.weights.reading import read_file
 
@@ -69,7 +69,7 @@ def _sizes(name: str, model: Any) -> dict[str, int]:
     return {"token_dim": width, "num_attention_heads": heads, "num_layers": model.num_layers}
 
 
-def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], base: PublishedBase) -> Restored:
+def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
     """The reverse: what an encoder has computed, as prompts without one. UserError where PEFT reads a text in another
     way, and where the tensor is not what the configuration says."""
     name = _PREFIX if settings.peft_type == "PREFIX_TUNING" else _VIRTUAL
@@ -121,7 +121,7 @@ WRITERS: dict[str, Callable[[Tuned], Layout]] = {
     "prefix": prompt_to_peft,
 }
 """By the name of the tuning method."""
-READERS: dict[str, Callable[[Any, Mapping[str, Tensor], PublishedBase], Restored]] = {
+READERS: dict[str, Callable[[Any, Mapping[str, Tensor], HFBase], Restored]] = {
     "LORA": lora.lora_from_peft,
     "IA3": lora.ia3_from_peft,
     "PROMPT_TUNING": prompt_from_peft,
@@ -241,7 +241,7 @@ class Adapter:
     updates: dict[str, Tensor]
     others: dict[str, Tensor]
 
-    def restored(self, base: PublishedBase) -> Restored:
+    def restored(self, base: HFBase) -> Restored:
         """As lmtool has it. UserError where it does not fit its base."""
         known = base.with_values({name: tensor for name, tensor in self.others.items() if name in base.tensors})
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmtool.errors import UserError
-from lmtool.weights.peft.maps import Part, PublishedBase, PublishedMap, Restored, Tuned
+from lmtool.weights.peft.maps import HFBase, HFLinear, Part, Restored, Tuned
 from lmtool.weights.peft.settings import CONFIG, MERGE, Ia3Settings, LoraSettings
 
 # LoRA and DoRA (`lmtool/tuning/lora.py`) as PEFT's.
@@ -102,7 +102,7 @@ class _Update:
         return updated_OI * (self.magnitude_O / torch.linalg.vector_norm(updated_OI, dim=1))[:, None]
 
 
-def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: PublishedBase) -> Restored:
+def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
     """The reverse. Maps of another rank or scale than the largest are filled with zeros, and their scale is put into B.
     Updates of maps that the method here does not edit are merged into these. UserError where the tensors are not those
     that the configuration speaks of."""
@@ -135,7 +135,7 @@ def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: 
 
 
 def _of_one_rank(
-    settings: LoraSettings, updates: Mapping[str, _Update], base: PublishedBase, changed: dict[str, Tensor]
+    settings: LoraSettings, updates: Mapping[str, _Update], base: HFBase, changed: dict[str, Tensor]
 ) -> Restored:
     """Updates by our maps as those of one method."""
     rank = max(len(update.a_RI) for update in updates.values())
@@ -167,9 +167,7 @@ def _of_one_rank(
     return Restored(section, added, changed)
 
 
-def _updates(
-    settings: LoraSettings, tensors: Mapping[str, Tensor], base: PublishedBase
-) -> Iterator[tuple[str, _Update]]:
+def _updates(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Iterator[tuple[str, _Update]]:
     """The updates by module. UserError where one is not what the configuration says, or does not fit its map."""
     modules = dict.fromkeys(name.removesuffix(end) for name in tensors for end in LORA_SUFFIXES if name.endswith(end))
     wanted = {
@@ -256,7 +254,7 @@ def ia3_to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return config, written
 
 
-def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: PublishedBase) -> Restored:
+def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
     """The reverse. Scales of what the method here does not scale are merged into the maps. UserError where the tensors
     are not those that the configuration speaks of."""
     sides = {f".{kind}.weight": 0 for kind in _OUTPUTS} | {f".{kind}.weight": 1 for kind in _INPUTS}
@@ -293,7 +291,7 @@ def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: Pu
     return Restored({"name": "ia3"}, added, changed)
 
 
-def _taken(place: PublishedMap, scale: Tensor, inputs: bool, added: dict[str, Tensor]) -> Tensor:
+def _taken(place: HFLinear, scale: Tensor, inputs: bool, added: dict[str, Tensor]) -> Tensor:
     """Enter what the method here scales too; what is left of a scale, with ones in its place."""
     left = scale.clone()
     for part in place.parts:

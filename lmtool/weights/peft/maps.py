@@ -34,7 +34,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PublishedMap:
+class HFLinear:
     """A linear map of a published model. module: its path. transposed: whether it is stored as (inputs, outputs).
     outputs: how many it has."""
 
@@ -44,7 +44,7 @@ class PublishedMap:
     parts: tuple[Part, ...]
 
 
-def published_maps(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[PublishedMap]:
+def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLinear]:
     """The published maps that the maps in the layers are in which tuning methods edit. tensors: of the whole model,
     under our names. config: of the model.
 
@@ -77,7 +77,7 @@ def published_maps(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[P
             places = ((numbers >= begin) & (numbers < begin + outputs)).nonzero()[:, 0]
             if len(places):
                 parts.append(Part(name, places[(numbers[places] - begin).argsort()], columns_there[places[0]].long()))
-        maps.append(PublishedMap(path.removesuffix(_WEIGHT), transposed, len(numbers), tuple(parts)))
+        maps.append(HFLinear(path.removesuffix(_WEIGHT), transposed, len(numbers), tuple(parts)))
     return maps
 
 
@@ -92,7 +92,7 @@ class Tuned:
 
     section: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    base: PublishedBase
+    base: HFBase
     task_type: str | None
     learned: Sequence[str] = ()
 
@@ -109,33 +109,33 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class PublishedBase:
+class HFBase:
     """The model that an adapter stands on. ours: its tensors under our names; tensors: under the published ones. maps:
     those in its layers that tuning methods edit."""
 
     model: ModelConfig
     ours: Mapping[str, Tensor]
     tensors: Mapping[str, Tensor]
-    maps: Sequence[PublishedMap]
+    maps: Sequence[HFLinear]
 
     @cached_property
-    def by_module(self) -> dict[str, PublishedMap]:
+    def by_module(self) -> dict[str, HFLinear]:
         """The maps by their paths."""
         return {place.module: place for place in self.maps}
 
-    def has_bias_apart(self, place: PublishedMap) -> bool:
+    def has_bias_apart(self, place: HFLinear) -> bool:
         """Whether what is a bias of these maps here is added behind the published module (DeBERTa's)."""
         return f"{place.module}.bias" not in self.tensors and any(
             f"{part.name}.bias" in self.ours for part in place.parts
         )
 
-    def bare(self, prefix: str) -> PublishedBase:
+    def bare(self, prefix: str) -> HFBase:
         """The same as the model without a head calls its tensors. prefix: what its names lack."""
         tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
         maps = [replace(place, module=place.module.removeprefix(prefix)) for place in self.maps]
         return replace(self, tensors=tensors, maps=maps)
 
-    def with_values(self, changed: Mapping[str, Tensor]) -> PublishedBase:
+    def with_values(self, changed: Mapping[str, Tensor]) -> HFBase:
         """The same with other values."""
         return replace(self, tensors={**self.tensors, **changed})
 
