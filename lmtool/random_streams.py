@@ -33,7 +33,7 @@ def _mix_int(value: int) -> int:
 
 
 def mix(values: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser: a bijection of uint64, any shape."""
+    """SplitMix64's finalizer: a bijection of uint64, any shape."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
     return values ^ (values >> np.uint64(31))
@@ -54,26 +54,26 @@ def keys(seed: int, stream: str, epoch: int, examples: np.ndarray) -> np.ndarray
     return mix((base ^ mix(_unsigned(examples) + golden)) + golden)
 
 
-def bits(seed: int, stream: str, epoch: int, examples: np.ndarray, draws: int, first_draw: int = 0) -> np.ndarray:
-    """(N, draws) uint64: draws `first_draw` and on of each example."""
-    counters = np.arange(first_draw + 1, first_draw + draws + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+def bits(seed: int, stream: str, epoch: int, examples: np.ndarray, count: int, first_draw: int = 0) -> np.ndarray:
+    """(N, count) uint64: `count` draws of each example, from `first_draw` on."""
+    counters = np.arange(first_draw + 1, first_draw + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     return mix(keys(seed, stream, epoch, examples)[:, None] + counters[None, :])
 
 
-def bits_at(seed: int, stream: str, epoch: int, examples: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """(M,) uint64: draw `draws[m]` of example `examples[m]`; equal to the entries of `bits`."""
-    counters = (_unsigned(draws) + np.uint64(1)) * np.uint64(_GOLDEN)
+def bits_at(seed: int, stream: str, epoch: int, examples: np.ndarray, draw: np.ndarray) -> np.ndarray:
+    """(M,) uint64: draw `draw[m]` of example `examples[m]`; equal to the entries of `bits`."""
+    counters = (_unsigned(draw) + np.uint64(1)) * np.uint64(_GOLDEN)
     return mix(keys(seed, stream, epoch, examples) + counters)
 
 
-def uniform(seed: int, stream: str, epoch: int, examples: np.ndarray, draws: int, first_draw: int = 0) -> np.ndarray:
-    """(N, draws) float64 in [0, 1), 53 bits each."""
-    return _to_unit(bits(seed, stream, epoch, examples, draws, first_draw))
+def uniform(seed: int, stream: str, epoch: int, examples: np.ndarray, count: int, first_draw: int = 0) -> np.ndarray:
+    """(N, count) float64 in [0, 1), 53 bits each."""
+    return _to_unit(bits(seed, stream, epoch, examples, count, first_draw))
 
 
-def uniform_at(seed: int, stream: str, epoch: int, examples: np.ndarray, draws: np.ndarray) -> np.ndarray:
+def uniform_at(seed: int, stream: str, epoch: int, examples: np.ndarray, draw: np.ndarray) -> np.ndarray:
     """(M,) float64 in [0, 1): a pure function of each (example, draw)."""
-    return _to_unit(bits_at(seed, stream, epoch, examples, draws))
+    return _to_unit(bits_at(seed, stream, epoch, examples, draw))
 
 
 def _unsigned(values: np.ndarray) -> np.ndarray:
@@ -94,7 +94,7 @@ class Permutation:
 
     def __init__(self, size: int, seed: int, stream: str, epoch: int):
         if size < 0:
-            raise ValueError(f"a permutation of {size} things")
+            raise ValueError(f"a permutation of {size} items")
         self.size = size
         self._rows = isqrt(max(size - 1, 0)) + 1
         self._columns = -(-size // self._rows) if size else 1

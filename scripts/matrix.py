@@ -59,7 +59,7 @@ from lmtool.training.precision import FP32_CPU
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Batch
 from lmtool.weights.assemble import assemble
-from lmtool.weights.bases import left_to_base
+from lmtool.weights.loading import left_to_base
 from lmtool.weights.reading import Weights
 
 FAMILIES = [entry.name for entry in tables.entries("model") if entry.config.__module__.startswith("lmtool.")]

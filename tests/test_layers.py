@@ -80,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"commands"},  # lmtool.load, when it is asked for
 }
 # The one function that opens torch's own files, and the call in it.
-PICKLED = ("weights/pickled.py", "torch.load(path, map_location='cpu', weights_only=True)")
+PICKLED = ("weights/reading.py", "torch.load(path, map_location='cpu', weights_only=True)")
 HYDRA = {"hydra", "omegaconf"}
 HEAVY = {"torch", "numpy", "transformers", "datasets", "safetensors", "tokenizers", "matplotlib"}
 
@@ -242,7 +242,7 @@ def test_commands_ask_no_learner_what_it_is() -> None:
     for path in SOURCES:
         # An export stands beside a task's learner, or beside the parts of a checkpoint, which are none.
         shell = room_of(path) in ("commands", "session", "costs", "weights/conversion")
-        if not shell or path == PACKAGE / "weights" / "conversion" / "texts.py":
+        if not shell or path == PACKAGE / "weights" / "conversion" / "parity.py":
             continue
         for node in ast.walk(tree_of(path)):
             asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")

@@ -28,7 +28,7 @@ from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights import load as weights
-from lmtool.weights.unread import notes
+from lmtool.weights.reading import notes
 
 Texts = str | Sequence[str]
 _BATCH_TOKENS = 8192

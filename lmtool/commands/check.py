@@ -20,7 +20,7 @@ from lmtool.system.terminal import counted
 from lmtool.tasks.checking import Texts, compared, findings, read_sound
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import hf_folder
 
 TOO_MANY = 0.01
 """Share of held-out rows, or of the words of held-out text, in training from which on their scores say little."""
@@ -96,7 +96,7 @@ def _lengths(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]],
         return _words, "words"
     folder = Path(config.checkpoint).expanduser()
     if not has_tokenizer(folder):
-        published = published_folder(config.checkpoint, config.offline)
+        published = hf_folder(config.checkpoint, config.offline)
         folder = find(config.checkpoint) if published is None else published.path
     return partial(_tokens, Tokenizer.load(folder)), "tokens"
 

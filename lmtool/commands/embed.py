@@ -24,7 +24,7 @@ from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import counted
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.load import Loaded, load, section
-from lmtool.weights.unread import notes
+from lmtool.weights.reading import notes
 
 # Texts in a row group of a .parquet file.
 _GROUP = 256

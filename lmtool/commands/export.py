@@ -31,17 +31,14 @@ from lmtool.weights.comparing import (
     compare_tokenizers,
     tied_names,
 )
-from lmtool.weights.conversion.texts import compare_texts, layout_of, reading_of
+from lmtool.weights.conversion.parity import Parity, compare_texts, layout_of, parity, reading_of
 from lmtool.weights.conversion.tuned import export_tuned, head_to_export
 from lmtool.weights.conversion.word_vectors import export_vectors
 from lmtool.weights.exporting import Export, export_of, write_export
-from lmtool.weights.folders import PublishedFolder, published_folder
-from lmtool.weights.load import load, saved_config, saved_model
-from lmtool.weights.merging import merged
-from lmtool.weights.parity import Parity, parity
-from lmtool.weights.reading import Weights, read
+from lmtool.weights.folders import HFFolder, hf_folder
+from lmtool.weights.load import load, merged, saved_config, saved_model
+from lmtool.weights.reading import Weights, notes, read
 from lmtool.weights.sentence_encoders import sentence_encoder
-from lmtool.weights.unread import notes
 
 _WRITERS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
 """Ends of the classes of transformers that write text."""
@@ -62,7 +59,7 @@ def run(config: ExportConfig) -> None:
     weights = merged(read(config.checkpoint, config.offline), saved)
     if weights.merged:
         saved = {key: value for key, value in saved.items() if key != "tuning"}
-    published = published_folder(config.checkpoint, config.offline)
+    published = hf_folder(config.checkpoint, config.offline)
     if published is not None and classifies(published, weights):
         saved = published.classifier_config()
     task, trained, tokenizer = head_to_export(saved, weights.tensors), None, loaded.tokenizer
@@ -110,7 +107,7 @@ def require_places(weights: Weights, model: ModelConfig, export: Export) -> None
         )
 
 
-def warn_of(published: PublishedFolder, ignored: Sequence[str], offline: bool) -> None:
+def warn_of(published: HFFolder, ignored: Sequence[str], offline: bool) -> None:
     """Print what of a published folder does not go where its model goes."""
     warnings = notes(published.checkpoint, ignored)
     encoder = sentence_encoder(published, offline)

@@ -25,8 +25,8 @@ from lmtool.system.manifest import Damaged
 from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of
 from lmtool.tasks.loading import read_hub
 from lmtool.tokenizers.configs import FolderConfig
-from lmtool.weights.bases import saved_base
-from lmtool.weights.folders import TOKENIZER, fetched, published_folder, tokenizer_folder, weight_file
+from lmtool.weights.folders import TOKENIZER, fetched, hf_folder, tokenizer_folder, weight_file
+from lmtool.weights.loading import saved_base
 from lmtool.weights.reading import shards_of_index
 from lmtool.weights.sentence_encoders import Dense, dense_file, sentence_encoder
 
@@ -35,7 +35,7 @@ def is_remote(checkpoint: str) -> bool:
     """Whether it, or the base of what was tuned, is on the hub. UserError where it cannot be read."""
     if "://" in checkpoint:
         return True
-    if published_folder(checkpoint, offline=True) is not None:
+    if hf_folder(checkpoint, offline=True) is not None:
         return False
     base = saved_base(find(checkpoint))
     address = None if base is None else base.address()
@@ -45,7 +45,7 @@ def is_remote(checkpoint: str) -> bool:
 def files_of(checkpoint: str, offline: bool) -> list[Path]:
     """What a run reads of a checkpoint; of a tuned one its base's too. offline: no connection is opened. UserError
     where a file cannot be had."""
-    published = published_folder(checkpoint, offline)
+    published = hf_folder(checkpoint, offline)
     if published is None:
         folder = find(checkpoint)
         base = saved_base(folder)

@@ -13,13 +13,12 @@ from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_t
 from lmtool.weights.conversion.adapters import import_adapter
 from lmtool.weights.conversion.architectures import cross
 from lmtool.weights.conversion.vocabularies import replace_tokenizer
-from lmtool.weights.conversion.word_vectors import holds_vectors, import_vectors, vectors_below
-from lmtool.weights.folders import published_folder, weight_file
-from lmtool.weights.importing import write_import
+from lmtool.weights.conversion.word_vectors import holds_vectors, import_vectors, is_word_file, vectors_below
+from lmtool.weights.exporting import write_import
+from lmtool.weights.folders import hf_folder, weight_file
 from lmtool.weights.load import load
 from lmtool.weights.peft.adapter import is_adapter
-from lmtool.weights.reading import our_names, read, read_published, their_names, wide
-from lmtool.weights.word_files import is_word_file
+from lmtool.weights.reading import our_names, read, read_hf, their_names, wide
 
 
 def run(config: ImportConfig) -> None:
@@ -39,7 +38,7 @@ def run(config: ImportConfig) -> None:
     if is_adapter(adapter):
         import_adapter(config, adapter)
         return
-    published = published_folder(config.checkpoint, config.offline)
+    published = hf_folder(config.checkpoint, config.offline)
     if published is None:
         raise UserError(
             f"checkpoint={config.checkpoint} is no published folder: no config.json with a model_type",
@@ -61,7 +60,7 @@ def run(config: ImportConfig) -> None:
     write_import(kept, loaded.config, loaded.tokenizer, source, folder, saved)
 
     again = load(str(folder), offline=True)
-    theirs = wide(read_published(published, config.offline))
+    theirs = wide(read_hf(published, config.offline))
     # Compared under their names: what the folder has, and what ours is on the way back.
     back = their_names(again.config, again.model.parts.state_dict())
     mapped = their_names(again.config, our_names(published, theirs))

@@ -16,7 +16,7 @@ from lmtool.resolver.schema.use import InspectTokenizerConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import hf_folder
 
 
 def run(config: InspectTokenizerConfig) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tupl
     for checkpoint in config.checkpoint:
         folder = Path(checkpoint).expanduser()
         if not has_tokenizer(folder):
-            published = published_folder(checkpoint, config.offline)
+            published = hf_folder(checkpoint, config.offline)
             folder = find(checkpoint) if published is None else published.path
         yield checkpoint, Tokenizer.load(folder)
 

@@ -17,19 +17,19 @@ from torch import nn
 
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
+from lmtool.models.cnn import WindowLayer
 from lmtool.models.disentangled import DisentangledAttention
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
 from lmtool.models.heads.sampled import SampledLMHead, WordPairsHead
+from lmtool.models.rnn_attention import AttendingGru
 from lmtool.models.two_streams import TwoStreamAttention
-from lmtool.nn.additive_attention import AttendingGru
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.dropout import Dropout
 from lmtool.nn.embeddings import StackInput
 from lmtool.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
-from lmtool.nn.recurrent import BidirectionalGru, Lstm
+from lmtool.nn.recurrent import BidirectionalGru, LstmCell
 from lmtool.nn.relative import RelativeAttention
-from lmtool.nn.windows import WindowLayer
 
 # A value in fp32: of weights, of the residual stream, of what norms read.
 VALUE_BYTES = 4
@@ -242,7 +242,7 @@ def _of_layers(
     width = _width(parts[0]) if parts else 0
     activations = float(learns * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
     # Words that come again are computed once: this is the most.
-    activations += learns * VALUE_BYTES * (embed.kept_values if isinstance(embed, WordCharacters) else 0)
+    activations += learns * VALUE_BYTES * (embed.saved_activations if isinstance(embed, WordCharacters) else 0)
     scores = working = frozen = 0.0
     for number, layer in enumerate(parts):
         learns, last = learns or _learns(layer), number == len(parts) - 1
@@ -263,9 +263,9 @@ def _of_layers(
 
 def _of_layer(layer: nn.Module, formats: Formats, sees: Sees, last: bool, read: float) -> float:
     """Bytes of a token in a layer whose part behind the attention works on a share of the tokens."""
-    ahead = sum(_of_lstm(part, formats) for part in layer.modules() if isinstance(part, Lstm))
+    ahead = sum(_of_lstm(part, formats) for part in layer.modules() if isinstance(part, LstmCell))
     if isinstance(layer, BidirectionalGru | AttendingGru):
-        ahead += VALUE_BYTES * layer.kept_values(sees.cross_keys)
+        ahead += VALUE_BYTES * layer.saved_activations(sees.cross_keys)
     ahead += sum(
         attention_bytes(part, formats, name == "cross_attn", sees, last) for name, part in attentions_of(layer)
     )
@@ -284,9 +284,9 @@ def _of_layer(layer: nn.Module, formats: Formats, sees: Sees, last: bool, read: 
     return ahead + read * behind
 
 
-def _of_lstm(part: Lstm, formats: Formats) -> float:
+def _of_lstm(part: LstmCell, formats: Formats) -> float:
     """Its inputs, the gates, the memory before and behind its activation, and what it gives."""
-    kept = VALUE_BYTES * (6 * part.cell_size + 2 * part.given_size)
+    kept = VALUE_BYTES * (6 * part.cell_size + 2 * part.output_size)
     return formats.product * part.weight_ih.shape[1] + kept
 
 
@@ -321,7 +321,7 @@ def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
         return 0
     backbone: Any = learner.get_submodule("backbone")
     sampled = next((module for module in learner.modules() if isinstance(module, SampledLMHead)), None)
-    count, width = backbone.embed.token.weight.shape if sampled is None else sampled.own_table.shape
+    count, width = backbone.embed.token.weight.shape if sampled is None else sampled.output_table.shape
     chunk, softmax = _LOGIT_ROWS["cuda" if formats.cuda else "cpu"]
     logits = min(rows, 2 * chunk) * formats.product + min(rows, softmax) * 2 * VALUE_BYTES * formats.half
     computed = count if sampled is None else sampled.computed
@@ -349,7 +349,7 @@ def copied_bytes(learner: nn.Module, formats: Formats) -> int:
 def _width(layer: nn.Module) -> int:
     """H of a layer."""
     widths = [part.q_proj.in_features for _, part in attentions_of(layer)]
-    widths += [sum(part.given_size for part in layer.modules() if isinstance(part, Lstm))]
+    widths += [sum(part.output_size for part in layer.modules() if isinstance(part, LstmCell))]
     widths += [layer.hidden_size] if isinstance(layer, WindowLayer) else []
     return max(widths)
 

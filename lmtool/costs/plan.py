@@ -17,7 +17,7 @@ from lmtool.costs.activations import VALUE_BYTES, Kept
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.models.heads.lm import AdaptiveLMHead, EnhancedMaskedLMHead, FamilyLMHead, LMHead
+from lmtool.models.heads.lm import AdaptiveLMHead, BackboneLMHead, EnhancedMaskedLMHead, LMHead
 from lmtool.models.heads.sampled import SampledLMHead, WordPairsHead
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.positions import Position
@@ -269,8 +269,8 @@ def _vocabulary(head: nn.Module, backbone: Backbone) -> int:
     if isinstance(head, WordPairsHead):
         return head.output.token.embedding_dim
     if isinstance(head, SampledLMHead):
-        return (head.computed - len(head.own_table)) * head.own_table.shape[1]
-    if not isinstance(head, LMHead) or (isinstance(head, FamilyLMHead) and head.output is not None):
+        return (head.computed - len(head.output_table)) * head.output_table.shape[1]
+    if not isinstance(head, LMHead) or (isinstance(head, BackboneLMHead) and head.output is not None):
         return 0
     table = backbone.embed.token.weight
     return round(head.rows_read * table.shape[1]) if isinstance(head, AdaptiveLMHead) else table.numel()

@@ -24,8 +24,8 @@ import numpy as np
 from lmtool.data.sentences import SentenceSplitter, split_sentences
 from lmtool.errors import UserError
 from lmtool.system.signals import STATUS
+from lmtool.tokenizers.texts import FlatEncoder
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.tokenizers.words import FlatEncoder
 
 PORTION = 1_000_000
 """Characters tokenized at a time."""

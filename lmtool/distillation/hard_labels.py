@@ -18,13 +18,13 @@ from lmtool.data.split import SplitData
 from lmtool.distillation.seen import Reading, Seen, Teacher
 from lmtool.distillation.store.outputs import held_terms, order_of
 from lmtool.errors import UserError
-from lmtool.models.heads.predicted import Shares
+from lmtool.models.heads.predicted import TargetProbabilities
 from lmtool.nn.stack import Tap
 from lmtool.types import Batch
 
 
 @dataclass(frozen=True)
-class Given(Shares):
+class Given(TargetProbabilities):
     """labels: (M,), as `best` gives them."""
 
     labels: Tensor
@@ -32,7 +32,7 @@ class Given(Shares):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         raise TypeError("hard labels have no probabilities")
 
     def best(self) -> Tensor:
@@ -79,7 +79,7 @@ class HardLabels(Teacher):
 
     def see(self, batch: Batch, states: Tap | None = None) -> Seen:
         """UserError where it knows nothing of an example of the batch."""
-        predicted: dict[str, Shares] = {}
+        predicted: dict[str, TargetProbabilities] = {}
         for term, held in held_terms(batch).items():
             known, target = self.terms.get(term), held.target.labels
             if known is None or target is None:

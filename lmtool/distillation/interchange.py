@@ -21,7 +21,7 @@ from torch import Tensor
 from lmtool import random_streams
 from lmtool.distillation.seen import Kept
 from lmtool.learners.mixed_examples import MixedBatch
-from lmtool.nn.stack import Place, Side, Tap
+from lmtool.nn.stack import Side, Tap, TapPoint
 from lmtool.types import Batch, Packed, send
 
 
@@ -32,9 +32,9 @@ class Site(NamedTuple):
     student: int
     teacher: int
 
-    def place(self, teacher: bool) -> Place:
+    def place(self, teacher: bool) -> TapPoint:
         """That of one of the models."""
-        return Place(self.teacher if teacher else self.student, self.side)
+        return TapPoint(self.teacher if teacher else self.student, self.side)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ class Swapped(Tap):
     for each batch of `parts_of`. dimensions: of each state those that are swapped, from the first share of its width to
     before the second."""
 
-    def __init__(self, kept: Kept, swaps: Sequence[Mapping[Place, Swap]], dimensions: tuple[float, float] = (0.0, 1.0)):
+    def __init__(
+        self, kept: Kept, swaps: Sequence[Mapping[TapPoint, Swap]], dimensions: tuple[float, float] = (0.0, 1.0)
+    ):
         self.kept, self.swaps, self.dimensions = kept, swaps, dimensions
         self.part: dict[Side, int] = {}
 
@@ -121,12 +123,12 @@ class Swapped(Tap):
         first = min((place.layer for place in swapped if place.side == side), default=None)
         if first is None:
             first = max((place.layer for place in self.kept.states if place.side == side), default=None)
-        return None if first is None else (first, self.kept.states[Place(first, side)][part])
+        return None if first is None else (first, self.kept.states[TapPoint(first, side)][part])
 
-    def wants(self, place: Place) -> bool:
+    def wants(self, place: TapPoint) -> bool:
         return place in self.swaps[self.part[place.side]]
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         part = self.part[place.side]
         swap = self.swaps[part][place]
         to_S, from_S = send(swap.to_S, x_TH.device), send(swap.from_S, x_TH.device)
@@ -149,7 +151,7 @@ def kept_for(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -
     reads. depths: of the model, by side."""
     places = {site.place(teacher) for site in sites}
     if len(depths) > 1:
-        places.add(Place(depths["inputs"], "inputs"))
+        places.add(TapPoint(depths["inputs"], "inputs"))
     return Kept(places)
 
 
@@ -161,9 +163,9 @@ def swapped(
     dimensions: tuple[float, float] = (0.0, 1.0),
 ) -> Swapped:
     """The tap of one of the models. plans: for each batch of `parts_of`."""
-    swaps: list[dict[Place, Swap]] = []
+    swaps: list[dict[TapPoint, Swap]] = []
     for plan in plans:
-        at: dict[Place, Swap] = {}
+        at: dict[TapPoint, Swap] = {}
         for number, swap in plan.swaps.items():
             place = sites[number].place(teacher)
             # Several layers of a student may be aligned with one of the teacher.

@@ -16,11 +16,11 @@ from lmtool.data.split import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch, term_of
 from lmtool.learners.mixture import Mixture
-from lmtool.models.heads.base import HeadTap, PredictingHead, TokenLogits
+from lmtool.models.heads.base import HeadObserver, PredictingHead, TokenLogits
 from lmtool.models.heads.predicted import Predicted
-from lmtool.nn.context import AttentionKind, TakesAttended
-from lmtool.nn.stack import Place, Stack, Tap
-from lmtool.nn.tiled import Attended
+from lmtool.nn.context import AttentionKind, AttentionObserver
+from lmtool.nn.stack import Stack, Tap, TapPoint
+from lmtool.nn.tiled import AttentionInputs
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Loader, StepOutput
 
@@ -29,24 +29,24 @@ class Kept(Tap):
     """Keeps the states at some places, and what self-attentions in the layers before others compute with: by place,
     those of each forward of a stack, in their order."""
 
-    def __init__(self, states: Collection[Place] = (), attention: Collection[Place] = ()):
-        self.states: dict[Place, list[Tensor]] = {place: [] for place in states}
-        self.attended: dict[Place, list[Attended]] = {place: [] for place in attention}
+    def __init__(self, states: Collection[TapPoint] = (), attention: Collection[TapPoint] = ()):
+        self.states: dict[TapPoint, list[Tensor]] = {place: [] for place in states}
+        self.attention_inputs: dict[TapPoint, list[AttentionInputs]] = {place: [] for place in attention}
 
-    def wants(self, place: Place) -> bool:
+    def wants(self, place: TapPoint) -> bool:
         return place in self.states
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         self.states[place].append(x_TH)
         return x_TH
 
-    def tokens(self, place: Place) -> list[int]:
+    def tokens(self, place: TapPoint) -> list[int]:
         """How many tokens each forward had at a place."""
         states = [len(x_TH) for x_TH in self.states.get(place, ())]
-        return states + [len(attended.q_TAD) for attended in self.attended.get(place, ())]
+        return states + [len(attended.q_TAD) for attended in self.attention_inputs.get(place, ())]
 
-    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
-        return self.attended[place].append if kind == "self_attn" and place in self.attended else None
+    def attention(self, place: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
+        return self.attention_inputs[place].append if kind == "self_attn" and place in self.attention_inputs else None
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Seen:
     output: StepOutput | None = None
 
 
-class _Predictions(HeadTap):
+class _Predictions(HeadObserver):
     """Keeps what the heads of a learner predict of a batch."""
 
     def __init__(self, learner: BaseLearner, batch: Batch, only: bool):
@@ -76,7 +76,7 @@ class _Predictions(HeadTap):
 
 
 @contextmanager
-def tapped(learner: BaseLearner, heads: HeadTap | None, states: Tap | None) -> Iterator[None]:
+def tapped(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None) -> Iterator[None]:
     """A learner whose heads, and the stacks of whose backbone, have taps."""
     predicting = [head for head in learner.heads.values() if isinstance(head, PredictingHead)]
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]

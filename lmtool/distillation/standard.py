@@ -17,7 +17,7 @@ from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixture import Mixture
-from lmtool.models.heads.predicted import Averaged, Shares
+from lmtool.models.heads.predicted import Averaged, TargetProbabilities
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Stack, Tap, Taps
 from lmtool.types import Batch, StepOutput, part_of
@@ -105,7 +105,7 @@ class Panel(Teacher):
         predicted = dict(self._joined(seen))
         return Seen(self.learner, batch, predicted)
 
-    def _joined(self, seen: Sequence[tuple[float, Seen]]) -> Iterator[tuple[str, Shares]]:
+    def _joined(self, seen: Sequence[tuple[float, Seen]]) -> Iterator[tuple[str, TargetProbabilities]]:
         for term in dict.fromkeys(term for _, each in seen for term in each.predicted):
             parts = [(weight, each.predicted[term]) for weight, each in seen if term in each.predicted]
             yield term, parts[0][1] if len(parts) == 1 else Averaged.of(parts, self.average)

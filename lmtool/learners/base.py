@@ -26,8 +26,8 @@ from lmtool.learners.model import ModelWithHeads
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits
-from lmtool.models.heads.predicted import Binary, Classes, Predicted, Words
-from lmtool.nn.dropout import DeviceDraws, Draws, TokenDraws, token_keys
+from lmtool.models.heads.predicted import Binary, Classes, Predicted, TokenPredictions
+from lmtool.nn.dropout import DeviceRng, DropoutRng, TokenRng, token_keys
 from lmtool.random_streams import key
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
@@ -154,7 +154,7 @@ class BaseLearner(ModelWithHeads, ABC):
             groups = scheme.groups(groups)
         return groups
 
-    def draws(self, batch: Batch, step: int) -> Draws | None:
+    def dropout_rng(self, batch: Batch, step: int) -> DropoutRng | None:
         """The dropout of this batch in this step, for its inputs (and `for_outputs`); None in evaluation. Keyed by
         token on a CPU; on CUDA from the device's generator, seeded by the step and the batch's first example. A model
         that runs twice in a step takes draws `at` another place for its second forward."""
@@ -164,15 +164,15 @@ class BaseLearner(ModelWithHeads, ABC):
         if device.type == "cpu":
             keys_T = token_keys(self.seed, step, batch.examples, batch.parts, batch.inputs)
             if batch.outputs is None:
-                return TokenDraws(keys_T)
+                return TokenRng(keys_T)
             output_keys_T = token_keys(self.seed, step, batch.examples, batch.parts, batch.outputs, outputs=True)
-            return TokenDraws(keys_T, output_keys_T)
+            return TokenRng(keys_T, output_keys_T)
         first = (int(batch.examples[0]), int(batch.parts[0])) if len(batch.examples) else ()
-        return DeviceDraws(key(self.seed, "dropout", step, *first), device)
+        return DeviceRng(key(self.seed, "dropout", step, *first), device)
 
-    def hidden_of(self, batch: Batch, draws: Draws | None, read_M: Tensor | None = None) -> Tensor:
+    def hidden_of(self, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None = None) -> Tensor:
         """`hidden` of a batch."""
-        return self.hidden(batch.inputs, batch.outputs, draws, read_M)
+        return self.hidden(batch.inputs, batch.outputs, rng, read_M)
 
     # What it reads.
 
@@ -197,7 +197,7 @@ class BaseLearner(ModelWithHeads, ABC):
         if term not in self.weights:
             return None
         if isinstance(logits, TokenLogits):
-            return term, Words(logits)
+            return term, TokenPredictions(logits)
         return term, Binary(logits) if logits.ndim == 1 else Classes(logits)
 
     # How it is scored.

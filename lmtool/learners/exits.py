@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import OneStack
-from lmtool.nn.stack import Place, Side, Tap
+from lmtool.nn.stack import Side, Tap, TapPoint
 from lmtool.types import Batch, Packed, Target
 
 _EXIT = "exit_"
@@ -79,10 +79,10 @@ class Segment(Tap):
     def begin(self, side: Side) -> tuple[int, Tensor] | None:
         return None if self.states is None else (self.first, self.states)
 
-    def wants(self, place: Place) -> bool:
+    def wants(self, place: TapPoint) -> bool:
         return place.layer == self.last
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         self.kept = x_TH
         return x_TH
 

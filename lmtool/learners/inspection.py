@@ -205,7 +205,7 @@ class Inspector:
         """Enter what the objective promises of these examples, beside its definition."""
 
     def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
-        """Each example as plain data, see `described`; `drawing`, where the family or a subclass adds it:
+        """Each example as plain data, see `described`; `diagram`, where the family or a subclass adds it:
         further lines, each with a title."""
         batch, texts = drawn.batch, self.texts(drawn)
         for number in range(len(drawn.numbers)):
@@ -216,7 +216,7 @@ class Inspector:
                 entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
             documents = range(*drawn.borders[number : number + 2])
             entry["input"] = self.side(batch.inputs, documents)
-            if drawing := self.learner.backbone.drawing(batch.inputs.lengths[documents[0]]):
+            if drawing := self.learner.backbone.diagram(batch.inputs.lengths[documents[0]]):
                 entry["drawing"] = drawing
             if batch.outputs is not None:
                 entry["output"] = self.side(batch.outputs, documents)
@@ -236,7 +236,7 @@ class Inspector:
 
     def described(self, n: int) -> Iterator[dict[str, Any]]:
         """The first n examples: `example` (its number), `epoch`, the `text` with the `boundaries` within it, what the
-        model reads (`input`, `output`), the `targets` by term, and what some of them draw (`drawing`)."""
+        model reads (`input`, `output`), the `targets` by term, and what some of them draw (`diagram`)."""
         if n < 1:
             return
         numbers = self.first(n)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from lmtool.errors import UserError
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.models.heads.features import KeptLayers, LayerFeatures
-from lmtool.nn.dropout import Draws
+from lmtool.models.heads.features import LayerFeatures, LayerRecorder
+from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.stack import Side, Tap
 from lmtool.types import Packed, ParameterGroup
 
@@ -89,7 +89,7 @@ class ModelWithHeads(nn.Module):
         self,
         inputs: Packed,
         outputs: Packed | None = None,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
@@ -97,16 +97,16 @@ class ModelWithHeads(nn.Module):
         encoder-decoder the encoder's), or (M, F) of the tokens with the flat indices `read_M`. F is the backbone's
         `feature_size`. A backbone that only extracts features runs without gradient and without dropout."""
         features = next((head for head in self.heads.values() if isinstance(head, LayerFeatures)), None)
-        kept = None if features is None else KeptLayers(features, self.head_side, read_M, tap)
+        kept = None if features is None else LayerRecorder(features, self.head_side, read_M, tap)
         tap, extracts = tap if kept is None else kept, self.extracts
-        draws = None if extracts else draws
+        rng = None if extracts else rng
         with torch.no_grad() if extracts else nullcontext():
             if outputs is not None:
-                states = self.backbone(inputs, draws, outputs, read_M=read_M, tap=tap)
+                states = self.backbone(inputs, rng, outputs, read_M=read_M, tap=tap)
             elif isinstance(self.backbone, EncoderDecoder):
-                states = self.backbone.read_inputs(inputs, draws, read_M=read_M, tap=tap)
+                states = self.backbone.read_inputs(inputs, rng, read_M=read_M, tap=tap)
             else:
-                states = self.backbone(inputs, draws, read_M=read_M, tap=tap)
+                states = self.backbone(inputs, rng, read_M=read_M, tap=tap)
         return states if kept is None else kept.read(states)
 
     @property

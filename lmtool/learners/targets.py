@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lmtool.nn.dropout import Draws
+from lmtool.nn.dropout import DropoutRng
 from lmtool.types import Batch, send
 
 
@@ -28,14 +28,14 @@ def places_of(batch: Batch, term: str) -> Tensor:
 
 
 def hidden_at(
-    read: Callable[..., Tensor], batch: Batch, places: dict[str, Tensor], draws: Draws | None
+    read: Callable[..., Tensor], batch: Batch, places: dict[str, Tensor], rng: DropoutRng | None
 ) -> dict[str, Tensor]:
     """By term, the hidden states at its places: flat indices (...) give (..., H). One forward, whose last layer works
     on the places alone, on each once. places: those of `batch.host`, since a device would have to be asked how many
     there are. read: a backbone, or what reads its states in another way."""
     read_M, at = torch.cat([indices.flatten() for indices in places.values()]).unique(return_inverse=True)
     device = batch.inputs.tokens.device
-    hidden_MH = read(batch.inputs, draws, read_M=send(read_M, device))
+    hidden_MH = read(batch.inputs, rng, read_M=send(read_M, device))
     parts = send(at, device).split([indices.numel() for indices in places.values()])
     return {
         term: hidden_MH.index_select(0, part).view(*indices.shape, hidden_MH.shape[-1])

@@ -20,13 +20,13 @@ from typing import Any
 from torch import nn
 
 from lmtool.models.base import new, positions_of
-from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.family import (
     ENCODER_DEFAULTS,
     ENCODER_FIELDS,
-    Published,
-    PublishedClass,
+    HFClass,
+    HFFormat,
     of_answers,
     of_choices,
     over_words,
@@ -56,7 +56,7 @@ def build(config: AlbertConfig, seed: int) -> Albert:
 
 
 _LAYER = "backbone.layers.0."
-_PUBLISHED = "albert.encoder.albert_layer_groups.0.albert_layers.0."
+_HF = "albert.encoder.albert_layer_groups.0.albert_layers.0."
 KEYS = KeyMap(
     (
         ("backbone.embed.token", "albert.embeddings.word_embeddings"),
@@ -64,14 +64,14 @@ KEYS = KeyMap(
         ("backbone.embed.segment", "albert.embeddings.token_type_embeddings"),
         ("backbone.embed.norm", "albert.embeddings.LayerNorm"),
         ("backbone.embed.project", "albert.encoder.embedding_hidden_mapping_in"),
-        (_LAYER + "self_attn.q_proj", _PUBLISHED + "attention.query"),
-        (_LAYER + "self_attn.k_proj", _PUBLISHED + "attention.key"),
-        (_LAYER + "self_attn.v_proj", _PUBLISHED + "attention.value"),
-        (_LAYER + "self_attn.out_proj", _PUBLISHED + "attention.dense"),
-        (_LAYER + "norm1", _PUBLISHED + "attention.LayerNorm"),
-        (_LAYER + "ffn.fc_in", _PUBLISHED + "ffn"),
-        (_LAYER + "ffn.fc_out", _PUBLISHED + "ffn_output"),
-        (_LAYER + "norm2", _PUBLISHED + "full_layer_layer_norm"),
+        (_LAYER + "self_attn.q_proj", _HF + "attention.query"),
+        (_LAYER + "self_attn.k_proj", _HF + "attention.key"),
+        (_LAYER + "self_attn.v_proj", _HF + "attention.value"),
+        (_LAYER + "self_attn.out_proj", _HF + "attention.dense"),
+        (_LAYER + "norm1", _HF + "attention.LayerNorm"),
+        (_LAYER + "ffn.fc_in", _HF + "ffn"),
+        (_LAYER + "ffn.fc_out", _HF + "ffn_output"),
+        (_LAYER + "norm2", _HF + "full_layer_layer_norm"),
         ("heads.pooler.dense", "albert.pooler"),
         ("heads.masked_lm.dense", "predictions.dense"),
         ("heads.masked_lm.norm", "predictions.LayerNorm"),
@@ -89,7 +89,7 @@ TIED = Tied(
 )
 # By their names in a config.json; the first stands for an absent one.
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-PUBLISHED = Published(
+HF_FORMAT = HFFormat(
     model="albert",
     model_type="albert",
     title="ALBERT",
@@ -97,12 +97,12 @@ PUBLISHED = Published(
     tied=TIED,
     classes=(
         over_words("AlbertForTokenClassification"),
-        PublishedClass("AlbertForSequenceClassification", ("pooler", "classifier")),
+        HFClass("AlbertForSequenceClassification", ("pooler", "classifier")),
         of_answers("AlbertForQuestionAnswering"),
         of_choices("AlbertForMultipleChoice"),
-        PublishedClass("AlbertForPreTraining", ("masked_lm", "pooler", "sentence_order"), predicts=True),
-        PublishedClass("AlbertForMaskedLM", ("masked_lm",), predicts=True),
-        PublishedClass("AlbertModel"),
+        HFClass("AlbertForPreTraining", ("masked_lm", "pooler", "sentence_order"), predicts=True),
+        HFClass("AlbertForMaskedLM", ("masked_lm",), predicts=True),
+        HFClass("AlbertModel"),
     ),
     prefix="albert.",
     outside=("predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
@@ -129,16 +129,16 @@ PUBLISHED = Published(
         "tie_word_embeddings": (True, False),
     },
 )
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
 
-def published_config(config: AlbertConfig) -> dict[str, Any]:
+def to_hf_config(config: AlbertConfig) -> dict[str, Any]:
     """With the activation, of which there are two versions."""
     activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
-    return {**PUBLISHED.published_config(config), "hidden_act": activation}
+    return {**HF_FORMAT.to_hf_config(config), "hidden_act": activation}
 
 
-def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The reverse."""
-    section = PUBLISHED.from_published_config(data)
+    section = HF_FORMAT.from_hf_config(data)
     return {**section, "activation": _ACTIVATIONS[data.get("hidden_act") or "gelu_new"]}

@@ -44,7 +44,7 @@ from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
-from lmtool.models.family import Published, PublishedClass, of_answers
+from lmtool.models.family import HFClass, HFFormat, of_answers
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 from lmtool.nn.embeddings import Embeddings, StackInput
@@ -91,25 +91,27 @@ def post_norm_pairs() -> list[tuple[str, str]]:
     pairs.append(("heads.lm.output", "lm_head"))
     for stack, parts in sublayers.items():
         ours, theirs = f"backbone.{stack}.layers.*.", f"model.{stack}.layers.*."
-        for name, norm, published in parts:
-            pairs += [(f"{ours}{name}.{projection}", f"{theirs}{published}.{other}") for projection, other in attention]
-            pairs.append((ours + norm, f"{theirs}{published}_layer_norm"))
+        for name, norm, hf_tensors in parts:
+            pairs += [
+                (f"{ours}{name}.{projection}", f"{theirs}{hf_tensors}.{other}") for projection, other in attention
+            ]
+            pairs.append((ours + norm, f"{theirs}{hf_tensors}_layer_norm"))
         pairs += [(ours + "ffn.fc_in", theirs + "fc1"), (ours + "ffn.fc_out", theirs + "fc2")]
         pairs.append((ours + ("norm2" if stack == "encoder" else "norm3"), theirs + "final_layer_norm"))
     return pairs
 
 
 @dataclass(frozen=True)
-class PublishedStacks(Published):
+class TwoStackFormat(HFFormat):
     """Two stacks of the same widths."""
 
-    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
         assert isinstance(config, PostNormConfig)
-        ours = super().published_config(config)
+        ours = super().to_hf_config(config)
         return {**ours, "is_encoder_decoder": True, "decoder_layers": config.layers_of_decoder}
 
-    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        section = super().from_published_config(data)
+    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        section = super().from_hf_config(data)
         expect(
             data,
             self.model,
@@ -137,16 +139,16 @@ TIED = Tied(
     output="lm_head.weight",
     tables=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
 )
-PUBLISHED = PublishedStacks(
+HF_FORMAT = TwoStackFormat(
     model="bart",
     model_type="bart",
     title="BART",
     keys=KEYS,
     tied=TIED,
     classes=(
-        PublishedClass("BartForSequenceClassification", ("pooler", "classifier")),
+        HFClass("BartForSequenceClassification", ("pooler", "classifier")),
         of_answers("BartForQuestionAnswering"),
-        PublishedClass("BartForConditionalGeneration", predicts=True),
+        HFClass("BartForConditionalGeneration", predicts=True),
     ),
     prefix="model.",
     outside=("lm_head.", "final_logits_bias", "classification_head.", "qa_outputs."),
@@ -184,19 +186,19 @@ PUBLISHED = PublishedStacks(
     # Written in the published classes, not in their configurations.
     fixed={"norm_epsilon": 1e-5},
 )  # fmt: skip
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
 
 
-def to_published(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """The constants added to the logits are a row there."""
-    published = PUBLISHED.to_published(tensors, config)
-    return {name: tensor[None] if name == _BIAS else tensor for name, tensor in published.items()}
+    hf_tensors = HF_FORMAT.to_hf(tensors, config)
+    return {name: tensor[None] if name == _BIAS else tensor for name, tensor in hf_tensors.items()}
 
 
-def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse."""
     rows = {name: tensor[0] if name == _BIAS else tensor for name, tensor in tensors.items()}
-    return PUBLISHED.from_published(rows, config)
+    return HF_FORMAT.from_hf(rows, config)
 
 
 _BIAS = "final_logits_bias"

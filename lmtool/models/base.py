@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from lmtool.config.tables import build
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.cache import Cache, CarriedState, State
-from lmtool.nn.dropout import Draws
-from lmtool.nn.embeddings import Embeddings, positions_taken
+from lmtool.nn.dropout import DropoutRng
+from lmtool.nn.embeddings import Embeddings, reserved_positions
 from lmtool.nn.feedforward import Activation
 from lmtool.nn.initialization import Draw, initialize, materialize
 from lmtool.nn.positions import Position, PositionSizes
@@ -27,7 +27,7 @@ AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
 AnyBackbone = TypeVar("AnyBackbone", bound="Backbone")
 
 
-class Vocabulary(Protocol):
+class SpellingVocabulary(Protocol):
     """A tokenizer as a model sees it that reads what the ids spell. starts_word: (V,) whether an entry begins a
     word."""
 
@@ -62,7 +62,7 @@ class Backbone(nn.Module):
     """A family's model without heads.
 
     `forward(inputs, draws=None, ..., read_M=None, tap=None)` gives hidden states (T, H), or (M, H) of the tokens with
-    the flat indices `read_M`: the last layer need not work on others. draws: dropout's, None in evaluation. tap: sees
+    the flat indices `read_M`: the last layer need not work on others. rng: dropout's, None in evaluation. tap: sees
     or replaces the states between the layers. `embed` has the token table.
     """
 
@@ -98,17 +98,17 @@ class Backbone(nn.Module):
     @property
     def longest_text(self) -> int:
         """Tokens of the longest text it reads, beside virtual ones."""
-        return self.config.max_positions - positions_taken(self.embed)
+        return self.config.max_positions - reserved_positions(self.embed)
 
     @property
     def head_norm_epsilon(self) -> float:
         """Added to the variance in the norms of heads."""
         return self.config.norm_epsilon if isinstance(self.config, TransformerConfig) else 1e-12
 
-    def spell(self, vocabulary: Vocabulary) -> None:
+    def spell(self, vocabulary: SpellingVocabulary) -> None:
         """Called once, with the vocabulary whose ids it will read: a family that reads what they spell keeps that."""
 
-    def drawing(self, length: int) -> list[tuple[str, str]]:
+    def diagram(self, length: int) -> list[tuple[str, str]]:
         """What sees what in a text of so many tokens, in titled lines; none where that goes without saying."""
         return []
 
@@ -140,14 +140,14 @@ class OneStack(Stack, Backbone):
 
     @property
     def longest_text(self) -> int:
-        return self.config.max_positions - positions_taken(self.embed, self.ahead)
+        return self.config.max_positions - reserved_positions(self.embed, self.ahead)
 
     def read(
-        self, packed: Packed, draws: Draws | None, cache: Cache | None, read_M: Tensor | None, tap: Tap | None
+        self, packed: Packed, rng: DropoutRng | None, cache: Cache | None, read_M: Tensor | None, tap: Tap | None
     ) -> Tensor:
         """Enter, run, leave."""
-        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, cache, self.ahead)
-        return self.run(entered, entered.read(read_M), tap=tap)
+        state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, cache, self.ahead)
+        return self.run(state, state.read(read_M), tap=tap)
 
 
 class Encoder(OneStack):
@@ -159,10 +159,10 @@ class Encoder(OneStack):
         super().__init__(config, embed, layers, False, final_norm)
 
     def forward(
-        self, packed: Packed, draws: Draws | None = None, read_M: Tensor | None = None, tap: Tap | None = None
+        self, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None, tap: Tap | None = None
     ) -> Tensor:
         """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`."""
-        return self.read(packed, draws, None, read_M, tap)
+        return self.read(packed, rng, None, read_M, tap)
 
 
 class Decoder(OneStack):
@@ -176,14 +176,14 @@ class Decoder(OneStack):
     def forward(
         self,
         packed: Packed,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         cache: Cache | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
         """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the tokens before these;
         these are added to it."""
-        return self.read(packed, draws, cache, read_M, tap)
+        return self.read(packed, rng, cache, read_M, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
         """An empty cache for this many texts of at most `capacity` tokens, and their virtual ones."""
@@ -191,7 +191,7 @@ class Decoder(OneStack):
 
 
 @runtime_checkable
-class CarriesState(Protocol):
+class StatefulBackbone(Protocol):
     """A backbone that carries state from one segment of a running text to the next.
 
     Its forward takes `carried` (nn/cache.py): it reads `before`, the state in front of each document of the batch,
@@ -212,16 +212,16 @@ class Remembers(Protocol):
         """See this many tokens before a segment, in evaluation from now on."""
 
 
-def through_lanes(
-    backbone: Backbone, carried: CarriedState | None, batch: Batch, draws: Draws | None, read_M: Tensor | None
+def read_streams(
+    backbone: Backbone, carried: CarriedState | None, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None
 ) -> Tensor:
     """A backbone's states of a batch, (T, H) or (M, H) of `read_M`. Where the batch is of lanes, it begins with their
     state, and what it leaves is held for their next segments."""
-    if carried is None or batch.lanes is None or not isinstance(backbone, CarriesState):
-        states: Tensor = backbone(batch.inputs, draws, read_M=read_M)
+    if carried is None or batch.lanes is None or not isinstance(backbone, StatefulBackbone):
+        states: Tensor = backbone(batch.inputs, rng, read_M=read_M)
         return states
     state = carried.begin(batch.lanes, backbone.initial_state)
-    states = backbone(batch.inputs, draws, read_M=read_M, carried=state)
+    states = backbone(batch.inputs, rng, read_M=read_M, carried=state)
     carried.keep(batch.lanes, state, backbone.initial_state)
     return states
 

@@ -29,22 +29,46 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.models.base import new, positions_of
-from lmtool.models.configs import BertConfig, SegmentedConfig
-from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.base import Encoder, new, positions_of
+from lmtool.models.configs import BertConfig, SegmentedConfig, TransformerConfig
 from lmtool.models.family import (
     ENCODER_ALLOWED,
     ENCODER_CONSTANT,
     ENCODER_DEFAULTS,
     ENCODER_FIELDS,
-    Published,
-    PublishedClass,
+    HFClass,
+    HFFormat,
     of_answers,
     of_choices,
     over_words,
 )
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
+from lmtool.nn.attention import SelfAttention
+from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.feedforward import Activation, FeedForward
+from lmtool.nn.initialization import Draw, truncated_normal
+
+
+class BertLike(Encoder):
+    """An embedding and post-norm layers on it."""
+
+    def initial_draw(self) -> Draw:
+        return truncated_normal(self.config.initializer_std)
+
+
+def post_norm_layer(
+    config: TransformerConfig, activation: Activation = "gelu", activation_dropout: float = 0.0
+) -> PostNormLayer:
+    """One layer of BERT's kind."""
+    width = config.hidden_size
+    return PostNormLayer(
+        SelfAttention(width, config.num_heads, config.attention_dropout),
+        FeedForward(width, config.feedforward_size, activation, dropout=activation_dropout),
+        nn.LayerNorm(width, config.norm_epsilon),
+        nn.LayerNorm(width, config.norm_epsilon),
+        config.dropout,
+    )
 
 
 class Bert(BertLike):
@@ -80,7 +104,7 @@ TIED = Tied(
     head="cls.predictions.",
     bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
-PUBLISHED = Published(
+HF_FORMAT = HFFormat(
     model="bert",
     model_type="bert",
     title="BERT",
@@ -88,12 +112,12 @@ PUBLISHED = Published(
     tied=TIED,
     classes=(
         over_words("BertForTokenClassification"),
-        PublishedClass("BertForSequenceClassification", ("pooler", "classifier")),
+        HFClass("BertForSequenceClassification", ("pooler", "classifier")),
         of_answers("BertForQuestionAnswering"),
         of_choices("BertForMultipleChoice"),
-        PublishedClass("BertForPreTraining", ("masked_lm", "pooler", "next_sentence"), predicts=True),
-        PublishedClass("BertForMaskedLM", ("masked_lm",), predicts=True),
-        PublishedClass("BertModel"),
+        HFClass("BertForPreTraining", ("masked_lm", "pooler", "next_sentence"), predicts=True),
+        HFClass("BertForMaskedLM", ("masked_lm",), predicts=True),
+        HFClass("BertModel"),
     ),
     prefix="bert.",
     outside=("cls.", "classifier.", "qa_outputs."),
@@ -104,13 +128,13 @@ PUBLISHED = Published(
     constant=ENCODER_CONSTANT,
     allowed=ENCODER_ALLOWED,
 )
-to_published = PUBLISHED.to_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf = HF_FORMAT.to_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
 
 
-def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """Also for the norms of old files (gamma, beta)."""
-    return PUBLISHED.from_published({_norm(name): tensor for name, tensor in tensors.items()}, config)
+    return HF_FORMAT.from_hf({_norm(name): tensor for name, tensor in tensors.items()}, config)
 
 
 def _norm(name: str) -> str:

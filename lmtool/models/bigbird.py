@@ -32,13 +32,13 @@ from dataclasses import replace
 from torch import nn
 
 from lmtool.models.base import new, positions_of
-from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import BigbirdConfig
 from lmtool.models.family import (
     ENCODER_DEFAULTS,
     ENCODER_FIELDS,
-    Published,
-    PublishedClass,
+    HFClass,
+    HFFormat,
     over_words,
 )
 from lmtool.models.keymap import KeyMap, Tied, encoder_pairs
@@ -76,8 +76,8 @@ class Bigbird(BertLike):
     def seen(self, number: int, length: float) -> float:
         return self.blocks.seen(length)
 
-    def drawing(self, length: int) -> list[tuple[str, str]]:
-        return self.blocks.drawing(length)
+    def diagram(self, length: int) -> list[tuple[str, str]]:
+        return self.blocks.diagram(length)
 
 
 def build(config: BigbirdConfig, seed: int) -> Bigbird:
@@ -103,7 +103,7 @@ TIED = Tied(
     head="cls.predictions.",
     bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
-PUBLISHED = Published(
+HF_FORMAT = HFFormat(
     model="bigbird",
     model_type="big_bird",
     title="BigBird",
@@ -111,9 +111,9 @@ PUBLISHED = Published(
     tied=TIED,
     classes=(
         over_words("BigBirdForTokenClassification"),
-        PublishedClass("BigBirdForSequenceClassification", ("pooler", "classifier")),
-        PublishedClass("BigBirdForMaskedLM", ("masked_lm",), predicts=True),
-        PublishedClass("BigBirdModel"),
+        HFClass("BigBirdForSequenceClassification", ("pooler", "classifier")),
+        HFClass("BigBirdForMaskedLM", ("masked_lm",), predicts=True),
+        HFClass("BigBirdModel"),
     ),
     unlike={
         "BigBirdForQuestionAnswering": "it has a feed-forward layer before its output, and hides the question from it",
@@ -139,5 +139,5 @@ PUBLISHED = Published(
     },
     fixed={"pattern_seed": 0},
 )  # fmt: skip
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -1,6 +1,6 @@
 """Words by their characters: what ELMo reads in the place of a table of tokens.
 
-The ids that are read are those of the tokenizer. What they spell is known by its vocabulary (`Spellings`): pieces that
+The ids that are read are those of the tokenizer. What they spell is known by its vocabulary (`VocabularyBytes`): pieces that
 continue a word are joined to it, so that every word is read by its own characters, whether the vocabulary lists it or
 not. A word that comes several times in a batch is computed once.
 
@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.models.base import Vocabulary
-from lmtool.nn.dropout import Draws
+from lmtool.models.base import SpellingVocabulary
+from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.embeddings import StackInput
 from lmtool.nn.positions import Position
 from lmtool.types import Packed
@@ -30,7 +30,7 @@ SYMBOLS = 262
 
 
 @dataclass(frozen=True)
-class Spellings:
+class VocabularyBytes:
     """What the entries of a vocabulary spell. symbols_VB: their first bytes as symbols, 0 behind them. lengths_V: how
     many they have. continues_V: whether an entry continues a word."""
 
@@ -39,41 +39,41 @@ class Spellings:
     continues_V: np.ndarray
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, longest: int) -> Spellings:
+    def of(cls, vocabulary: SpellingVocabulary, longest: int) -> VocabularyBytes:
         """longest: bytes of an entry that are kept. The tokens that begin and end a text have symbols of their own;
         other special tokens are spelled as they are written."""
-        spelled, roles = vocabulary.spelled(range(vocabulary.vocab_size)), vocabulary.roles
-        return cls.of_bytes(spelled, ~vocabulary.starts_word, longest, roles.get("bos"), roles.get("eos"))
+        byte_strings, roles = vocabulary.spelled(range(vocabulary.vocab_size)), vocabulary.roles
+        return cls.of_bytes(byte_strings, ~vocabulary.starts_word, longest, roles.get("bos"), roles.get("eos"))
 
     @classmethod
     def of_bytes(
         cls,
-        spelled: Sequence[bytes],
+        byte_strings: Sequence[bytes],
         continues_V: np.ndarray,
         longest: int,
-        begins: int | None = None,
-        ends: int | None = None,
-    ) -> Spellings:
-        """Of the bytes of each entry, in their order. begins, ends: the entries that begin and end texts."""
-        lengths = np.array([len(word) for word in spelled], dtype=np.int64)
-        symbols = np.zeros((len(spelled), min(longest, max(1, int(lengths.max(initial=0))))), dtype=np.int16)
-        inside = np.arange(symbols.shape[1]) < lengths[:, None]
-        flat = b"".join(word[:longest] for word in spelled)
-        symbols[inside] = np.frombuffer(flat, dtype=np.uint8).astype(np.int16) + 1
-        for number, symbol in ((begins, TEXT_BEGINS), (ends, TEXT_ENDS)):
+        first_id: int | None = None,
+        last_id: int | None = None,
+    ) -> VocabularyBytes:
+        """Of the bytes of each entry, in their order. first_id, last_id: the entries that begin and end texts."""
+        lengths = np.array([len(word) for word in byte_strings], dtype=np.int64)
+        symbols = np.zeros((len(byte_strings), min(longest, max(1, int(lengths.max(initial=0))))), dtype=np.int16)
+        in_entry = np.arange(symbols.shape[1]) < lengths[:, None]
+        flat = b"".join(word[:longest] for word in byte_strings)
+        symbols[in_entry] = np.frombuffer(flat, dtype=np.uint8).astype(np.int16) + 1
+        for number, symbol in ((first_id, TEXT_BEGINS), (last_id, TEXT_ENDS)):
             if number is not None:
                 symbols[number], lengths[number] = 0, 1
                 symbols[number, 0] = symbol
         return cls(symbols, lengths, np.asarray(continues_V, dtype=bool))
 
     @classmethod
-    def numbered(cls, entries: int, longest: int) -> Spellings:
+    def from_ids(cls, entries: int, longest: int) -> VocabularyBytes:
         """Each entry a word, its number: of a model that has no vocabulary yet."""
         return cls.of_bytes([str(number).encode() for number in range(entries)], np.zeros(entries, bool), longest)
 
 
 @dataclass(frozen=True)
-class Words:
+class WordSegments:
     """The words of packed texts. packed: of each word its first token, and the texts by their words. first_W: where
     that token stands; word_T: the word of each token. Both None where every token is a word."""
 
@@ -98,7 +98,7 @@ class WordCharacters(StackInput):
     largest value, relu, highways, a projection (Kim, Jernite, Sontag and Rush 2016; Peters et al. 2018). Both
     directions read the same one: it is given twice, side by side.
 
-    symbols_VB, lengths_V, continues_V: those of `Spellings`, which come with a tokenizer (`spell`) and are in no
+    symbols_VB, lengths_V, continues_V: those of `VocabularyBytes`, which come with a tokenizer (`spell`) and are in no
     checkpoint, as the tokenizer is.
     """
 
@@ -124,12 +124,12 @@ class WordCharacters(StackInput):
         self.project = nn.Linear(features, width)
         self._spelled: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def spell(self, spellings: Spellings) -> None:
+    def spell(self, vocabulary_bytes: VocabularyBytes) -> None:
         """Read the ids of this vocabulary from now on."""
         self._spelled = (
-            torch.from_numpy(spellings.symbols_VB),
-            torch.from_numpy(spellings.lengths_V),
-            torch.from_numpy(spellings.continues_V),
+            torch.from_numpy(vocabulary_bytes.symbols_VB),
+            torch.from_numpy(vocabulary_bytes.lengths_V),
+            torch.from_numpy(vocabulary_bytes.continues_V),
         )
 
     @property
@@ -137,9 +137,9 @@ class WordCharacters(StackInput):
         """Bytes of a word that are read."""
         return self.word_length - 2
 
-    def _spellings(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    def _vocabulary_bytes(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         if self._spelled is None:
-            self.spell(Spellings.numbered(self.vocab_size, self.longest))
+            self.spell(VocabularyBytes.from_ids(self.vocab_size, self.longest))
         assert self._spelled is not None
         if self._spelled[0].device != device:
             symbols, lengths, continues = self._spelled
@@ -149,14 +149,16 @@ class WordCharacters(StackInput):
     @property
     def products(self) -> int:
         """Values that a word's symbols are multiplied with, those of a filter at each of its places."""
-        places = [self.word_length - part.kernel_size[0] + 1 for part in self._filters]
+        positions = [self.word_length - part.kernel_size[0] + 1 for part in self._filters]
         inner = [
             part.weight.numel() for part in (*self.highways.modules(), self.project) if isinstance(part, nn.Linear)
         ]
-        return sum(inner) + sum(part.weight.numel() * count for part, count in zip(self._filters, places, strict=True))
+        return sum(inner) + sum(
+            part.weight.numel() * count for part, count in zip(self._filters, positions, strict=True)
+        )
 
     @property
-    def kept_values(self) -> int:
+    def saved_activations(self) -> int:
         """fp32 values that a different word keeps for the backward: of its symbols, and of each filter its largest
         value, the place of it, and what the highways compute."""
         features = self.project.in_features
@@ -166,28 +168,28 @@ class WordCharacters(StackInput):
     def _filters(self) -> list[nn.Conv1d]:
         return [part for part in self.convolutions if isinstance(part, nn.Conv1d)]
 
-    def spelled_lengths(self) -> np.ndarray:
+    def entry_lengths(self) -> np.ndarray:
         """(V,) bytes of each entry, those that are not read too."""
-        _, lengths_V, _ = self._spellings(torch.device("cpu"))
+        _, lengths_V, _ = self._vocabulary_bytes(torch.device("cpu"))
         return lengths_V.numpy()
 
-    def words(self, packed: Packed) -> Words:
+    def words(self, packed: Packed) -> WordSegments:
         """The words of packed texts: a token and those behind it that continue it. The first token of a text begins
         one, whatever it is."""
-        _, _, continues_V = self._spellings(packed.tokens.device)
+        _, _, continues_V = self._vocabulary_bytes(packed.tokens.device)
         starts_T = ~continues_V[packed.tokens] | (packed.positions == 0)
         first_W = starts_T.nonzero()[:, 0]
         if len(first_W) == len(packed.tokens):
-            return Words(packed)
+            return WordSegments(packed)
         lengths_N = packed.documents[first_W].bincount(minlength=len(packed.lengths))
         words = Packed(packed.tokens[first_W], tuple(lengths_N.tolist()))
-        return Words(words, first_W, starts_T.cumsum(0) - 1)
+        return WordSegments(words, first_W, starts_T.cumsum(0) - 1)
 
-    def symbols(self, packed: Packed, words: Words) -> tuple[Tensor, Tensor]:
+    def symbols(self, packed: Packed, words: WordSegments) -> tuple[Tensor, Tensor]:
         """(U, L) symbols of the different words, those that are spelled by several tokens each for itself; and (W,) the
         number of each word among them."""
         device = packed.tokens.device
-        symbols_VB, lengths_V, _ = self._spellings(device)
+        symbols_VB, lengths_V, _ = self._vocabulary_bytes(device)
         if words.first_W is None or words.word_T is None:
             ids_U, number_W = packed.tokens.unique(return_inverse=True)
             return self._framed(symbols_VB[ids_U].long(), lengths_V[ids_U]), number_W
@@ -195,8 +197,8 @@ class WordCharacters(StackInput):
         tokens_W = words.word_T.bincount(minlength=len(words.first_W))
         single_W = tokens_W == 1
         ids_U, number_S = ids_T[words.first_W[single_W]].unique(return_inverse=True)
-        several_T = ~single_W[words.word_T]
-        word_P, ids_P = (single_W.logical_not().cumsum(0) - 1)[words.word_T[several_T]], ids_T[several_T]
+        split_T = ~single_W[words.word_T]
+        word_P, ids_P = (single_W.logical_not().cumsum(0) - 1)[words.word_T[split_T]], ids_T[split_T]
         count = int((~single_W).sum())
         # Where in its word each piece begins.
         lengths_P = lengths_V[ids_P]
@@ -205,14 +207,14 @@ class WordCharacters(StackInput):
         starts_P = ends_P - lengths_P - (before_R.cumsum(0) - before_R)[word_P]
         columns = torch.arange(symbols_VB.shape[1], device=device)
         at_PB = starts_P[:, None] + columns
-        inside_PB = (columns < lengths_P[:, None]) & (at_PB < self.longest)
-        spelled_RL = torch.zeros(count, self.longest, dtype=torch.int64, device=device)
+        in_word_PB = (columns < lengths_P[:, None]) & (at_PB < self.longest)
+        symbols_RL = torch.zeros(count, self.longest, dtype=torch.int64, device=device)
         rows_PB = word_P[:, None].expand_as(at_PB)
-        spelled_RL[rows_PB[inside_PB], at_PB[inside_PB]] = symbols_VB[ids_P].long()[inside_PB]
+        symbols_RL[rows_PB[in_word_PB], at_PB[in_word_PB]] = symbols_VB[ids_P].long()[in_word_PB]
         framed_UL = torch.cat(
             [
                 self._framed(symbols_VB[ids_U].long(), lengths_V[ids_U]),
-                self._framed(spelled_RL, before_R.clamp(max=self.longest)),
+                self._framed(symbols_RL, before_R.clamp(max=self.longest)),
             ]
         )
         number_W = torch.empty(len(tokens_W), dtype=torch.int64, device=device)
@@ -223,18 +225,18 @@ class WordCharacters(StackInput):
     def _framed(self, symbols_UB: Tensor, lengths_U: Tensor) -> Tensor:
         """(U, word_length) with the symbols around a word, and `FILL` behind it."""
         framed_UL = symbols_UB.new_full((len(symbols_UB), self.word_length), FILL)
-        inside = symbols_UB[:, : self.longest]
+        in_entry = symbols_UB[:, : self.longest]
         framed_UL[:, 0] = WORD_BEGINS
-        own_UL = framed_UL[:, 1 : 1 + inside.shape[1]]
-        own_UL.copy_(torch.where(inside > 0, inside, own_UL))
+        inner_UL = framed_UL[:, 1 : 1 + in_entry.shape[1]]
+        inner_UL.copy_(torch.where(in_entry > 0, in_entry, inner_UL))
         return framed_UL.scatter_(1, lengths_U.clamp(max=self.longest)[:, None] + 1, WORD_ENDS)
 
     def of_symbols(self, symbols_UL: Tensor) -> Tensor:
         """(U, P) the words' vectors."""
         # A filter finds the same wherever it sees nothing but `FILL`: one such place stands for all.
         filled = (symbols_UL == FILL).all(0).sum() if len(symbols_UL) else symbols_UL.new_tensor(0)
-        kept = min(self.word_length, self.word_length - int(filled) + self.widest)
-        x_UCL = self.characters(symbols_UL[:, :kept]).transpose(1, 2)
+        columns = min(self.word_length, self.word_length - int(filled) + self.widest)
+        x_UCL = self.characters(symbols_UL[:, :columns]).transpose(1, 2)
         # The place of the largest value is kept for the backward, not all values.
         found = [convolution(x_UCL).max(-1).values for convolution in self._filters]
         x_UF = F.relu(torch.cat(found, 1))
@@ -243,12 +245,12 @@ class WordCharacters(StackInput):
         projected: Tensor = self.project(x_UF)
         return projected
 
-    def vectors(self, packed: Packed, words: Words) -> Tensor:
+    def vectors(self, packed: Packed, words: WordSegments) -> Tensor:
         """(W, 2P) the vectors of words, twice."""
         symbols_UL, number_W = self.symbols(packed, words)
         vectors_WP = F.embedding(number_W, self.of_symbols(symbols_UL))
         return torch.cat([vectors_WP, vectors_WP], 1)
 
-    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, draws: Draws | None = None) -> Tensor:
+    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """Dropout alone."""
-        return self.dropout(vectors_TH, draws)
+        return self.dropout(vectors_TH, rng)

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from lmtool.errors import UserError
 from lmtool.models.base import new
 from lmtool.models.configs import ModelConfig, TransformerConfig
-from lmtool.models.disentangled import Disentangled, DisentangledAttention, RelativePlaces
+from lmtool.models.disentangled import Disentangled, DisentangledAttention, RelativeTable
 from lmtool.models.encoder_configs import DebertaConfig, DisentangledConfig
-from lmtool.models.family import Published, PublishedClass, of_answers, over_words
+from lmtool.models.family import HFClass, HFFormat, of_answers, over_words
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 
 
-class OwnMaps(DisentangledAttention):
+class SeparateProjections(DisentangledAttention):
     """Places have maps of their own: `pos_k_proj`, `pos_q_proj`."""
 
     table_maps = ("pos_k_proj", "pos_q_proj")
@@ -56,7 +56,7 @@ class Deberta(Disentangled):
     """The encoder, without its heads."""
 
     def __init__(self, config: DebertaConfig):
-        super().__init__(config, RelativePlaces(config.max_distance, config.hidden_size), OwnMaps)
+        super().__init__(config, RelativeTable(config.max_distance, config.hidden_size), SeparateProjections)
 
 
 def build(config: DebertaConfig, seed: int) -> Deberta:
@@ -64,17 +64,17 @@ def build(config: DebertaConfig, seed: int) -> Deberta:
     return new(Deberta, config, seed)
 
 
-_LAYER, _PUBLISHED = "backbone.layers.*.", "deberta.encoder.layer.*."
+_LAYER, _HF = "backbone.layers.*.", "deberta.encoder.layer.*."
 SHARED = (
     ("backbone.embed.token", "deberta.embeddings.word_embeddings"),
     ("backbone.embed.position", "deberta.embeddings.position_embeddings"),
     ("backbone.embed.norm", "deberta.embeddings.LayerNorm"),
     ("backbone.relative", "deberta.encoder.rel_embeddings"),
-    (_LAYER + "self_attn.out_proj", _PUBLISHED + "attention.output.dense"),
-    (_LAYER + "norm1", _PUBLISHED + "attention.output.LayerNorm"),
-    (_LAYER + "ffn.fc_in", _PUBLISHED + "intermediate.dense"),
-    (_LAYER + "ffn.fc_out", _PUBLISHED + "output.dense"),
-    (_LAYER + "norm2", _PUBLISHED + "output.LayerNorm"),
+    (_LAYER + "self_attn.out_proj", _HF + "attention.output.dense"),
+    (_LAYER + "norm1", _HF + "attention.output.LayerNorm"),
+    (_LAYER + "ffn.fc_in", _HF + "intermediate.dense"),
+    (_LAYER + "ffn.fc_out", _HF + "output.dense"),
+    (_LAYER + "norm2", _HF + "output.LayerNorm"),
     ("heads.pooler.dense", "pooler.dense"),
     ("heads.classifier.output", "classifier"),
     ("heads.masked_lm.dense", "cls.predictions.transform.dense"),
@@ -86,11 +86,11 @@ SHARED = (
 KEYS = KeyMap(
     (
         *SHARED,
-        (_LAYER + "self_attn.qkv", _PUBLISHED + "attention.self.in_proj"),
-        (_LAYER + "self_attn.q_bias", _PUBLISHED + "attention.self.q_bias"),
-        (_LAYER + "self_attn.v_bias", _PUBLISHED + "attention.self.v_bias"),
-        (_LAYER + "self_attn.pos_k_proj", _PUBLISHED + "attention.self.pos_proj"),
-        (_LAYER + "self_attn.pos_q_proj", _PUBLISHED + "attention.self.pos_q_proj"),
+        (_LAYER + "self_attn.qkv", _HF + "attention.self.in_proj"),
+        (_LAYER + "self_attn.q_bias", _HF + "attention.self.q_bias"),
+        (_LAYER + "self_attn.v_bias", _HF + "attention.self.v_bias"),
+        (_LAYER + "self_attn.pos_k_proj", _HF + "attention.self.pos_proj"),
+        (_LAYER + "self_attn.pos_q_proj", _HF + "attention.self.pos_q_proj"),
     )
 )
 TIED = Tied(
@@ -126,81 +126,81 @@ ALLOWED = {"tie_word_embeddings": (True, False), "conv_kernel_size": (0,), "pool
 _ABSOLUTE = "mask_decoder.absolute.weight"
 
 
-def classes(family: str, *more: PublishedClass) -> tuple[PublishedClass, ...]:
+def classes(family: str, *more: HFClass) -> tuple[HFClass, ...]:
     """The classes of transformers of both generations. family: what their names begin with. more: those that one
     generation alone has."""
     return (
         over_words(f"{family}ForTokenClassification"),
-        PublishedClass(f"{family}ForSequenceClassification", ("pooler", "classifier")),
+        HFClass(f"{family}ForSequenceClassification", ("pooler", "classifier")),
         of_answers(f"{family}ForQuestionAnswering"),
         *more,
-        PublishedClass(f"{family}ForMaskedLM", ("masked_lm",), predicts=True),
-        PublishedClass(f"{family}Model"),
+        HFClass(f"{family}ForMaskedLM", ("masked_lm",), predicts=True),
+        HFClass(f"{family}Model"),
     )
 
 
 @dataclass(frozen=True)
-class PublishedDisentangled(Published):
+class DisentangledFormat(HFFormat):
     """What both generations say of places."""
 
-    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
         assert isinstance(config, DisentangledConfig)
         return {
-            **super().published_config(config),
+            **super().to_hf_config(config),
             "position_biased_input": config.positions.name == "learned",
             "pos_att_type": list(config.scores),
             "pooler_hidden_size": config.hidden_size,
         }
 
-    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
         """Files of the published code have absolute positions for the enhanced mask decoder, behind which their
         `lm_predictions.` stand. Neither is a part of the encoder, or of a head that reads it: they keep their names."""
-        ours, table = super().from_published(tensors, config), "backbone.embed.position.weight"
+        ours, table = super().from_hf(tensors, config), "backbone.embed.position.weight"
         if table in ours and not config.get("position_biased_input", True):
             ours[_ABSOLUTE] = ours.pop(table)
         return ours
 
-    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """UserError besides where there are no relative places."""
-        section = super().from_published_config(data)
+        section = super().from_hf_config(data)
         expect(data, self.model, pooler_hidden_size=(section["hidden_size"],))
         expect({"relative_attention": data.get("relative_attention", False)}, self.model, relative_attention=(True,))
-        said = data.get("pos_att_type") or []
+        terms = data.get("pos_att_type") or []
         farthest = data.get("max_relative_positions") or -1
         return {
             **section,
             "positions": {"name": "learned" if data.get("position_biased_input", True) else "none"},
-            "scores": [part.strip() for part in said.lower().split("|")] if isinstance(said, str) else list(said),
+            "scores": [part.strip() for part in terms.lower().split("|")] if isinstance(terms, str) else list(terms),
             "max_distance": farthest if farthest > 0 else section["max_positions"],
         }
 
 
 @dataclass(frozen=True)
-class _Published(PublishedDisentangled):
+class _DebertaFormat(DisentangledFormat):
     """One map for queries, keys and values, head by head, with biases beside it."""
 
-    def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         assert isinstance(config, DebertaConfig)
-        joined: dict[str, Tensor] = {}
+        merged: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             owner, _, part = name.partition(_ATTENTION)
             if part == "q_proj.weight":
                 parts = [tensors[f"{owner}{_ATTENTION}{kind}_proj.weight"] for kind in "qkv"]
                 by_head = [weight.unflatten(0, (config.num_heads, -1)) for weight in parts]
-                joined[f"{owner}{_ATTENTION}qkv.weight"] = torch.stack(by_head, 1).flatten(0, 2)
+                merged[f"{owner}{_ATTENTION}qkv.weight"] = torch.stack(by_head, 1).flatten(0, 2)
             elif part in ("q_proj.bias", "v_proj.bias"):
-                joined[f"{owner}{_ATTENTION}{part[0]}_bias"] = tensor
+                merged[f"{owner}{_ATTENTION}{part[0]}_bias"] = tensor
             elif part not in ("k_proj.weight", "v_proj.weight"):
-                joined[name] = tensor
-        return super().to_published(joined, config)
+                merged[name] = tensor
+        return super().to_hf(merged, config)
 
-    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
         """With its mask decoder's head and positions, those of a learner of `objective.enhanced_decoder` (published
         code, masked_language_model.py). UserError besides where the rows of the one map are not those of whole heads.
         """
         heads = config.get("num_attention_heads") or self.defaults["num_attention_heads"]
         split: dict[str, Tensor] = {}
-        for name, tensor in super().from_published(tensors, config).items():
+        for name, tensor in super().from_hf(tensors, config).items():
             owner, _, part = name.partition(_ATTENTION)
             if part == "qkv.weight":
                 if len(tensor) % (3 * heads):
@@ -213,15 +213,15 @@ class _Published(PublishedDisentangled):
             elif part in ("q_bias", "v_bias"):
                 split[f"{owner}{_ATTENTION}{part[0]}_proj.bias"] = tensor
             elif name == _ABSOLUTE or name.startswith(_PREDICTIONS):
-                place = name.removeprefix(_PREDICTIONS).removeprefix("mask_decoder.")
-                split[f"heads.enhanced_masked_lm.{place.replace('LayerNorm', 'norm')}"] = tensor
+                path = name.removeprefix(_PREDICTIONS).removeprefix("mask_decoder.")
+                split[f"heads.enhanced_masked_lm.{path.replace('LayerNorm', 'norm')}"] = tensor
             else:
                 split[name] = tensor
         return split
 
 
 _ATTENTION, _PREDICTIONS = ".self_attn.", "lm_predictions.lm_head."
-PUBLISHED = _Published(
+HF_FORMAT = _DebertaFormat(
     model="deberta",
     model_type="deberta",
     title="DeBERTa",
@@ -240,5 +240,5 @@ PUBLISHED = _Published(
     allowed={**ALLOWED, "talking_head": (False,), "position_buckets": (-1, 0), "share_att_key": (False,)},
     positions=None,
 )  # fmt: skip
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

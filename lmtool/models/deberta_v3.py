@@ -29,10 +29,10 @@ from lmtool.models.deberta import (
     OUTSIDE,
     SHARED,
     TIED,
-    PublishedDisentangled,
+    DisentangledFormat,
     classes,
 )
-from lmtool.models.disentangled import BucketedPlaces, Disentangled, DisentangledAttention
+from lmtool.models.disentangled import BucketedTable, Disentangled, DisentangledAttention
 from lmtool.models.encoder_configs import DebertaV3Config
 from lmtool.models.family import of_choices
 from lmtool.models.keymap import KeyMap
@@ -44,8 +44,8 @@ class DebertaV3(Disentangled):
 
     def __init__(self, config: DebertaV3Config):
         norm = nn.LayerNorm(config.hidden_size, config.norm_epsilon)
-        places = BucketedPlaces(config.buckets, config.hidden_size, norm, config.max_distance)
-        super().__init__(config, places, DisentangledAttention)
+        table = BucketedTable(config.buckets, config.hidden_size, norm, config.max_distance)
+        super().__init__(config, table, DisentangledAttention)
 
 
 def build(config: DebertaV3Config, seed: int) -> DebertaV3:
@@ -53,31 +53,31 @@ def build(config: DebertaV3Config, seed: int) -> DebertaV3:
     return new(DebertaV3, config, seed)
 
 
-_LAYER, _PUBLISHED = "backbone.layers.*.self_attn.", "deberta.encoder.layer.*.attention.self."
+_LAYER, _HF = "backbone.layers.*.self_attn.", "deberta.encoder.layer.*.attention.self."
 KEYS = KeyMap(
     (
         *SHARED,
         ("backbone.relative.norm", "deberta.encoder.LayerNorm"),
-        (_LAYER + "q_proj", _PUBLISHED + "query_proj"),
-        (_LAYER + "k_proj", _PUBLISHED + "key_proj"),
-        (_LAYER + "v_proj", _PUBLISHED + "value_proj"),
+        (_LAYER + "q_proj", _HF + "query_proj"),
+        (_LAYER + "k_proj", _HF + "key_proj"),
+        (_LAYER + "v_proj", _HF + "value_proj"),
     )
 )
 
 
 @dataclass(frozen=True)
-class _Published(PublishedDisentangled):
+class _DebertaV3Format(DisentangledFormat):
     """Of buckets and shared maps."""
 
-    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """UserError besides where places are no buckets, which other maps read."""
-        section = super().from_published_config(data)
+        section = super().from_hf_config(data)
         for key, value in (("share_att_key", True), ("norm_rel_ebd", "layer_norm")):
             expect({key: data.get(key, False)}, self.model, **{key: (value,)})
         return section
 
 
-PUBLISHED = _Published(
+HF_FORMAT = _DebertaV3Format(
     model="deberta_v3",
     model_type="deberta-v2",
     title="DeBERTa V3",
@@ -96,5 +96,5 @@ PUBLISHED = _Published(
     allowed=ALLOWED,
     positions=None,
 )  # fmt: skip
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

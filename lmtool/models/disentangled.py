@@ -20,20 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.models.base import positions_of
-from lmtool.models.encoder import BertLike
+from lmtool.models.bert import BertLike
 from lmtool.models.encoder_configs import DisentangledConfig
 from lmtool.nn.attention import SelfAttention, only
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import Draws, draws_at
+from lmtool.nn.dropout import DropoutRng, rng_at
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.positions import Position
-from lmtool.nn.stack import Entered, Tap, enter
+from lmtool.nn.stack import StackState, Tap, enter
 from lmtool.types import Packed
 
 
-class RelativePlaces(Position):
+class RelativeTable(Position):
     """The table of relative places. `weight`: (2 S, H). norm: of its rows, None for none. The published code drops its
     values too in training; here they are kept."""
 
@@ -49,16 +49,16 @@ class RelativePlaces(Position):
         """(2 S, H)."""
         return self.weight if self.norm is None else self.norm(self.weight)
 
-    def place(self, distances: Tensor) -> Tensor:
+    def bucket(self, distances: Tensor) -> Tensor:
         """Of distances query minus key, what is looked up: they themselves, or a bucket's number with their sign."""
         return distances
 
     def index(self, distances: Tensor) -> Tensor:
         """The row of each distance."""
-        return (self.place(distances) + self.span).clamp(0, 2 * self.span - 1)
+        return (self.bucket(distances) + self.span).clamp(0, 2 * self.span - 1)
 
 
-class BucketedPlaces(RelativePlaces):
+class BucketedTable(RelativeTable):
     """Distances up to half of the buckets by themselves, larger ones in buckets whose width grows with them (He et al.
     2023, published code). span: buckets to either side."""
 
@@ -66,7 +66,7 @@ class BucketedPlaces(RelativePlaces):
         super().__init__(span, hidden_size, norm)
         self.max_distance = max_distance
 
-    def place(self, distances: Tensor) -> Tensor:
+    def bucket(self, distances: Tensor) -> Tensor:
         middle = self.span // 2
         far = distances.abs().clamp(min=middle)
         # In fp32 with the published order of operations: a double would put some distances into another bucket.
@@ -75,15 +75,15 @@ class BucketedPlaces(RelativePlaces):
         return torch.where(distances.abs() <= middle, distances, spaced * distances.sign())
 
 
-class PlaceScores(Position):
+class DisentangledScores(Position):
     """What the places add to the scores of one layer. keys_PAD, queries_PAD: the table through the layer's maps, None
     where the term is left out."""
 
     scores: ClassVar[bool] = True
 
-    def __init__(self, places: RelativePlaces, keys_PAD: Tensor | None, queries_PAD: Tensor | None, scale: float):
+    def __init__(self, relative: RelativeTable, keys_PAD: Tensor | None, queries_PAD: Tensor | None, scale: float):
         super().__init__()
-        self._index, self._rows, self._scale = places.index, 2 * places.span, scale
+        self._index, self._rows, self._scale = relative.index, 2 * relative.span, scale
         self._keys_PAD, self._queries_PAD = keys_PAD, queries_PAD
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
@@ -142,25 +142,27 @@ class DisentangledAttention(SelfAttention):
             return super().forward(x_TH, context, read_M, norm)
         q_TAD = self.heads(self.q_proj(context.queries_TH))
         k_TAD, v_TAD = self.heads(self.k_proj(x_TH)), self.heads(self.v_proj(x_TH))
-        return self.attended(q_TAD, k_TAD, v_TAD, context.layout, self.bias(context.position), context, read_M)
+        return self.attend_and_project(
+            q_TAD, k_TAD, v_TAD, context.layout, self.bias(context.position), context, read_M
+        )
 
     def bias(self, position: Position) -> Position | None:
         if not self.terms:
             return None
-        places = cast(RelativePlaces, position)
-        rows_PH = places.rows()
+        relative = cast(RelativeTable, position)
+        rows_PH = relative.rows()
         keys_PAD = self.heads(self.keys_of(rows_PH)) if "c2p" in self.terms else None
         queries_PAD = self.heads(self.queries_of(rows_PH)) if "p2c" in self.terms else None
-        return PlaceScores(places, keys_PAD, queries_PAD, cast(float, self.scale))
+        return DisentangledScores(relative, keys_PAD, queries_PAD, cast(float, self.scale))
 
 
 class DisentangledLayer(PostNormLayer):
     """BERT's, which may ask from other states than it reads."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        attended = self.self_attn(x_TH, context, context.read_M)
-        asking_TH = x_TH if context.queries_TH is None else context.queries_TH
-        return self.behind(only(asking_TH, context.read_M), attended, draws=context.read_draws)
+        attention_out = self.self_attn(x_TH, context, context.read_M)
+        query_TH = x_TH if context.queries_TH is None else context.queries_TH
+        return self.after_attention(only(query_TH, context.read_M), attention_out, rng=context.read_rng)
 
 
 class Disentangled(BertLike):
@@ -170,7 +172,7 @@ class Disentangled(BertLike):
     decodes_masks = True
     pooler_activation = "gelu"
 
-    def __init__(self, config: DisentangledConfig, relative: RelativePlaces, attention: type[DisentangledAttention]):
+    def __init__(self, config: DisentangledConfig, relative: RelativeTable, attention: type[DisentangledAttention]):
         width = config.hidden_size
 
         def norm() -> nn.LayerNorm:
@@ -191,13 +193,13 @@ class Disentangled(BertLike):
         rows = min(2 * length - 1, 2 * self.relative.span)
         return length + len(set(self.config.scores)) * rows / 2
 
-    def position(self, number: int, entered: Entered) -> Position:
+    def position(self, number: int, state: StackState) -> Position:
         return self.relative
 
     def forward(
         self,
         packed: Packed,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
         absolute: nn.Module | None = None,
@@ -205,14 +207,14 @@ class Disentangled(BertLike):
         """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. absolute: vectors of absolute
         positions (T,) for the enhanced mask decoder, which then stands in the place of the last layer."""
         if absolute is None:
-            return super().forward(packed, draws, read_M, tap)
-        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, self.ahead)
-        return self.run(entered, entered.read(read_M), tap=tap, last=partial(self._decode, absolute))
+            return super().forward(packed, rng, read_M, tap)
+        state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, self.ahead)
+        return self.run(state, state.read(read_M), tap=tap, last=partial(self._decode, absolute))
 
     def _decode(self, absolute: nn.Module, x_TH: Tensor, context: Context) -> Tensor:
         """The last layer twice over the states before it: absolute positions are added to what asks (3.2; published
         code, masked_language_model.py)."""
         layer = self.layers[-1]
-        asking_TH = x_TH + absolute(context.positions_T)
-        once_TH = layer(x_TH, replace(context, queries_TH=asking_TH, read_M=None, watch=None))
-        return layer(x_TH, replace(context, queries_TH=once_TH, draws=draws_at(context.draws, 1)))
+        query_TH = x_TH + absolute(context.positions_T)
+        once_TH = layer(x_TH, replace(context, queries_TH=query_TH, read_M=None, watch=None))
+        return layer(x_TH, replace(context, queries_TH=once_TH, rng=rng_at(context.rng, 1)))

@@ -15,9 +15,9 @@ from __future__ import annotations
 from torch import nn
 
 from lmtool.models.base import new, positions_of
-from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
-from lmtool.models.family import Published, PublishedClass, of_answers, of_choices, over_words
+from lmtool.models.family import HFClass, HFFormat, of_answers, of_choices, over_words
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 
@@ -40,20 +40,20 @@ def build(config: DistilbertConfig, seed: int) -> Distilbert:
 
 
 _LAYER = "backbone.layers.*."
-_PUBLISHED = "distilbert.transformer.layer.*."
+_HF = "distilbert.transformer.layer.*."
 KEYS = KeyMap(
     (
         ("backbone.embed.token", "distilbert.embeddings.word_embeddings"),
         ("backbone.embed.position", "distilbert.embeddings.position_embeddings"),
         ("backbone.embed.norm", "distilbert.embeddings.LayerNorm"),
-        (_LAYER + "self_attn.q_proj", _PUBLISHED + "attention.q_lin"),
-        (_LAYER + "self_attn.k_proj", _PUBLISHED + "attention.k_lin"),
-        (_LAYER + "self_attn.v_proj", _PUBLISHED + "attention.v_lin"),
-        (_LAYER + "self_attn.out_proj", _PUBLISHED + "attention.out_lin"),
-        (_LAYER + "norm1", _PUBLISHED + "sa_layer_norm"),
-        (_LAYER + "ffn.fc_in", _PUBLISHED + "ffn.lin1"),
-        (_LAYER + "ffn.fc_out", _PUBLISHED + "ffn.lin2"),
-        (_LAYER + "norm2", _PUBLISHED + "output_layer_norm"),
+        (_LAYER + "self_attn.q_proj", _HF + "attention.q_lin"),
+        (_LAYER + "self_attn.k_proj", _HF + "attention.k_lin"),
+        (_LAYER + "self_attn.v_proj", _HF + "attention.v_lin"),
+        (_LAYER + "self_attn.out_proj", _HF + "attention.out_lin"),
+        (_LAYER + "norm1", _HF + "sa_layer_norm"),
+        (_LAYER + "ffn.fc_in", _HF + "ffn.lin1"),
+        (_LAYER + "ffn.fc_out", _HF + "ffn.lin2"),
+        (_LAYER + "norm2", _HF + "output_layer_norm"),
         ("heads.pooler.dense", "pre_classifier"),
         ("heads.classifier.output", "classifier"),
         ("heads.masked_lm.dense", "vocab_transform"),
@@ -64,7 +64,7 @@ KEYS = KeyMap(
     )
 )
 TIED = Tied("distilbert.embeddings.word_embeddings.weight", "vocab_projector.weight", "vocab_")
-PUBLISHED = Published(
+HF_FORMAT = HFFormat(
     model="distilbert",
     model_type="distilbert",
     title="DistilBERT",
@@ -72,11 +72,11 @@ PUBLISHED = Published(
     tied=TIED,
     classes=(
         over_words("DistilBertForTokenClassification"),
-        PublishedClass("DistilBertForSequenceClassification", ("pooler", "classifier")),
+        HFClass("DistilBertForSequenceClassification", ("pooler", "classifier")),
         of_answers("DistilBertForQuestionAnswering"),
         of_choices("DistilBertForMultipleChoice"),
-        PublishedClass("DistilBertForMaskedLM", ("masked_lm",), predicts=True),
-        PublishedClass("DistilBertModel"),
+        HFClass("DistilBertForMaskedLM", ("masked_lm",), predicts=True),
+        HFClass("DistilBertModel"),
     ),
     prefix="distilbert.",
     outside=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
@@ -102,5 +102,5 @@ PUBLISHED = Published(
     # Of the norms.
     fixed={"norm_epsilon": 1e-12},
 )  # fmt: skip
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -20,15 +20,15 @@ from __future__ import annotations
 from torch import nn
 
 from lmtool.models.base import new, positions_of
-from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.models.family import (
     ENCODER_ALLOWED,
     ENCODER_CONSTANT,
     ENCODER_DEFAULTS,
     ENCODER_FIELDS,
-    Published,
-    PublishedClass,
+    HFClass,
+    HFFormat,
     of_answers,
     of_choices,
     over_words,
@@ -73,7 +73,7 @@ KEYS = KeyMap(
     )
 )
 TIED = Tied("electra.embeddings.word_embeddings.weight", "generator_lm_head.weight", "generator_")
-PUBLISHED = Published(
+HF_FORMAT = HFFormat(
     model="electra",
     model_type="electra",
     title="ELECTRA",
@@ -81,12 +81,12 @@ PUBLISHED = Published(
     tied=TIED,
     classes=(
         over_words("ElectraForTokenClassification"),
-        PublishedClass("ElectraForSequenceClassification", ("pooler", "classifier")),
+        HFClass("ElectraForSequenceClassification", ("pooler", "classifier")),
         of_answers("ElectraForQuestionAnswering"),
         of_choices("ElectraForMultipleChoice", pooler=(("heads.pooler.dense", "sequence_summary.summary"),)),
-        PublishedClass("ElectraForPreTraining", ("replaced_token",)),
-        PublishedClass("ElectraForMaskedLM", ("masked_lm",), predicts=True),
-        PublishedClass("ElectraModel"),
+        HFClass("ElectraForPreTraining", ("replaced_token",)),
+        HFClass("ElectraForMaskedLM", ("masked_lm",), predicts=True),
+        HFClass("ElectraModel"),
     ),
     prefix="electra.",
     outside=("discriminator_predictions.", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
@@ -102,5 +102,5 @@ PUBLISHED = Published(
     constant=ENCODER_CONSTANT,
     allowed=ENCODER_ALLOWED,
 )
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

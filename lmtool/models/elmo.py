@@ -35,15 +35,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, Vocabulary, new
-from lmtool.models.characters import Highway, Spellings, WordCharacters
+from lmtool.models.base import Encoder, SpellingVocabulary, new
+from lmtool.models.characters import Highway, VocabularyBytes, WordCharacters
 from lmtool.models.recurrent_configs import ElmoConfig
 from lmtool.nn.attention import only
 from lmtool.nn.cache import Cache
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import Draws, Dropout, draws_of
+from lmtool.nn.dropout import Dropout, DropoutRng, select_rng
 from lmtool.nn.initialization import Draw, initialize_each, normal, uniform
-from lmtool.nn.recurrent import Lstm, steps_of
+from lmtool.nn.recurrent import LstmCell, steps_of
 from lmtool.nn.stack import Tap, enter
 from lmtool.types import Packed
 
@@ -56,14 +56,14 @@ class BidirectionalLayer(nn.Module):
         super().__init__()
         self.width, self.adds = config.hidden_size // 2, adds
 
-        def lstm() -> Lstm:
-            return Lstm(self.width, config.cell_size, self.width, config.cell_clip, config.projection_clip)
+        def lstm() -> LstmCell:
+            return LstmCell(self.width, config.cell_size, self.width, config.cell_clip, config.projection_clip)
 
         self.forward_lstm, self.backward_lstm = lstm(), lstm()
         self.dropout = Dropout(config.dropout if adds else 0.0)  # the embedding's stands before the first
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        x_TH = self.dropout(x_TH, context.draws)
+        x_TH = self.dropout(x_TH, context.rng)
         texts = context.packed.segments
         forward_TP, _ = self.forward_lstm(x_TH[:, : self.width], steps_of(texts))
         backward_TP, _ = self.backward_lstm(x_TH[:, self.width :], steps_of(texts, True))
@@ -90,17 +90,17 @@ class Elmo(Encoder):
         """What makes vectors of words."""
         return cast(WordCharacters, self.embed)
 
-    def spell(self, vocabulary: Vocabulary) -> None:
-        self.reader.spell(Spellings.of(vocabulary, self.reader.longest))
+    def spell(self, vocabulary: SpellingVocabulary) -> None:
+        self.reader.spell(VocabularyBytes.of(vocabulary, self.reader.longest))
 
     def read(
-        self, packed: Packed, draws: Draws | None, cache: Cache | None, read_M: Tensor | None, tap: Tap | None
+        self, packed: Packed, rng: DropoutRng | None, cache: Cache | None, read_M: Tensor | None, tap: Tap | None
     ) -> Tensor:
         words = self.reader.words(packed)
         vectors_WH = self.reader.vectors(packed, words)
-        entered = enter(self.embed, vectors_WH, words.packed, draws_of(draws, words.first_W))
-        entered = replace(entered, batch_T=words.word_T)
-        return self.run(entered, entered.read(read_M), tap=tap)
+        state = enter(self.embed, vectors_WH, words.packed, select_rng(rng, words.first_W))
+        state = replace(state, batch_T=words.word_T)
+        return self.run(state, state.read(read_M), tap=tap)
 
     def initial_draw(self) -> Draw:
         """Of heads."""
@@ -123,7 +123,7 @@ class Elmo(Encoder):
             for part in module.modules():
                 if isinstance(part, Highway):
                     part.gate.bias.fill_(-2.0)
-                elif isinstance(part, Lstm):
+                elif isinstance(part, LstmCell):
                     part.open_forget_gates()
 
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.models.base import Backbone
-from lmtool.models.encoder import post_norm_layer
+from lmtool.models.bert import post_norm_layer
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, TwoTransformersConfig
 from lmtool.nn.attention import CrossAttention, SelfAttention
 from lmtool.nn.blocks import PostNormCrossLayer, PostNormLayer
 from lmtool.nn.cache import Cache
 from lmtool.nn.context import EncoderState
-from lmtool.nn.dropout import Draws
-from lmtool.nn.embeddings import Embeddings, StackInput, positions_taken
+from lmtool.nn.dropout import DropoutRng
+from lmtool.nn.embeddings import Embeddings, StackInput, reserved_positions
 from lmtool.nn.feedforward import Activation, FeedForward
 from lmtool.nn.stack import Stack, Tap, enter
 from lmtool.types import Packed, send
@@ -54,45 +54,45 @@ class EncoderDecoder(Backbone):
     def forward(
         self,
         inputs: Packed,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         outputs: Packed | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Hidden states (T, H) of the decoder, or (M, H) of the outputs with the flat indices `read_M`. draws: of the
+        """Hidden states (T, H) of the decoder, or (M, H) of the outputs with the flat indices `read_M`. rng: of the
         inputs; those of the outputs are its `for_outputs`. tap: on both stacks."""
         if outputs is None:
             raise ValueError("an encoder-decoder reads inputs and outputs; no outputs are given")
-        encoded = self.encode(inputs, draws, tap)
-        return self.decode(encoded, outputs, None if draws is None else draws.for_outputs(), read_M=read_M, tap=tap)
+        encoded = self.encode(inputs, rng, tap)
+        return self.decode(encoded, outputs, None if rng is None else rng.for_outputs(), read_M=read_M, tap=tap)
 
-    def encode(self, inputs: Packed, draws: Draws | None = None, tap: Tap | None = None) -> EncoderState:
+    def encode(self, inputs: Packed, rng: DropoutRng | None = None, tap: Tap | None = None) -> EncoderState:
         """What the decoder reads of the inputs."""
-        entered = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, draws, ahead=self.encoder.ahead)
-        return EncoderState(self.encoder.run(entered, tap=tap), entered.packed.segments, draws=entered.draws)
+        state = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
+        return EncoderState(self.encoder.run(state, tap=tap), state.packed.segments, rng=state.rng)
 
     def read_inputs(
-        self, inputs: Packed, draws: Draws | None = None, read_M: Tensor | None = None, tap: Tap | None = None
+        self, inputs: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None, tap: Tap | None = None
     ) -> Tensor:
         """Hidden states of the encoder alone: (T, H), or (M, H) of the inputs with the flat indices `read_M`."""
-        entered = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, draws, ahead=self.encoder.ahead)
-        return self.encoder.run(entered, entered.read(read_M), tap=tap)
+        state = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
+        return self.encoder.run(state, state.read(read_M), tap=tap)
 
     def decode(
         self,
         encoded: EncoderState,
         outputs: Packed,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         cache: Cache | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Hidden states (T, H) of the outputs, or (M, H). draws: of the outputs. cache: the tokens before these; these
+        """Hidden states (T, H) of the outputs, or (M, H). rng: of the outputs. cache: the tokens before these; these
         are added to it, and `encoded` keeps the keys and values of the inputs."""
         encoded.keep = encoded.keep or cache is not None
         vectors_TE = self.embed.tokens(outputs.tokens)
-        entered = enter(self.decoder.embed, vectors_TE, outputs, draws, cache, self.decoder.ahead)
-        return self.decoder.run(entered, entered.read(read_M), encoded, tap)
+        state = enter(self.decoder.embed, vectors_TE, outputs, rng, cache, self.decoder.ahead)
+        return self.decoder.run(state, state.read(read_M), encoded, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
         """An empty cache for this many outputs of at most `capacity` tokens, and their virtual ones."""
@@ -101,11 +101,11 @@ class EncoderDecoder(Backbone):
     @property
     def longest_answer(self) -> int:
         """Tokens of the longest outputs it reads, beside virtual ones."""
-        return self.config.max_positions - positions_taken(self.decoder.embed, self.decoder.ahead)
+        return self.config.max_positions - reserved_positions(self.decoder.embed, self.decoder.ahead)
 
     @property
     def longest_text(self) -> int:
-        return self.config.max_positions - positions_taken(self.embed, self.encoder.ahead)
+        return self.config.max_positions - reserved_positions(self.embed, self.encoder.ahead)
 
 
 def shifted(packed: Packed, start: int) -> Packed:

@@ -1,8 +1,8 @@
 """A family as transformers publishes it, declared: its classes, the names of its tensors and the keys of its
 config.json, both ways.
 
-A family's file declares a `Published` as `PUBLISHED` and offers its methods as functions, or functions of its own
-around them where it has a quirk: `to_published`, `from_published`, `published_config`, `from_published_config`.
+A family's file declares a `HFFormat` as `HF_FORMAT` and offers its methods as functions, or functions of its own
+around them where it has a quirk: `to_hf`, `from_hf`, `to_hf_config`, `from_hf_config`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lmtool.types import part_of
 
 
 @dataclass(frozen=True)
-class PublishedClass:
+class HFClass:
     """A class of transformers.
 
     heads: ours that it holds besides the backbone. pairs: names (ours, published) of tensors that are its own, and go
@@ -36,31 +36,31 @@ class PublishedClass:
     predicts: bool = False
 
 
-def over_words(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> PublishedClass:
+def over_words(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
     """A ...ForTokenClassification. output: its linear map. pooler: the pairs of what stands before the map."""
     return _headed(name, "token_classifier", output, pooler)
 
 
 def of_answers(
     name: str, output: str = "qa_outputs", pooler: tuple[tuple[str, str], ...] = (), prefix: str | None = None
-) -> PublishedClass:
-    """A ...ForQuestionAnswering, as `over_words`. prefix: as in `PublishedClass`."""
+) -> HFClass:
+    """A ...ForQuestionAnswering, as `over_words`. prefix: as in `HFClass`."""
     return replace(_headed(name, "question_answering", output, pooler), prefix=prefix)
 
 
-def of_choices(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> PublishedClass:
+def of_choices(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
     """A ...ForMultipleChoice, behind the pooler of the family's classifier. pooler: its pairs, where they are others
     than the classifier's."""
     return replace(_headed(name, "multiple_choice", output, pooler), heads=("pooler", "multiple_choice"))
 
 
-def _headed(name: str, head: str, output: str, pooler: tuple[tuple[str, str], ...]) -> PublishedClass:
+def _headed(name: str, head: str, output: str, pooler: tuple[tuple[str, str], ...]) -> HFClass:
     heads = ("pooler", head) if pooler else (head,)
-    return PublishedClass(name, heads, ((f"heads.{head}.output", output), *pooler))
+    return HFClass(name, heads, ((f"heads.{head}.output", output), *pooler))
 
 
 @dataclass(frozen=True)
-class Published:
+class HFFormat:
     """A family's published form.
 
     model: its name here. model_type: in a config.json. title: in messages.
@@ -83,7 +83,7 @@ class Published:
     tied: Tied
     fields: Mapping[str, str]
     defaults: Mapping[str, Any]
-    classes: tuple[PublishedClass, ...]
+    classes: tuple[HFClass, ...]
     unlike: Mapping[str, str] = field(default_factory=dict)
     unties: bool = True
     prefix: str = ""
@@ -95,44 +95,44 @@ class Published:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     positions: str | None = "learned"
 
-    def class_of_heads(self, heads: Collection[str]) -> PublishedClass:
+    def class_of_heads(self, heads: Collection[str]) -> HFClass:
         """The first class all of whose heads are among these names."""
         return next(entry for entry in self.classes if set(entry.heads) <= set(heads))
 
-    def named_class(self, config: Mapping[str, Any]) -> PublishedClass | None:
+    def named_class(self, config: Mapping[str, Any]) -> HFClass | None:
         """The class that a config.json names; None where it names none of `classes`."""
         names, known = config.get("architectures"), {entry.name: entry for entry in self.classes}
         return next((known[name] for name in names if name in known), None) if isinstance(names, list) else None
 
-    def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         """Our checkpoint's tensors under the names of the class of transformers that holds its heads. Tied copies are
         not written; a tensor without a published name keeps its own. config: of the model."""
         heads = {part_of(name).removeprefix("heads.") for name in tensors if name.startswith("heads.")}
         keys, prefix = self._names_in(self.class_of_heads(heads))
-        paths = {name: keys.to_published(name) for name in tensors}
+        paths = {name: keys.to_hf(name) for name in tensors}
         return {
             name if (path := paths[name]) is None else self._moved(path, self.prefix, prefix): tensor
             for name, tensor in tensors.items()
         }
 
-    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
         """The reverse; also for a bare model. config: its config.json. UserError as in `Tied.resolve`."""
-        model_class, inside = self.named_class(config), (self.prefix, *self.outside)
+        model_class, known_prefixes = self.named_class(config), (self.prefix, *self.outside)
         keys, prefix = self._names_in(model_class)
         moved = {self._moved(name, prefix, self.prefix): name for name in tensors}
-        names = {path if path.startswith(inside) else self.prefix + path: name for path, name in moved.items()}
+        names = {path if path.startswith(known_prefixes) else self.prefix + path: name for path, name in moved.items()}
         full = self.tied.resolve(
             {path: tensors[name] for path, name in names.items()},
             config if self.unties else EMPTY,
             None if model_class is None else model_class.predicts,
         )
         return {
-            keys.from_published(path) or names.get(path, path): tensor
+            keys.from_hf(path) or names.get(path, path): tensor
             for path, tensor in full.items()
             if not path.endswith(self.unread)
         }
 
-    def _names_in(self, model_class: PublishedClass | None) -> tuple[KeyMap, str]:
+    def _names_in(self, model_class: HFClass | None) -> tuple[KeyMap, str]:
         """The key map and the backbone's prefix in a class; None: one that is not known."""
         if model_class is None:
             return self.keys, self.prefix
@@ -141,10 +141,10 @@ class Published:
 
     def _moved(self, path: str, prefix: str, other: str) -> str:
         """A name with another prefix, where it is one of the backbone."""
-        inside = path.startswith(prefix) and not path.startswith(self.outside)
-        return other + path.removeprefix(prefix) if inside else path
+        known_prefixes = path.startswith(prefix) and not path.startswith(self.outside)
+        return other + path.removeprefix(prefix) if known_prefixes else path
 
-    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
         """Our configuration as a config.json. UserError where it has no place in one."""
         if self.positions is not None:
             require_positions(config, self.positions, self.title)
@@ -154,11 +154,11 @@ class Published:
                     f"model.{name}={getattr(config, name)} has no place in a published {self.title}, which has {value}",
                     f"use the run with lmtool, or train one with model.{name}={value}",
                 )
-        ours = {key: getattr(config, name) for key, name in self.fields.items()}
-        repeated = {key: ours[other] for key, other in self.repeats.items()}
-        return {"model_type": self.model_type, **ours, **repeated, **self.constant}
+        section = {key: getattr(config, name) for key, name in self.fields.items()}
+        repeated = {key: section[other] for key, other in self.repeats.items()}
+        return {"model_type": self.model_type, **section, **repeated, **self.constant}
 
-    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """The model section of a config.json. UserError where it is a variant that this family does not compute."""
         allowed = {**{key: (value,) for key, value in self.constant.items()}, **self.allowed}
         section = sizes(data, self.fields, self.defaults)
@@ -172,15 +172,15 @@ _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "m
 
 
 @dataclass(frozen=True)
-class PublishedJoined(Published):
+class JointProjectionFormat(HFFormat):
     """One map for queries, keys and values, and linear maps that are stored as (inputs, outputs), the transpose of
     torch's."""
 
-    def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-        return self._transposed(super().to_published(join_projections(tensors), config))
+    def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+        return self._transposed(super().to_hf(join_projections(tensors), config))
 
-    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-        return split_projections(super().from_published(self._transposed(tensors), config))
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+        return split_projections(super().from_hf(self._transposed(tensors), config))
 
     def _transposed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {

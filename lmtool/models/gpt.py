@@ -35,8 +35,8 @@ from lmtool.models.configs import GptConfig
 from lmtool.models.family import (
     DECODER_DEFAULTS,
     DECODER_FIELDS,
-    PublishedClass,
-    PublishedJoined,
+    HFClass,
+    JointProjectionFormat,
     of_answers,
     over_words,
 )
@@ -88,24 +88,24 @@ def build(config: GptConfig, seed: int) -> Gpt:
 
 
 _LAYER = "backbone.layers.*."
-_PUBLISHED = "transformer.h.*."
+_HF = "transformer.h.*."
 KEYS = KeyMap(
     (
         ("backbone.embed.token", "transformer.wte"),
         ("backbone.embed.position", "transformer.wpe"),
-        (_LAYER + "norm1", _PUBLISHED + "ln_1"),
-        (_LAYER + "self_attn.qkv", _PUBLISHED + "attn.c_attn"),
-        (_LAYER + "self_attn.out_proj", _PUBLISHED + "attn.c_proj"),
-        (_LAYER + "norm2", _PUBLISHED + "ln_2"),
-        (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.c_fc"),
-        (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
+        (_LAYER + "norm1", _HF + "ln_1"),
+        (_LAYER + "self_attn.qkv", _HF + "attn.c_attn"),
+        (_LAYER + "self_attn.out_proj", _HF + "attn.c_proj"),
+        (_LAYER + "norm2", _HF + "ln_2"),
+        (_LAYER + "ffn.fc_in", _HF + "mlp.c_fc"),
+        (_LAYER + "ffn.fc_out", _HF + "mlp.c_proj"),
         ("backbone.final_norm", "transformer.ln_f"),
         ("heads.classifier.output", "score"),
         ("heads.lm.output", "lm_head"),
     )
 )
 TIED = Tied("transformer.wte.weight", "lm_head.weight")
-PUBLISHED = PublishedJoined(
+HF_FORMAT = JointProjectionFormat(
     model="gpt",
     model_type="gpt2",
     title="GPT-2",
@@ -113,9 +113,9 @@ PUBLISHED = PublishedJoined(
     tied=TIED,
     classes=(
         over_words("GPT2ForTokenClassification"),
-        PublishedClass("GPT2ForSequenceClassification", ("classifier",)),
+        HFClass("GPT2ForSequenceClassification", ("classifier",)),
         of_answers("GPT2ForQuestionAnswering"),
-        PublishedClass("GPT2LMHeadModel", predicts=True),
+        HFClass("GPT2LMHeadModel", predicts=True),
     ),
     prefix="transformer.",
     outside=("lm_head.", "score.", "classifier.", "qa_outputs."),
@@ -134,11 +134,11 @@ PUBLISHED = PublishedJoined(
     },
     repeats={"embd_pdrop": "resid_pdrop"},
 )
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-published_config = PUBLISHED.published_config
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
+to_hf_config = HF_FORMAT.to_hf_config
 
 
-def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """A file may leave n_inner out."""
-    section = PUBLISHED.from_published_config(data)
+    section = HF_FORMAT.from_hf_config(data)
     return {"feedforward_size": 4 * section["hidden_size"], **section}

@@ -29,9 +29,9 @@ from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.models.base import Decoder, new, positions_of
+from lmtool.models.bert import post_norm_layer
 from lmtool.models.configs import Gpt1Config
-from lmtool.models.encoder import post_norm_layer
-from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, PublishedClass, PublishedJoined
+from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, HFClass, JointProjectionFormat
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import Draw, normal
@@ -54,31 +54,31 @@ def build(config: Gpt1Config, seed: int) -> Gpt1:
 
 
 _LAYER = "backbone.layers.*."
-_PUBLISHED = "transformer.h.*."
+_HF = "transformer.h.*."
 KEYS = KeyMap(
     (
         ("backbone.embed.token", "transformer.tokens_embed"),
         ("backbone.embed.position", "transformer.positions_embed"),
-        (_LAYER + "self_attn.qkv", _PUBLISHED + "attn.c_attn"),
-        (_LAYER + "self_attn.out_proj", _PUBLISHED + "attn.c_proj"),
-        (_LAYER + "norm1", _PUBLISHED + "ln_1"),
-        (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.c_fc"),
-        (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.c_proj"),
+        (_LAYER + "self_attn.qkv", _HF + "attn.c_attn"),
+        (_LAYER + "self_attn.out_proj", _HF + "attn.c_proj"),
+        (_LAYER + "norm1", _HF + "ln_1"),
+        (_LAYER + "ffn.fc_in", _HF + "mlp.c_fc"),
+        (_LAYER + "ffn.fc_out", _HF + "mlp.c_proj"),
         ("heads.classifier.output", "score"),
-        (_LAYER + "norm2", _PUBLISHED + "ln_2"),
+        (_LAYER + "norm2", _HF + "ln_2"),
         ("heads.lm.output", "lm_head"),
     )
 )
 TIED = Tied("transformer.tokens_embed.weight", "lm_head.weight")
-PUBLISHED = PublishedJoined(
+HF_FORMAT = JointProjectionFormat(
     model="gpt1",
     model_type="openai-gpt",
     title="GPT",
     keys=KEYS,
     tied=TIED,
     classes=(
-        PublishedClass("OpenAIGPTForSequenceClassification", ("classifier",)),
-        PublishedClass("OpenAIGPTLMHeadModel", predicts=True),
+        HFClass("OpenAIGPTForSequenceClassification", ("classifier",)),
+        HFClass("OpenAIGPTLMHeadModel", predicts=True),
     ),
     prefix="transformer.",
     outside=("lm_head.", "score."),
@@ -90,10 +90,10 @@ PUBLISHED = PublishedJoined(
     allowed={"tie_word_embeddings": (True, False)},
     repeats={"embd_pdrop": "resid_pdrop"},
 )
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
 
-def published_config(config: Gpt1Config) -> dict[str, Any]:
+def to_hf_config(config: Gpt1Config) -> dict[str, Any]:
     """UserError besides where the feed-forward part is not four times as wide as the rest, for which there is no
     key."""
     if config.feedforward_size != 4 * config.hidden_size:
@@ -101,10 +101,10 @@ def published_config(config: Gpt1Config) -> dict[str, Any]:
             f"model.feedforward_size={config.feedforward_size} has no place in a published GPT: 4 hidden_size has",
             f"use the run with lmtool, or train one with model.feedforward_size={4 * config.hidden_size}",
         )
-    return PUBLISHED.published_config(config)
+    return HF_FORMAT.to_hf_config(config)
 
 
-def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The reverse."""
-    section = PUBLISHED.from_published_config(data)
+    section = HF_FORMAT.from_hf_config(data)
     return {**section, "feedforward_size": 4 * section["hidden_size"]}

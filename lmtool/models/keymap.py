@@ -24,14 +24,14 @@ class KeyMap:
 
     def __init__(self, pairs: tuple[tuple[str, str], ...]):
         self.pairs = pairs
-        self._to = [(_pattern(ours), published) for ours, published in pairs]
-        self._from = [(_pattern(published), ours) for ours, published in pairs]
+        self._to = [(_pattern(ours), hf_name) for ours, hf_name in pairs]
+        self._from = [(_pattern(hf_name), ours) for ours, hf_name in pairs]
 
-    def to_published(self, name: str) -> str | None:
+    def to_hf(self, name: str) -> str | None:
         """The published name of ours, or None."""
         return _rename(name, self._to)
 
-    def from_published(self, name: str) -> str | None:
+    def from_hf(self, name: str) -> str | None:
         """Our name of a published one, or None."""
         return _rename(name, self._from)
 
@@ -39,20 +39,20 @@ class KeyMap:
 def encoder_pairs(name: str) -> tuple[tuple[str, str], ...]:
     """The pairs of a Hugging Face encoder written after their BertModel, which stands under `name` in its
     checkpoints."""
-    layer, published = "backbone.layers.*.", f"{name}.encoder.layer.*."
+    layer, hf_name = "backbone.layers.*.", f"{name}.encoder.layer.*."
     return (
         ("backbone.embed.token", f"{name}.embeddings.word_embeddings"),
         ("backbone.embed.position", f"{name}.embeddings.position_embeddings"),
         ("backbone.embed.segment", f"{name}.embeddings.token_type_embeddings"),
         ("backbone.embed.norm", f"{name}.embeddings.LayerNorm"),
-        (layer + "self_attn.q_proj", published + "attention.self.query"),
-        (layer + "self_attn.k_proj", published + "attention.self.key"),
-        (layer + "self_attn.v_proj", published + "attention.self.value"),
-        (layer + "self_attn.out_proj", published + "attention.output.dense"),
-        (layer + "norm1", published + "attention.output.LayerNorm"),
-        (layer + "ffn.fc_in", published + "intermediate.dense"),
-        (layer + "ffn.fc_out", published + "output.dense"),
-        (layer + "norm2", published + "output.LayerNorm"),
+        (layer + "self_attn.q_proj", hf_name + "attention.self.query"),
+        (layer + "self_attn.k_proj", hf_name + "attention.self.key"),
+        (layer + "self_attn.v_proj", hf_name + "attention.self.value"),
+        (layer + "self_attn.out_proj", hf_name + "attention.output.dense"),
+        (layer + "norm1", hf_name + "attention.output.LayerNorm"),
+        (layer + "ffn.fc_in", hf_name + "intermediate.dense"),
+        (layer + "ffn.fc_out", hf_name + "output.dense"),
+        (layer + "norm2", hf_name + "output.LayerNorm"),
     )
 
 
@@ -78,41 +78,41 @@ class Tied:
         missing takes its place. predicts: whether the model's class predicts tokens; None where the class is unknown,
         and the tensors of `head` tell. UserError where a class that predicts tokens lacks a copy with values of its
         own, and where further tables differ."""
-        kept = dict(tensors)
+        untied = dict(tensors)
         copies = [*self.tables, self.output, *([] if self.bias is None else [self.bias[1]])]
-        apart = config.get("tie_word_embeddings") is False
+        separate_tables = config.get("tie_word_embeddings") is False
         if predicts is None:
-            predicts = bool(self.head) and any(name.startswith(self.head) for name in kept)
-        if apart and predicts:
+            predicts = bool(self.head) and any(name.startswith(self.head) for name in untied)
+        if separate_tables and predicts:
             for name in copies:
-                if name not in kept:
+                if name not in untied:
                     raise UserError(
                         f"tie_word_embeddings=false in its config.json, but its weights hold no {name}",
                         "copy it again: its output table is missing; only where its own documentation ties the two "
                         "tables, write tie_word_embeddings=true",
                     )
         for name in (*self.tables, self.output):
-            copy = kept.get(name)
+            copy = untied.get(name)
             if copy is None:
                 continue
-            original = kept.setdefault(self.token, copy)
+            original = untied.setdefault(self.token, copy)
             if original.equal(copy):
-                if name != self.output or not apart:
-                    del kept[name]
+                if name != self.output or not separate_tables:
+                    del untied[name]
             elif name != self.output or copy.shape != original.shape:
                 raise UserError(
                     f"its {name} {tuple(copy.shape)} is not its {self.token} {tuple(original.shape)}; lmtool has "
                     "one table of tokens",
                     "give another checkpoint",
                 )
-        if self.bias is not None and self.bias[1] in kept:
-            kept[self.bias[0]] = kept.pop(self.bias[1])
-        return kept
+        if self.bias is not None and self.bias[1] in untied:
+            untied[self.bias[0]] = untied.pop(self.bias[1])
+        return untied
 
-    def separate(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def separate(self, hf_name: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a model that is not tied, each copy beside its original, for a file."""
         copies = dict.fromkeys(self.tables, self.token) | ({} if self.bias is None else {self.bias[1]: self.bias[0]})
-        return {**published, **{name: published[original].clone() for name, original in copies.items()}}
+        return {**hf_name, **{name: hf_name[original].clone() for name, original in copies.items()}}
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -131,15 +131,15 @@ def _rename(name: str, table: list[tuple[re.Pattern[str], str]]) -> str | None:
 def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Queries, keys and values of each attention as one tensor `qkv`, in this order, as GPT's published models have
     them."""
-    joined: dict[str, Tensor] = {}
+    merged: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
         owner, _, projection = module.rpartition(".")
         if projection == "q_proj":
-            joined[f"{owner}.qkv.{kind}"] = torch.cat([tensors[f"{owner}.{part}.{kind}"] for part in _PROJECTIONS])
+            merged[f"{owner}.qkv.{kind}"] = torch.cat([tensors[f"{owner}.{part}.{kind}"] for part in _PROJECTIONS])
         elif projection not in _PROJECTIONS:
-            joined[name] = tensor
-    return joined
+            merged[name] = tensor
+    return merged
 
 
 def split_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

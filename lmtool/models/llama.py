@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.decoder_configs import LlamaConfig
-from lmtool.models.family import Published, PublishedClass, of_answers, over_words
+from lmtool.models.family import HFClass, HFFormat, of_answers, over_words
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_half_split
 from lmtool.nn.attention import SelfAttention
@@ -87,19 +87,19 @@ def build(config: LlamaConfig, seed: int) -> Llama:
     return new(Llama, config, seed)
 
 
-_LAYER, _PUBLISHED = "backbone.layers.*.", "model.layers.*."
+_LAYER, _HF = "backbone.layers.*.", "model.layers.*."
 KEYS = KeyMap(
     (
         ("backbone.embed.token", "model.embed_tokens"),
-        (_LAYER + "norm1", _PUBLISHED + "input_layernorm"),
-        (_LAYER + "self_attn.q_proj", _PUBLISHED + "self_attn.q_proj"),
-        (_LAYER + "self_attn.k_proj", _PUBLISHED + "self_attn.k_proj"),
-        (_LAYER + "self_attn.v_proj", _PUBLISHED + "self_attn.v_proj"),
-        (_LAYER + "self_attn.out_proj", _PUBLISHED + "self_attn.o_proj"),
-        (_LAYER + "norm2", _PUBLISHED + "post_attention_layernorm"),
-        (_LAYER + "ffn.fc_gate", _PUBLISHED + "mlp.gate_proj"),
-        (_LAYER + "ffn.fc_in", _PUBLISHED + "mlp.up_proj"),
-        (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.down_proj"),
+        (_LAYER + "norm1", _HF + "input_layernorm"),
+        (_LAYER + "self_attn.q_proj", _HF + "self_attn.q_proj"),
+        (_LAYER + "self_attn.k_proj", _HF + "self_attn.k_proj"),
+        (_LAYER + "self_attn.v_proj", _HF + "self_attn.v_proj"),
+        (_LAYER + "self_attn.out_proj", _HF + "self_attn.o_proj"),
+        (_LAYER + "norm2", _HF + "post_attention_layernorm"),
+        (_LAYER + "ffn.fc_gate", _HF + "mlp.gate_proj"),
+        (_LAYER + "ffn.fc_in", _HF + "mlp.up_proj"),
+        (_LAYER + "ffn.fc_out", _HF + "mlp.down_proj"),
         ("backbone.final_norm", "model.norm"),
         ("heads.classifier.output", "score"),
         ("heads.lm.output", "lm_head"),
@@ -113,17 +113,17 @@ _BASE = 10_000.0
 
 
 @dataclass(frozen=True)
-class PublishedLlama(Published):
+class LlamaFormat(HFFormat):
     """What Llama's descendants share."""
 
-    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
         """A config.json that is silent on tying means two tables."""
-        said = {**config, "tie_word_embeddings": _ties(config)} if config else config
-        return super().from_published(tensors, said)
+        declared = {**config, "tie_word_embeddings": _ties(config)} if config else config
+        return super().from_hf(tensors, declared)
 
-    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
         """UserError besides where pairs of dimensions lie side by side."""
-        data, positions = super().published_config(config), config.positions
+        data, positions = super().to_hf_config(config), config.positions
         assert isinstance(config, LlamaConfig) and isinstance(positions, RotaryPositionsConfig)
         require_half_split(positions, self.title)
         rotary = {"rope_type": "default", "rope_theta": positions.base}
@@ -133,9 +133,9 @@ class PublishedLlama(Published):
         """The key for the width of a head, in a family that has one."""
         return {"head_dim": config.width_of_head}
 
-    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """UserError besides for a head of a width of its own, for windows and for scaled positions."""
-        section = super().from_published_config(data)
+        section = super().from_hf_config(data)
         heads, layers = section["num_heads"], section["num_layers"]
         section.setdefault("num_key_value_heads", heads)
         kinds = data.get("layer_types")
@@ -177,17 +177,17 @@ FIELDS = {
 }
 
 
-def classes(family: str) -> tuple[PublishedClass, ...]:
+def classes(family: str) -> tuple[HFClass, ...]:
     """The classes of transformers of a family with Llama's tensors. family: what their names begin with."""
     return (
         over_words(f"{family}ForTokenClassification", "score"),
-        PublishedClass(f"{family}ForSequenceClassification", ("classifier",)),
+        HFClass(f"{family}ForSequenceClassification", ("classifier",)),
         of_answers(f"{family}ForQuestionAnswering", prefix="transformer."),
-        PublishedClass(f"{family}ForCausalLM", predicts=True),
+        HFClass(f"{family}ForCausalLM", predicts=True),
     )
 
 
-PUBLISHED = PublishedLlama(
+HF_FORMAT = LlamaFormat(
     model="llama",
     model_type="llama",
     title="Llama",
@@ -212,5 +212,5 @@ PUBLISHED = PublishedLlama(
     fixed={"dropout": 0.0},
     positions="rotary",
 )  # fmt: skip
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -27,7 +27,7 @@ from lmtool.models.base import Decoder, VocabularyHead, new
 from lmtool.models.recurrent_configs import LstmConfig
 from lmtool.nn import recurrent
 from lmtool.nn.cache import Cache, Carried
-from lmtool.nn.dropout import Draws
+from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, normal_by_inputs
 from lmtool.nn.positions import Position
@@ -49,13 +49,13 @@ class Lstm(Decoder):
         super().__init__(
             config,
             Embeddings(config.vocab_size, config.embedding_size, Position(), config.dropout),
-            [RecurrentLayer(recurrent.Lstm(read, width), config.dropout) for read, width in pairwise(widths)],
+            [RecurrentLayer(recurrent.LstmCell(read, width), config.dropout) for read, width in pairwise(widths)],
         )
 
     def forward(
         self,
         packed: Packed,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         cache: Cache | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
@@ -64,14 +64,14 @@ class Lstm(Decoder):
         """As of any decoder. carried: the states in front of each document and behind it, for text that is read in
         segments; they pass no gradient on (section 2: back-propagation is truncated)."""
         if carried is None:
-            return super().forward(packed, draws, cache, read_M, tap)
+            return super().forward(packed, rng, cache, read_M, tap)
         cache = self.new_cache(len(packed.lengths), max(packed.lengths))
         layers = [
             SegmentStates(State(*(carried.before[f"{part}_{number}"] for part in _PARTS)))
             for number in range(len(self.layers))
         ]
         cache.layers = [*layers]
-        hidden_TH = super().forward(packed, draws, cache, read_M, tap)
+        hidden_TH = super().forward(packed, rng, cache, read_M, tap)
         carried.after = {
             f"{part}_{number}": tensor
             for number, kept in enumerate(layers)
@@ -99,7 +99,7 @@ class Lstm(Decoder):
         """With forget gates that are open at the start."""
         super().initialize(module, seed, prefix)
         for cell in module.modules():
-            if isinstance(cell, recurrent.Lstm) and not cell.bias.is_meta:
+            if isinstance(cell, recurrent.LstmCell) and not cell.bias.is_meta:
                 cell.open_forget_gates()
 
 

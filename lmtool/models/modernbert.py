@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from lmtool.models.base import Encoder, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig
-from lmtool.models.family import Published, PublishedClass, of_answers, of_choices, over_words
+from lmtool.models.family import HFClass, HFFormat, of_answers, of_choices, over_words
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
 from lmtool.models.published import expect, require_half_split
 from lmtool.nn.attention import SelfAttention
@@ -53,7 +53,7 @@ from lmtool.nn.feedforward import GatedFeedForward
 from lmtool.nn.initialization import Draw, initialize_each, truncated_normal
 from lmtool.nn.layout import Full, Mask, Window
 from lmtool.nn.positions import Position, Rotary
-from lmtool.nn.stack import Entered
+from lmtool.nn.stack import StackState
 from lmtool.types import Packed
 
 
@@ -107,8 +107,8 @@ class Modernbert(Encoder):
             return length
         return min(length, 2 * reach + 1 - reach * (reach + 1) / length)
 
-    def position(self, number: int, entered: Entered) -> Position:
-        return entered.position if self.local_position is None or not self.is_local(number) else self.local_position
+    def position(self, number: int, state: StackState) -> Position:
+        return state.position if self.local_position is None or not self.is_local(number) else self.local_position
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """As published (appendix A): what writes into the residual stream, and the map of a head, is scaled down by the
@@ -131,17 +131,17 @@ def build(config: ModernbertConfig, seed: int) -> Modernbert:
     return new(Modernbert, config, seed)
 
 
-_LAYER, _PUBLISHED = "backbone.layers.*.", "model.layers.*."
+_LAYER, _HF = "backbone.layers.*.", "model.layers.*."
 KEYS = KeyMap(
     (
         ("backbone.embed.token", "model.embeddings.tok_embeddings"),
         ("backbone.embed.norm", "model.embeddings.norm"),
-        (_LAYER + "norm1", _PUBLISHED + "attn_norm"),
-        (_LAYER + "self_attn.qkv", _PUBLISHED + "attn.Wqkv"),
-        (_LAYER + "self_attn.out_proj", _PUBLISHED + "attn.Wo"),
-        (_LAYER + "norm2", _PUBLISHED + "mlp_norm"),
-        (_LAYER + "ffn.gated", _PUBLISHED + "mlp.Wi"),
-        (_LAYER + "ffn.fc_out", _PUBLISHED + "mlp.Wo"),
+        (_LAYER + "norm1", _HF + "attn_norm"),
+        (_LAYER + "self_attn.qkv", _HF + "attn.Wqkv"),
+        (_LAYER + "self_attn.out_proj", _HF + "attn.Wo"),
+        (_LAYER + "norm2", _HF + "mlp_norm"),
+        (_LAYER + "ffn.gated", _HF + "mlp.Wi"),
+        (_LAYER + "ffn.fc_out", _HF + "mlp.Wo"),
         ("backbone.final_norm", "model.final_norm"),
         ("heads.masked_lm.dense", "head.dense"),
         ("heads.masked_lm.norm", "head.norm"),
@@ -159,25 +159,25 @@ _BASES = {"global_rope_theta": (_FULL, 160_000.0), "local_rope_theta": (_LOCAL, 
 
 
 @dataclass(frozen=True)
-class _Published(Published):
+class _ModernBertFormat(HFFormat):
     """One map for queries, keys and values, another for gate and gated, and a list of the layers' kinds."""
 
-    def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-        joined: dict[str, Tensor] = {}
+    def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+        merged: dict[str, Tensor] = {}
         for name, tensor in join_projections(tensors).items():
             if ".ffn.fc_gate." in name:
-                joined[name.replace("fc_gate", "gated")] = torch.cat(
+                merged[name.replace("fc_gate", "gated")] = torch.cat(
                     [tensor, tensors[name.replace("fc_gate", "fc_in")]]
                 )
             elif ".ffn.fc_in." not in name:
-                joined[name] = tensor
-        return super().to_published(joined, config)
+                merged[name] = tensor
+        return super().to_hf(merged, config)
 
-    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
         """Of a file whose class is not known, a classifier's tensor tells that there is one."""
         classifies = self.named_class(config) is None and any(name.startswith("classifier.") for name in tensors)
         split: dict[str, Tensor] = {}
-        for name, tensor in split_projections(super().from_published(tensors, config)).items():
+        for name, tensor in split_projections(super().from_hf(tensors, config)).items():
             if ".ffn.gated." in name:
                 gate, gated = tensor.chunk(2)
                 split |= {name.replace("gated", "fc_gate"): gate.clone(), name.replace("gated", "fc_in"): gated.clone()}
@@ -185,9 +185,9 @@ class _Published(Published):
                 split[name.replace("heads.masked_lm.", "heads.pooler.") if classifies else name] = tensor
         return split
 
-    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
         """UserError besides where pairs of dimensions lie side by side."""
-        data, positions = super().published_config(config), config.positions
+        data, positions = super().to_hf_config(config), config.positions
         assert isinstance(config, ModernbertConfig) and isinstance(positions, RotaryPositionsConfig)
         require_half_split(positions, self.title)
         bases = {_FULL: positions.base, _LOCAL: config.local_rotary_base}
@@ -198,8 +198,8 @@ class _Published(Published):
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         }
 
-    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        section = super().from_published_config(data)
+    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        section = super().from_hf_config(data)
         every = data.get("global_attn_every_n_layers") or 3
         kinds = data.get("layer_types")
         if kinds:
@@ -221,7 +221,7 @@ class _Published(Published):
         }
 
 
-PUBLISHED = _Published(
+HF_FORMAT = _ModernBertFormat(
     model="modernbert",
     model_type="modernbert",
     title="ModernBERT",
@@ -229,11 +229,11 @@ PUBLISHED = _Published(
     tied=TIED,
     classes=(
         over_words("ModernBertForTokenClassification", pooler=_POOLER),
-        PublishedClass("ModernBertForSequenceClassification", ("pooler", "classifier"), _POOLER),
+        HFClass("ModernBertForSequenceClassification", ("pooler", "classifier"), _POOLER),
         of_answers("ModernBertForQuestionAnswering", "classifier", _POOLER),
         of_choices("ModernBertForMultipleChoice", pooler=_POOLER),
-        PublishedClass("ModernBertForMaskedLM", ("masked_lm",), predicts=True),
-        PublishedClass("ModernBertModel"),
+        HFClass("ModernBertForMaskedLM", ("masked_lm",), predicts=True),
+        HFClass("ModernBertModel"),
     ),
     prefix="model.",
     outside=("head.", "decoder.", "classifier."),
@@ -266,5 +266,5 @@ PUBLISHED = _Published(
     },
     positions="rotary",
 )  # fmt: skip
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

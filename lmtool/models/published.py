@@ -25,7 +25,7 @@ NEUTRAL = frozenset(
 )  # fmt: skip
 
 
-class PublishedConfig(dict[str, Any]):
+class HFConfig(dict[str, Any]):
     """A config.json that remembers which of its keys were asked for."""
 
     def __init__(self, data: Mapping[str, Any]):
@@ -59,31 +59,31 @@ def expect(data: Mapping[str, Any], family: str, **allowed: tuple[Any, ...]) -> 
     """UserError where a key has a value that this family does not compute. allowed: values by key; absent and null
     stand for the first one."""
     for key, values in allowed.items():
-        given = data.get(key)
-        if given is not None and given not in values:
-            one_of = " or ".join(str(value) for value in values)
-            raise UserError(f"config.json: {key}={given!r}; model={family} has {one_of}", "give another checkpoint")
+        value = data.get(key)
+        if value is not None and value not in values:
+            one_of = " or ".join(str(option) for option in values)
+            raise UserError(f"config.json: {key}={value!r}; model={family} has {one_of}", "give another checkpoint")
 
 
-def require_learned(config: TransformerConfig, published: str) -> None:
+def require_learned(config: TransformerConfig, title: str) -> None:
     """UserError where the positions are not learned ones, as the published family has them."""
-    require_positions(config, "learned", published)
+    require_positions(config, "learned", title)
 
 
-def require_positions(config: TransformerConfig, kind: str, published: str) -> None:
+def require_positions(config: TransformerConfig, kind: str, title: str) -> None:
     """UserError where the positions are not of the kind the published family has."""
     if config.positions.name != kind:
         raise UserError(
-            f"model.positions={config.positions.name} has no place in a published {published}, which has {kind} ones",
+            f"model.positions={config.positions.name} has no place in a published {title}, which has {kind} ones",
             f"use the run with lmtool, or train one with model/positions={kind}",
         )
 
 
-def require_half_split(positions: RotaryPositionsConfig, published: str) -> None:
+def require_half_split(positions: RotaryPositionsConfig, title: str) -> None:
     """UserError where pairs of dimensions lie side by side, unlike in the published families with rotary positions."""
     if positions.layout != "half_split":
         raise UserError(
-            f"model.positions.layout={positions.layout} has no place in a published {published}",
+            f"model.positions.layout={positions.layout} has no place in a published {title}",
             "use the run with lmtool, or train one with model.positions.layout=half_split",
         )
 

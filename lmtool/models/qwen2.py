@@ -13,7 +13,7 @@ from torch import nn
 
 from lmtool.models.base import new
 from lmtool.models.decoder_configs import LlamaConfig, Qwen2Config
-from lmtool.models.llama import FIELDS, KEYS, TIED, Llama, PublishedLlama, classes
+from lmtool.models.llama import FIELDS, KEYS, TIED, Llama, LlamaFormat, classes
 from lmtool.nn.attention import SelfAttention
 
 
@@ -34,17 +34,17 @@ def build(config: Qwen2Config, seed: int) -> Qwen2:
 
 
 @dataclass(frozen=True)
-class _Published(PublishedLlama):
+class _Qwen2Format(LlamaFormat):
     def head_size(self, config: LlamaConfig) -> dict[str, int]:
         return {}
 
-    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
         for key in ("sliding_window", "max_window_layers"):
             data.get(key)  # of windows, which use_sliding_window is refused for
-        return super().from_published_config(data)
+        return super().from_hf_config(data)
 
 
-PUBLISHED = _Published(
+HF_FORMAT = _Qwen2Format(
     model="qwen2",
     model_type="qwen2",
     title="Qwen2",
@@ -64,5 +64,5 @@ PUBLISHED = _Published(
     fixed={"dropout": 0.0},
     positions="rotary",
 )  # fmt: skip
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

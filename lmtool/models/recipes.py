@@ -70,14 +70,14 @@ class Recipe(Sections):
                 raise ValueError(f"widths.{width}.{key} changes {key}, which the recipe lacks")
         return self
 
-    def at(self, width: int, published_width: int) -> dict[str, Section]:
+    def at(self, width: int, recipe_width: int) -> dict[str, Section]:
         """Its sections by key, at a width. An optimizer's learning rate that is not known there is fitted to it."""
         sections, known = self.by_key(), self.widths.get(width, Sections()).by_key()
-        fitted = {key: fit(section, width, published_width) for key, section in sections.items()}
+        fitted = {key: fit(section, width, recipe_width) for key, section in sections.items()}
         return {key: merge(section, known.get(key, {})) for key, section in fitted.items()}
 
 
-def fit(section: Section, width: int, published_width: int) -> Section:
+def fit(section: Section, width: int, recipe_width: int) -> Section:
     """An optimizer section with its learning rate fitted to a width; every other section as it is.
 
     A narrower model than the section is for gets a larger rate, in inverse proportion to the width (Yang et al. 2022,
@@ -88,16 +88,16 @@ def fit(section: Section, width: int, published_width: int) -> Section:
     rate = section.get("lr")
     if rate is None or section.get("name") not in ABSOLUTE_STEPS or section.get("scale_parameter"):
         return section
-    narrower = max(rate, min(rate * published_width / width, LARGEST_FITTED))
+    narrower = max(rate, min(rate * recipe_width / width, LARGEST_FITTED))
     return {**section, "lr": float(f"{narrower:.3g}")}
 
 
 def recipe_of(family: type[Config], width: int) -> dict[str, Any]:
     """The sections that `auto` stands for in a run of a family at a width: {"tokenizer": ..., "pretrain": {"objective":
     ..., ...}, "finetune": {...}}. Raises UserError where a recipe is not one."""
-    sections = read(_default()).at(width, _published_width(family))
+    sections = read(_default()).at(width, _recipe_width(family))
     for parent, path in _layers(family):
-        sections |= read(path).at(width, _published_width(parent))
+        sections |= read(path).at(width, _recipe_width(parent))
     nested: dict[str, Any] = {"tokenizer": sections.pop("tokenizer", {}), "pretrain": {}, "finetune": {}}
     for key, section in sections.items():
         command, _, name = key.partition(".")
@@ -145,7 +145,7 @@ def _default() -> Path:
     return groups.conf_dir() / GROUP / "default.yaml"
 
 
-def _published_width(family: Any) -> int:
+def _recipe_width(family: Any) -> int:
     return family.model_fields["hidden_size"].default
 
 
@@ -157,5 +157,5 @@ def read(path: Path) -> Recipe:
         return Recipe.model_validate(saved.read_yaml(path, hint))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path}: {place + ': ' if place else ''}{first['msg']}", hint) from error
+        location = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path}: {location + ': ' if location else ''}{first['msg']}", hint) from error

@@ -21,19 +21,153 @@ reads the state of its own step (section 3.1, equation 4).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lmtool.models.base import VocabularyHead, new
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.recurrent_configs import RnnAttentionConfig
-from lmtool.nn.additive_attention import AttendingGru
+from lmtool.nn.attention import only
 from lmtool.nn.cache import Cache
+from lmtool.nn.context import Context, EncoderState
+from lmtool.nn.dropout import Dropout
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, generator_for, initialize_each, normal, orthogonal_blocks, zero
+from lmtool.nn.layout import First
 from lmtool.nn.positions import Position
-from lmtool.nn.recurrent import BidirectionalGru, StateCache
+from lmtool.nn.recurrent import BidirectionalGru, Lockstep, StateCache, steps_of
 from lmtool.nn.stack import Stack
+from lmtool.types import send
+
+
+class Memory(NamedTuple):
+    """What the documents of a batch see of their inputs, in the order of a lockstep: keys_NKA, values_NKV, zero behind
+    an input's last token, and what their padding adds to the scores, (N, K)."""
+
+    keys_NKA: Tensor
+    values_NKV: Tensor
+    barrier_NK: Tensor
+
+
+class AdditiveAttention(nn.Module):
+    """score = v tanh(W state + U key), and the mean of the values by its softmax."""
+
+    def __init__(self, state_size: int, value_size: int, width: int):
+        super().__init__()
+        self.q_proj = nn.Linear(state_size, width, bias=False)
+        self.k_proj = nn.Linear(value_size, width)
+        self.score = nn.Linear(width, 1, bias=False)
+
+    def memory(self, encoded: EncoderState, steps: Lockstep) -> Memory:
+        """Keys and values for the documents of a batch; the keys are kept for the next call where that is asked for."""
+        values_SV, segments = encoded.hidden_SH, encoded.segments
+        keys_SA = encoded.cached[self][0] if self in encoded.cached else self.k_proj(values_SV)
+        if encoded.keep:
+            encoded.cached[self] = keys_SA, values_SV
+        lengths = encoded.mask.lengths if isinstance(encoded.mask, First) else segments.lengths
+        lengths_N, starts_N = torch.tensor(lengths), torch.tensor(segments.starts)
+        index_K = torch.arange(max(lengths, default=0))
+        index_NK = starts_N[:, None] + torch.minimum(index_K, (lengths_N - 1).clamp(min=0)[:, None])
+        mask_NK = index_K < lengths_N[:, None]
+        # An input without tokens at the end of all has no place to point at: whatever it sees counts as zero.
+        index_NK = send(index_NK.clamp(max=max(len(values_SV) - 1, 0)), values_SV.device)
+        mask_NK = send(mask_NK, values_SV.device)
+        order_N = steps.order_N.div(encoded.outputs, rounding_mode="floor")
+        index_NK, mask_NK = index_NK.index_select(0, order_N), mask_NK.index_select(0, order_N)
+        values_NKV = values_SV[index_NK] * mask_NK[..., None]
+        barrier_NK = torch.zeros_like(mask_NK, dtype=torch.float32).masked_fill(~mask_NK, -1e30)
+        return Memory(keys_SA[index_NK], values_NKV, barrier_NK)
+
+    def forward(self, state_RC: Tensor, memory: Memory) -> Tensor:
+        """(R, V): what the first R documents read of their inputs."""
+        rows = len(state_RC)
+        sums_RKA = memory.keys_NKA[:rows] + self.q_proj(state_RC)[:, None]
+        scores_RK = self.score(sums_RKA.tanh())[..., 0] + memory.barrier_NK[:rows]
+        values_RKV = memory.values_NKV[:rows]
+        weights_RK = scores_RK.softmax(-1).to(values_RKV.dtype)
+        return torch.bmm(weights_RK[:, None], values_RKV)[:, 0]
+
+
+class AttendingGru(nn.Module):
+    """A gated recurrent layer that reads a token and what the attention gives for the state before it; what comes out
+    is the greater of two maps of state, token and context (a maxout layer, Goodfellow et al. 2013), with dropout.
+
+    The gates are those of torch.nn.GRU, in its order: reset, update, new; the reset gate stands behind the map of the
+    state, where the paper's stands before it. The first state is made of the encoder's, right to left, at its first
+    token: the second half of `value_size`.
+    """
+
+    def __init__(
+        self, input_size: int, state_size: int, value_size: int, attention_size: int, output_size: int, dropout: float
+    ):
+        super().__init__()
+        self.cross_attn = AdditiveAttention(state_size, value_size, attention_size)
+        self.first_state = nn.Linear(value_size // 2, state_size)
+        self.token_gates = nn.Linear(input_size, 3 * state_size)
+        self.context_gates = nn.Linear(value_size, 3 * state_size, bias=False)
+        self.state_gates = nn.Linear(state_size, 3 * state_size)
+        self.output = nn.Linear(state_size + input_size + value_size, 2 * output_size)
+        self.dropout = Dropout(dropout)
+
+    def saved_activations(self, keys: float) -> float:
+        """Of a token, the values that a forward keeps for its backward. keys: mean tokens of its input."""
+        state, value = self.state_gates.in_features, self.context_gates.in_features
+        read = self.output.in_features + self.output.out_features + self.token_gates.in_features
+        attention = self.cross_attn.q_proj.out_features
+        return read + attention + 8 * state + 2 * value + keys * (attention + 2)
+
+    def forward(self, x_TE: Tensor, context: Context) -> Tensor:
+        """(T, E) to (T, O), or (M, O) of the tokens that the context reads. ValueError where it has no encoder."""
+        if context.encoded is None:
+            raise ValueError("the attention reads an encoder; the context has none")
+        steps = steps_of(context.packed.segments)
+        cached: StateCache | None = context.cache
+        memory = self.cross_attn.memory(context.encoded, steps)
+        if cached is None or cached.state is None:
+            state_NC = self._first(context.encoded, steps)
+        else:
+            state_NC = cached.state[0].index_select(0, steps.order_N)
+        states, contexts, before_NC = [], [], state_NC
+        for gates_RG in self.token_gates(x_TE).index_select(0, steps.tokens_T).split(steps.sizes):
+            state_RC = state_NC[: len(gates_RG)]
+            context_RV = self.cross_attn(state_RC, memory)
+            state_NC = self._step(gates_RG + self.context_gates(context_RV), state_RC)
+            states.append(state_NC)
+            contexts.append(context_RV)
+        if cached is not None:
+            cached.keep((self._last(states, before_NC, steps),))
+        if not states:
+            return x_TE.new_zeros(0, self.output.out_features // 2)
+        read = (torch.cat(states)[steps.position_T], x_TE, torch.cat(contexts)[steps.position_T])
+        maps_MO2 = self.output(torch.cat([only(part, context.read_M) for part in read], -1)).unflatten(-1, (-1, 2))
+        return self.dropout(maps_MO2.amax(-1), context.read_rng)
+
+    def _first(self, encoded: EncoderState, steps: Lockstep) -> Tensor:
+        """(N, C), in the order of the steps."""
+        starts_N = torch.tensor(encoded.segments.starts).clamp(max=max(len(encoded.hidden_SH) - 1, 0))
+        order_N = steps.order_N.div(encoded.outputs, rounding_mode="floor")
+        at_N = send(starts_N, encoded.hidden_SH.device).index_select(0, order_N)
+        backward_NV = encoded.hidden_SH.index_select(0, at_N).chunk(2, -1)[1]
+        return self.first_state(backward_NV).tanh()
+
+    def _step(self, read_RG: Tensor, state_RC: Tensor) -> Tensor:
+        """(R, C) the next states."""
+        (reset, update, new), (old_reset, old_update, old_new) = (
+            gates.chunk(3, -1) for gates in (read_RG, self.state_gates(state_RC))
+        )
+        new_RC = (new + (reset + old_reset).sigmoid() * old_new).tanh()
+        return torch.lerp(new_RC, state_RC.to(new_RC.dtype), (update + old_update).sigmoid())
+
+    def _last(self, states: list[Tensor], before_NC: Tensor, steps: Lockstep) -> Tensor:
+        """(N, C) the state behind each document, in the order of the batch."""
+        before_NC = torch.empty_like(before_NC).index_copy(0, steps.order_N, before_NC)
+        if not states:
+            return before_NC
+        ends_NC = torch.cat(states).index_select(0, steps.last_N)
+        return ends_NC if steps.empty_N is None else torch.where(steps.empty_N[:, None], before_NC, ends_NC)
+
 
 _OF_ATTENTION = 0.001
 

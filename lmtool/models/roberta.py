@@ -21,15 +21,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.models.base import new, positions_of
-from lmtool.models.encoder import BertLike, post_norm_layer
+from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig
 from lmtool.models.family import (
     ENCODER_ALLOWED,
     ENCODER_CONSTANT,
     ENCODER_DEFAULTS,
     ENCODER_FIELDS,
-    Published,
-    PublishedClass,
+    HFClass,
+    HFFormat,
     of_answers,
     of_choices,
     over_words,
@@ -75,7 +75,7 @@ TIED = Tied(
     head="lm_head.",
     bias=("lm_head.bias", "lm_head.decoder.bias"),
 )
-PUBLISHED = Published(
+HF_FORMAT = HFFormat(
     model="roberta",
     model_type="roberta",
     title="RoBERTa",
@@ -83,15 +83,15 @@ PUBLISHED = Published(
     tied=TIED,
     classes=(
         over_words("RobertaForTokenClassification"),
-        PublishedClass(
+        HFClass(
             "RobertaForSequenceClassification",
             ("pooler", "classifier"),
             (("heads.pooler.dense", "classifier.dense"), ("heads.classifier.output", "classifier.out_proj")),
         ),
         of_answers("RobertaForQuestionAnswering"),
         of_choices("RobertaForMultipleChoice"),
-        PublishedClass("RobertaForMaskedLM", ("masked_lm",), predicts=True),
-        PublishedClass("RobertaModel"),
+        HFClass("RobertaForMaskedLM", ("masked_lm",), predicts=True),
+        HFClass("RobertaModel"),
     ),
     prefix="roberta.",
     outside=("lm_head.", "classifier.", "qa_outputs."),
@@ -102,22 +102,22 @@ PUBLISHED = Published(
     constant={**ENCODER_CONSTANT, "pad_token_id": OFFSET - 1},
     allowed=ENCODER_ALLOWED,
 )
-to_published = PUBLISHED.to_published
+to_hf = HF_FORMAT.to_hf
 
 
-def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """Without the pooler that some classifiers' files carry and that they do not read."""
     if "classifier.dense.weight" in tensors:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("roberta.pooler.")}
-    return PUBLISHED.from_published(tensors, config)
+    return HF_FORMAT.from_hf(tensors, config)
 
 
-def published_config(config: RobertaConfig) -> dict[str, Any]:
+def to_hf_config(config: RobertaConfig) -> dict[str, Any]:
     """The table of positions counts the rows that no token reads."""
-    return {**PUBLISHED.published_config(config), "max_position_embeddings": config.max_positions + OFFSET}
+    return {**HF_FORMAT.to_hf_config(config), "max_position_embeddings": config.max_positions + OFFSET}
 
 
-def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The reverse."""
-    section = PUBLISHED.from_published_config(data)
+    section = HF_FORMAT.from_hf_config(data)
     return {**section, "max_positions": section["max_positions"] - OFFSET}

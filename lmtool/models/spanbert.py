@@ -13,7 +13,7 @@ from lmtool.models import bert
 from lmtool.models.base import new
 from lmtool.models.bert import TIED as TIED
 from lmtool.models.bert import Bert
-from lmtool.models.bert import from_published as from_published
+from lmtool.models.bert import from_hf as from_hf
 from lmtool.models.encoder_configs import SpanbertConfig
 
 
@@ -23,6 +23,6 @@ def build(config: SpanbertConfig, seed: int) -> Bert:
 
 
 # Its config.json says `bert`.
-PUBLISHED = replace(bert.PUBLISHED, model="spanbert")
-to_published = PUBLISHED.to_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+HF_FORMAT = replace(bert.HF_FORMAT, model="spanbert")
+to_hf = HF_FORMAT.to_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

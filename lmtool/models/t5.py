@@ -45,7 +45,7 @@ from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
-from lmtool.models.family import Published, PublishedClass, of_answers
+from lmtool.models.family import HFClass, HFFormat, of_answers
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, sizes
 from lmtool.nn.attention import CrossAttention, SelfAttention
@@ -120,7 +120,7 @@ def _pairs() -> tuple[tuple[str, str], ...]:
     pairs += [("heads.pooler.dense", f"{_HEAD}.dense"), ("heads.classifier.output", f"{_HEAD}.out_proj")]
     projections = (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o"))
     # Our sublayers with their norms, and theirs: `layer.N` holds the sublayer and its norm.
-    stacks = {
+    stack_names = {
         "encoder": (("self_attn", "norm1", "SelfAttention"), ("ffn", "norm2", "DenseReluDense")),
         "decoder": (
             ("self_attn", "norm1", "SelfAttention"),
@@ -128,16 +128,16 @@ def _pairs() -> tuple[tuple[str, str], ...]:
             ("ffn", "norm3", "DenseReluDense"),
         ),
     }
-    for stack, sublayers in stacks.items():
+    for stack, sublayers in stack_names.items():
         for number, (ours, norm, theirs) in enumerate(sublayers):
-            layer, published = f"backbone.{stack}.layers.*.", f"{stack}.block.*.layer.{number}."
+            layer, hf_tensors = f"backbone.{stack}.layers.*.", f"{stack}.block.*.layer.{number}."
             parts = (("fc_in", "wi"), ("fc_gate", "wi_0"), ("fc_out", "wo")) if ours == "ffn" else projections
-            pairs += [(f"{layer}{ours}.{part}", f"{published}{theirs}.{other}") for part, other in parts]
-            pairs.append((layer + norm, published + "layer_norm"))
+            pairs += [(f"{layer}{ours}.{part}", f"{hf_tensors}{theirs}.{other}") for part, other in parts]
+            pairs.append((layer + norm, hf_tensors + "layer_norm"))
         pairs.append((f"backbone.{stack}.final_norm", f"{stack}.final_layer_norm"))
-        places = "embed" if stack == "encoder" else "decoder.embed"
+        owner = "embed" if stack == "encoder" else "decoder.embed"
         table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        pairs.append((f"backbone.{places}.position", table))
+        pairs.append((f"backbone.{owner}.position", table))
     return tuple(pairs)
 
 
@@ -146,16 +146,16 @@ _TIED = Tied("shared.weight", "lm_head.weight", tables=("encoder.embed_tokens.we
 # A table that old files carry and no model reads.
 _UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 _BUCKETS = {"relative_attention_num_buckets": "buckets", "relative_attention_max_distance": "max_distance"}
-PUBLISHED = Published(
+HF_FORMAT = HFFormat(
     model="t5",
     model_type="t5",
     title="T5",
     keys=KEYS,
     tied=_TIED,
     classes=(
-        PublishedClass("T5ForSequenceClassification", ("pooler", "classifier"), prefix=_INSIDE),
+        HFClass("T5ForSequenceClassification", ("pooler", "classifier"), prefix=_INSIDE),
         of_answers("T5ForQuestionAnswering"),
-        PublishedClass("T5ForConditionalGeneration", predicts=True),
+        HFClass("T5ForConditionalGeneration", predicts=True),
     ),
     unlike={"T5ForTokenClassification": "it has the encoder alone"},
     outside=("lm_head.", f"{_HEAD}.", "qa_outputs."),
@@ -184,14 +184,14 @@ PUBLISHED = Published(
 )  # fmt: skip
 
 
-def to_published(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """A gated feed-forward part has two maps in."""
-    published = PUBLISHED.to_published(tensors, config)
-    gated = any(".wi_0." in name for name in published)
-    return {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in published.items()}
+    hf_tensors = HF_FORMAT.to_hf(tensors, config)
+    gated = any(".wi_0." in name for name in hf_tensors)
+    return {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in hf_tensors.items()}
 
 
-def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse. A head that only repeats the shared table is dropped; version 1.1 has its own, which starts as the
     shared table where the file has none, as transformers reads such a file. UserError where there is no decoder."""
     plain = {name.removeprefix(_INSIDE).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()}
@@ -200,7 +200,7 @@ def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EM
             "its weights hold no decoder: T5EncoderModel and T5ForTokenClassification are T5's encoder alone",
             "give a checkpoint with both stacks, as T5ForConditionalGeneration has",
         )
-    ours, model_class = PUBLISHED.from_published(plain, config), PUBLISHED.named_class(config)
+    ours, model_class = HF_FORMAT.from_hf(plain, config), HF_FORMAT.named_class(config)
     of_task = "heads.classifier.output.weight" in ours if model_class is None else not model_class.predicts
     if not _scales(config) and _TOKEN in ours and not of_task:
         ours.setdefault("heads.lm.output.weight", ours[_TOKEN].clone())
@@ -212,14 +212,14 @@ _TOKEN = "backbone.embed.token.weight"
 
 def _scales(config: Mapping[str, Any]) -> bool:
     """Whether hidden states are scaled before they meet the table (1.0)."""
-    said_by_tying = config.get("tie_word_embeddings") is not False
-    return bool(config["scale_decoder_outputs"]) if "scale_decoder_outputs" in config else said_by_tying
+    tied_output = config.get("tie_word_embeddings") is not False
+    return bool(config["scale_decoder_outputs"]) if "scale_decoder_outputs" in config else tied_output
 
 
-def published_config(config: T5Config) -> dict[str, Any]:
+def to_hf_config(config: T5Config) -> dict[str, Any]:
     """Its one rate of dropout is ours of activations."""
     return {
-        **PUBLISHED.published_config(config),
+        **HF_FORMAT.to_hf_config(config),
         "is_encoder_decoder": True,
         "num_decoder_layers": config.layers_of_decoder,
         **{key: getattr(config.positions, field) for key, field in _BUCKETS.items()},
@@ -228,9 +228,9 @@ def published_config(config: T5Config) -> dict[str, Any]:
     }
 
 
-def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The reverse."""
-    section = PUBLISHED.from_published_config(data)
+    section = HF_FORMAT.from_hf_config(data)
     gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
     # These keys repeat feed_forward_proj.
     expect(data, "t5", is_gated_act=(gated,), dense_act_fn=("gelu_new",) if gated else ("relu",))

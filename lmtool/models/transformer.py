@@ -46,7 +46,7 @@ from lmtool.models.base import new, positions_of
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import Transformer2017Config
-from lmtool.models.family import PublishedClass
+from lmtool.models.family import HFClass
 from lmtool.models.keymap import EMPTY, KeyMap
 from lmtool.models.published import expect
 from lmtool.nn.embeddings import Embeddings, StackInput
@@ -92,61 +92,61 @@ _READ_BY_LAYERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc_in.wei
 _WRITTEN_BY_LAYERS = ("out_proj.weight", "out_proj.bias", "fc_out.weight", "fc_out.bias")
 # The base of the wavelengths in the published class.
 _BASE = 10000.0
-PUBLISHED = replace(
-    bart.PUBLISHED,
+HF_FORMAT = replace(
+    bart.HF_FORMAT,
     model="transformer",
     model_type="marian",
     title="Marian",
     keys=KEYS,
-    classes=(PublishedClass("MarianMTModel", predicts=True),),
+    classes=(HFClass("MarianMTModel", predicts=True),),
     # The tables of positions, which are constants.
     unread=("embed_positions.weight",),
-    defaults={**bart.PUBLISHED.defaults, "vocab_size": 58101},
+    defaults={**bart.HF_FORMAT.defaults, "vocab_size": 58101},
     constant={"activation_function": "relu", "scale_embedding": True, "share_encoder_decoder_embeddings": True},
-    allowed={**bart.PUBLISHED.allowed, "normalize_embedding": (False,), "static_position_embeddings": (True,)},
-    repeats={**bart.PUBLISHED.repeats, "decoder_vocab_size": "vocab_size"},
+    allowed={**bart.HF_FORMAT.allowed, "normalize_embedding": (False,), "static_position_embeddings": (True,)},
+    repeats={**bart.HF_FORMAT.repeats, "decoder_vocab_size": "vocab_size"},
     positions="sinusoidal",
 )
 
 
-def to_published(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Marian lays the sines of its positions before the cosines, the paper in turn: the channels of the hidden states
     are put in its order, which changes no output."""
     reordered = {name: _reordered(name, tensor, True) for name, tensor in tensors.items()}
-    published = PUBLISHED.to_published(reordered, config)
-    published[_BIAS] = torch.zeros(1, len(published["model.shared.weight"]))
-    return published
+    hf_tensors = HF_FORMAT.to_hf(reordered, config)
+    hf_tensors[_BIAS] = torch.zeros(1, len(hf_tensors["model.shared.weight"]))
+    return hf_tensors
 
 
-def from_published(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
     """The reverse. UserError for a Marian model that adds constants to its logits, which this family has not."""
     if _BIAS in tensors and tensors[_BIAS].any():
         raise UserError(
             f"the checkpoint adds constants to its logits ({_BIAS}); model=transformer has none",
             "give a checkpoint without them",
         )
-    renamed = PUBLISHED.from_published({name: tensors[name] for name in tensors if name != _BIAS}, config)
+    renamed = HF_FORMAT.from_hf({name: tensors[name] for name in tensors if name != _BIAS}, config)
     return {name: _reordered(name, tensor, False) for name, tensor in renamed.items()}
 
 
-def _reordered(name: str, tensor: Tensor, to_theirs: bool) -> Tensor:
+def _reordered(name: str, tensor: Tensor, to_hf_names: bool) -> Tensor:
     """A tensor of ours with the channels of the hidden states in the other order. name: ours."""
     if name.endswith(_READ_BY_LAYERS) or name in ("backbone.embed.token.weight", "heads.lm.output.weight"):
-        return tensor.index_select(1, _channels(tensor.shape[1], to_theirs))
+        return tensor.index_select(1, _channels(tensor.shape[1], to_hf_names))
     if name.endswith(_WRITTEN_BY_LAYERS) or ".norm" in name:
-        return tensor.index_select(0, _channels(tensor.shape[0], to_theirs))
+        return tensor.index_select(0, _channels(tensor.shape[0], to_hf_names))
     return tensor
 
 
-def _channels(width: int, to_theirs: bool) -> Tensor:
+def _channels(width: int, to_hf_names: bool) -> Tensor:
     """The channel that comes to each place: even ones first, then the odd ones, or back."""
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
-    return order if to_theirs else order.argsort()
+    return order if to_hf_names else order.argsort()
 
 
-def published_config(config: Transformer2017Config) -> dict[str, Any]:
+def to_hf_config(config: Transformer2017Config) -> dict[str, Any]:
     """UserError besides for another base of the positions, and for an odd width."""
-    published = PUBLISHED.published_config(config)
+    hf_tensors = HF_FORMAT.to_hf_config(config)
     base = getattr(config.positions, "base", _BASE)
     if base != _BASE:
         raise UserError(
@@ -159,14 +159,14 @@ def published_config(config: Transformer2017Config) -> dict[str, Any]:
             "use the run with lmtool, or train one of an even width",
         )
     # Ours is a factor of standard deviations of the family's own, for which Marian has no key.
-    return {**published, "init_std": 0.02}
+    return {**hf_tensors, "init_std": 0.02}
 
 
-def from_published_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """The reverse."""
     if data.get("activation_function") is None or data.get("scale_embedding") is None:
         # Marian's defaults are another activation, and no scale.
         expect({"activation_function": "gelu", "scale_embedding": False}, "transformer", activation_function=("relu",))
-    section = PUBLISHED.from_published_config(data)
+    section = HF_FORMAT.from_hf_config(data)
     section.pop("initializer_std")
     return {**section, "positions": {"name": "sinusoidal", "base": _BASE}}

@@ -36,14 +36,14 @@ from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
 from lmtool.models.decoder_configs import TransformerXlConfig
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.cache import Cache, Carried, State
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.layout import Mask, Recent
 from lmtool.nn.positions import Position
 from lmtool.nn.relative import Distances, RelativeAttention, in_front
-from lmtool.nn.stack import Entered, Place, Tap, Taps, enter
+from lmtool.nn.stack import StackState, Tap, TapPoint, Taps, enter
 from lmtool.types import Packed
 
 
@@ -94,7 +94,7 @@ class TransformerXl(Decoder):
         same = self.config.same_length and self.memory_length and not self.training and not packed.prefixes
         return Recent(self.memory_length) if same else super().mask(number, packed)
 
-    def position(self, number: int, entered: Entered) -> Position:
+    def position(self, number: int, state: StackState) -> Position:
         return self.relative
 
     def seen(self, number: int, length: float) -> float:
@@ -106,7 +106,7 @@ class TransformerXl(Decoder):
     def forward(
         self,
         packed: Packed,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         cache: Cache | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
@@ -117,34 +117,34 @@ class TransformerXl(Decoder):
         if carried is None or not self.memory_length:
             if carried is not None:
                 carried.after = carried.before
-            return self.read(packed, draws, cache, read_M, tap)
+            return self.read(packed, rng, cache, read_M, tap)
         (read,) = set(carried.read)
         filled = min(read, self.memory_length)
         memory_NYFH = carried.before["memory"]
-        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, filled)
+        state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, filled)
         if filled:
-            entered = replace(entered, memories=memory_NYFH[:, :, self.memory_length - filled :].unbind(1))
-        memories = Remembered(memory_NYFH, packed.lengths)
-        hidden = self.run(entered, entered.read(read_M), tap=memories if tap is None else Taps(memories, tap))
+            state = replace(state, memories=memory_NYFH[:, :, self.memory_length - filled :].unbind(1))
+        memories = MemoryRecorder(memory_NYFH, packed.lengths)
+        hidden = self.run(state, state.read(read_M), tap=memories if tap is None else Taps(memories, tap))
         carried.after = {"memory": torch.stack(memories.after, 1)}
         return hidden
 
 
-class Remembered(Tap):
+class MemoryRecorder(Tap):
     """Keeps what every layer reads. after: of each layer (N, F, H), the last F of its memory and these states."""
 
     def __init__(self, memory_NYFH: Tensor, lengths: tuple[int, ...]):
         self._memories, self._lengths = memory_NYFH.unbind(1), lengths
         self.after: list[Tensor] = []
 
-    def wants(self, place: Place) -> bool:
-        return place.layer < len(self._memories)
+    def wants(self, point: TapPoint) -> bool:
+        return point.layer < len(self._memories)
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
-        memory_NFH = self._memories[place.layer]
+    def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
+        memory_NFH = self._memories[point.layer]
         count = memory_NFH.shape[1]
-        whole = in_front(memory_NFH, x_TH.detach().to(memory_NFH.dtype), self._lengths)
-        self.after.append(torch.stack([text[-count:] for text in whole.split([count + own for own in self._lengths])]))
+        joint = in_front(memory_NFH, x_TH.detach().to(memory_NFH.dtype), self._lengths)
+        self.after.append(torch.stack([text[-count:] for text in joint.split([count + own for own in self._lengths])]))
         return x_TH
 
 

@@ -34,7 +34,7 @@ from lmtool.types import Packed, Segments, send
 _SEEN_BY_ALL = torch.iinfo(torch.int64).min
 
 
-class TileSight(NamedTuple):
+class StreamTile(NamedTuple):
     """What the queries of one tile see. same_R1LK: whether query and key are of one segment, None without segments.
     barrier_R1LK: 0 or -inf, None where all is seen. index_R1LK: the row of each distance, those of the longest text in
     the tile counted from its farthest; None where both sides run on, one place after the other."""
@@ -44,10 +44,10 @@ class TileSight(NamedTuple):
     index_R1LK: Tensor | None
 
 
-class Sight:
+class StreamAttention:
     """How the queries of a stream stand to the keys.
 
-    layout: of the one to the other. places_Q: positions of the queries among the keys of their documents; None where
+    layout: of the one to the other. positions_Q: positions of the queries among the keys of their documents; None where
     every document's run on from one and the same. segments, ranks: of queries and keys, None where there are none.
     strict: whether a query sees lower ranks alone. One that sees nothing is let see all: who reads it gives it zeros.
     """
@@ -55,29 +55,29 @@ class Sight:
     def __init__(
         self,
         layout: Layout,
-        places_Q: Tensor | None,
+        positions_Q: Tensor | None,
         segments: tuple[Tensor, Tensor] | None,
         ranks: tuple[Tensor, Tensor] | None,
         strict: bool = False,
     ):
-        self.layout, self.places_Q, self.strict = layout, places_Q, strict
+        self.layout, self.positions_Q, self.strict = layout, positions_Q, strict
         self._segments, self._ranks = segments, ranks
-        self._tiles: dict[int, tuple[Tensor, TileSight]] = {}
+        self._tiles: dict[int, tuple[Tensor, StreamTile]] = {}
 
-    def of_tile(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> TileSight:
+    def of_tile(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> StreamTile:
         """Made once for all layers."""
         if id(query_RL) not in self._tiles:
             index_R1LK = None
-            if self.places_Q is not None:
-                steps_RLK = key_positions_RK[:, None] - self.places_Q[query_RL][:, :, None]
+            if self.positions_Q is not None:
+                steps_RLK = key_positions_RK[:, None] - self.positions_Q[query_RL][:, :, None]
                 index_R1LK = (steps_RLK + key_RK.shape[1] - 1)[:, None]
-            same_R1LK = self._compared(self._segments, query_RL, key_RK, torch.eq)
-            sight = TileSight(same_R1LK, self._barrier(query_RL, key_RK), index_R1LK)
-            self._tiles[id(query_RL)] = query_RL, sight  # which holds the tensor, so that the number stays its own
+            same_R1LK = self._pairwise(self._segments, query_RL, key_RK, torch.eq)
+            stream = StreamTile(same_R1LK, self._barrier(query_RL, key_RK), index_R1LK)
+            self._tiles[id(query_RL)] = query_RL, stream  # which holds the tensor, so that the number stays its own
         return self._tiles[id(query_RL)][1]
 
     @staticmethod
-    def _compared(
+    def _pairwise(
         pair: tuple[Tensor, Tensor] | None, query_RL: Tensor, key_RK: Tensor, compare: Callable[..., Tensor]
     ) -> Tensor | None:
         """(R, 1, L, K): compare(of the key, of the query)."""
@@ -87,7 +87,7 @@ class Sight:
         return compare(keys[key_RK][:, None, None, :], queries[query_RL][:, None, :, None])
 
     def _barrier(self, query_RL: Tensor, key_RK: Tensor) -> Tensor | None:
-        allow = self._compared(self._ranks, query_RL, key_RK, torch.lt if self.strict else torch.le)
+        allow = self._pairwise(self._ranks, query_RL, key_RK, torch.lt if self.strict else torch.le)
         if allow is None:
             return None
         return torch.where(allow | ~allow.any(-1, keepdim=True), 0.0, -torch.inf)
@@ -107,18 +107,18 @@ class SignedDistances(Position):
 
     def rows(self, keys: int, queries: int, like: Tensor) -> Tensor:
         """(P, H) of the distances keys - 1, ..., -queries, in the type of `like` or more."""
-        wanted = keys, queries, like.device, torch.promote_types(like.dtype, torch.float32)
+        key = keys, queries, like.device, torch.promote_types(like.dtype, torch.float32)
         # The layers of a forward ask for the same ones.
-        if self._rows is None or self._rows[0] != wanted:
+        if self._rows is None or self._rows[0] != key:
             distances_P = torch.arange(keys - 1, -queries - 1, -1, device=like.device)
-            self._rows = wanted, sinusoids(distances_P, self.hidden_size).to(wanted[3])
+            self._rows = key, sinusoids(distances_P, self.hidden_size).to(key[3])
         return self._rows[1]
 
     def streams(self, context: Context) -> Streams:
         """The content stream of a context."""
         known = self._streams
         if known is None or known[0] is not context.packed or known[1] is not context.layout:
-            known = context.packed, context.layout, Streams(self, content_sight(context.packed, context.layout))
+            known = context.packed, context.layout, Streams(self, content_stream(context.packed, context.layout))
             self._streams = known
         return known[2]
 
@@ -130,10 +130,14 @@ class Streams(Position):
     scores: ClassVar[bool] = True
 
     def __init__(
-        self, distances: SignedDistances, content: Sight, asked: Sight | None = None, blind_M: Tensor | None = None
+        self,
+        distances: SignedDistances,
+        content: StreamAttention,
+        query: StreamAttention | None = None,
+        blind_M: Tensor | None = None,
     ):
         super().__init__()
-        self.distances, self.content, self.asked, self.blind_M = distances, content, asked, blind_M
+        self.distances, self.content, self.query, self.blind_M = distances, content, query, blind_M
 
     def rows(self, like: Tensor) -> Tensor:
         """(P, H) of all distances there are."""
@@ -141,35 +145,35 @@ class Streams(Position):
         return self.distances.rows(max(layout.key.lengths, default=1), max(layout.query.lengths, default=1), like)
 
 
-def content_sight(packed: Packed, layout: Layout) -> Sight:
+def content_stream(packed: Packed, layout: Layout) -> StreamAttention:
     """The content stream: every token asks. Keys in front of a text, of a prefix or a memory, are of segment 0, and
     seen by all."""
     starts = set(layout.query_start)
     pairs = {name: (column, _of_keys(column, packed, layout, before)) for name, column, before in _columns(packed)}
-    places_Q = None if len(starts) <= 1 else layout.query_positions
-    return Sight(layout, places_Q, pairs.get("segment"), pairs.get("rank"))
+    positions_Q = None if len(starts) <= 1 else layout.query_positions
+    return StreamAttention(layout, positions_Q, pairs.get("segment"), pairs.get("rank"))
 
 
-def asked_sight(packed: Packed, content: Layout, asked_M: Tensor) -> tuple[Sight, Tensor]:
-    """The query stream of the tokens with the flat indices `asked_M`, rising, on the host; and (M,) which of them see
+def query_stream(packed: Packed, content: Layout, query_M: Tensor) -> tuple[StreamAttention, Tensor]:
+    """The query stream of the tokens with the flat indices `query_M`, rising, on the host; and (M,) which of them see
     no key at all. content: the layout of the content stream. ValueError without ranks."""
     if "rank" not in packed.columns:
         raise ValueError("a query stream needs the column rank")
     device = packed.tokens.device
-    documents_M = torch.repeat_interleave(torch.arange(len(packed.lengths)), torch.tensor(packed.lengths))[asked_M]
+    documents_M = torch.repeat_interleave(torch.arange(len(packed.lengths)), torch.tensor(packed.lengths))[query_M]
     counts = torch.bincount(documents_M, minlength=len(packed.lengths)).tolist()
     layout = Layout(Segments.packed(tuple(counts), device), content.key, Full())
-    asked_M, documents_M = send(asked_M, device), send(documents_M, device)
+    query_M, documents_M = send(query_M, device), send(documents_M, device)
     pairs = {
-        name: (column[asked_M], _of_keys(column, packed, content, before)) for name, column, before in _columns(packed)
+        name: (column[query_M], _of_keys(column, packed, content, before)) for name, column, before in _columns(packed)
     }
     ranks_M, ranks_Z = pairs["rank"]
     documents_Z = torch.repeat_interleave(torch.arange(len(content.key.lengths)), torch.tensor(content.key.lengths))
     lowest_N = ranks_Z.new_zeros(len(packed.lengths))
     lowest_N = lowest_N.scatter_reduce(0, send(documents_Z, device), ranks_Z, "amin", include_self=False)
-    places_M = content.query_positions[asked_M]
-    sight = Sight(layout, places_M, pairs.get("segment"), pairs["rank"], strict=True)
-    return sight, ranks_M <= lowest_N[documents_M]
+    positions_M = content.query_positions[query_M]
+    stream = StreamAttention(layout, positions_M, pairs.get("segment"), pairs["rank"], strict=True)
+    return stream, ranks_M <= lowest_N[documents_M]
 
 
 def _columns(packed: Packed) -> list[tuple[str, Tensor, int]]:
@@ -185,51 +189,51 @@ def _of_keys(column_T: Tensor, packed: Packed, layout: Layout, before: int) -> T
     if layout.key is layout.query:
         return column_T
     starts_N = torch.tensor(layout.key.starts) + torch.tensor(layout.query_start)
-    places_T = send(starts_N, column_T.device)[packed.documents] + packed.positions
-    return column_T.new_full((sum(layout.key.lengths),), before).index_copy(0, places_T, column_T)
+    index_T = send(starts_N, column_T.device)[packed.documents] + packed.positions
+    return column_T.new_full((sum(layout.key.lengths),), before).index_copy(0, index_T, column_T)
 
 
 class RelativeScores(Position):
     """What places and segments add to the scores of one layer, and what its ranks hide. rows_PAD: distances through the
-    layer's map. place_A1D, segment_A1D: what is to be added to the queries, which have u and are scaled, for these.
+    layer's map. distance_A1D, segment_A1D: what is to be added to the queries, which have u and are scaled, for these.
     segments_A2D: of the same segment, and of another."""
 
     scores: ClassVar[bool] = True
 
     def __init__(
         self,
-        sight: Sight,
+        stream: StreamAttention,
         rows_PAD: Tensor,
-        place_A1D: Tensor,
+        distance_A1D: Tensor,
         segment_A1D: Tensor,
         segments_A2D: Tensor,
-        tile: TileSight | None = None,
+        tile: StreamTile | None = None,
     ):
         super().__init__()
-        self._sight, self._rows_PAD, self._tile = sight, rows_PAD, tile
-        self._place_A1D, self._segment_A1D, self._segments_A2D = place_A1D, segment_A1D, segments_A2D
+        self._stream, self._rows_PAD, self._tile = stream, rows_PAD, tile
+        self._distance_A1D, self._segment_A1D, self._segments_A2D = distance_A1D, segment_A1D, segments_A2D
 
     def of_tokens(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> RelativeScores:
-        tile = self._sight.of_tile(query_RL, key_RK, key_positions_RK)
-        biases = self._place_A1D, self._segment_A1D, self._segments_A2D
-        return RelativeScores(self._sight, self._rows_PAD, *biases, tile)
+        tile = self._stream.of_tile(query_RL, key_RK, key_positions_RK)
+        biases = self._distance_A1D, self._segment_A1D, self._segments_A2D
+        return RelativeScores(self._stream, self._rows_PAD, *biases, tile)
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
         assert self._tile is not None
         same_R1LK, barrier_R1LK, index_R1LK = self._tile
         queries, keys = q_RALD.shape[-2], k_RAKD.shape[-2]
         # The farthest distance in this tile is that of its last place to its first.
-        first = max(self._sight.layout.key.lengths) - keys
+        first = max(self._stream.layout.key.lengths) - keys
         count = queries + keys if index_R1LK is None else 2 * keys - 1
         rows_PAD = self._rows_PAD[first : first + count].to(q_RALD.dtype)
-        products_RALP = (q_RALD + self._place_A1D.to(q_RALD.dtype)) @ rows_PAD.permute(1, 2, 0)
+        products_RALP = (q_RALD + self._distance_A1D.to(q_RALD.dtype)) @ rows_PAD.permute(1, 2, 0)
         if index_R1LK is None:
             scores = shifted(products_RALP, keys)
         else:
             scores = products_RALP.gather(-1, index_R1LK.expand(*products_RALP.shape[:-1], keys))
         if same_R1LK is not None:
-            asking = q_RALD + self._segment_A1D.to(q_RALD.dtype)
-            same_RAL2 = asking @ self._segments_A2D.to(q_RALD.dtype).transpose(-1, -2)
+            segment_query = q_RALD + self._segment_A1D.to(q_RALD.dtype)
+            same_RAL2 = segment_query @ self._segments_A2D.to(q_RALD.dtype).transpose(-1, -2)
             scores = scores + torch.where(same_R1LK, same_RAL2[..., :1], same_RAL2[..., 1:])
         return scores if barrier_R1LK is None else scores + barrier_R1LK.to(scores.dtype)
 
@@ -260,7 +264,7 @@ class TwoStreamAttention(SelfAttention):
         position = context.position
         streams = position if isinstance(position, Streams) else cast(SignedDistances, position).streams(context)
         rows_PAD = self.heads(self.pos_proj(streams.rows(x_SH)))
-        if streams.asked is not None:
+        if streams.query is not None:
             return self._two_streams(
                 x_SH if norm is None else norm(x_SH), context, streams, rows_PAD, read_M is not None
             )
@@ -269,11 +273,11 @@ class TwoStreamAttention(SelfAttention):
             k_ZAD, v_ZAD = context.prefix.before(k_ZAD, v_ZAD)
         bias = self.relative(streams.content, rows_PAD)
         q_TAD = q_TAD + self.content_bias.to(q_TAD.dtype)
-        return self.attended(q_TAD, k_ZAD, v_ZAD, streams.content.layout, bias, context, read_M)
+        return self.attend_and_project(q_TAD, k_ZAD, v_ZAD, streams.content.layout, bias, context, read_M)
 
     def _two_streams(self, x_SH: Tensor, context: Context, streams: Streams, rows_PAD: Tensor, last: bool) -> Tensor:
         """(S, H), or (M, H) of the query stream in the last layer. A memory stands in front of the content's keys."""
-        assert streams.asked is not None and streams.blind_M is not None
+        assert streams.query is not None and streams.blind_M is not None
         tokens = len(context.packed.tokens)
         x_ZH, x_MH = x_SH[:tokens], x_SH[tokens:]
         if context.memory_NFH is not None:
@@ -283,25 +287,25 @@ class TwoStreamAttention(SelfAttention):
         q_SAD = q_SAD + self.content_bias.to(q_SAD.dtype)
         q_TAD, q_MAD = q_SAD[: len(q_SAD) - len(x_MH)], q_SAD[len(q_SAD) - len(x_MH) :]
         outs = [] if last else [self._attend(q_TAD, k_ZAD, v_ZAD, streams.content, rows_PAD, context, 0)]
-        out_MAD = self._attend(q_MAD, k_ZAD, v_ZAD, streams.asked, rows_PAD, context, tokens)
+        out_MAD = self._attend(q_MAD, k_ZAD, v_ZAD, streams.query, rows_PAD, context, tokens)
         outs.append(out_MAD.masked_fill(streams.blind_M[:, None, None], 0.0))
         return self.out_proj(torch.cat(outs).flatten(-2))
 
     def _attend(
-        self, q_QAD: Tensor, k_ZAD: Tensor, v_ZAD: Tensor, sight: Sight, rows_PAD: Tensor, context: Context,
+        self, q_QAD: Tensor, k_ZAD: Tensor, v_ZAD: Tensor, stream: StreamAttention, rows_PAD: Tensor, context: Context,
         first: int,
     ) -> Tensor:  # fmt: skip
         """(Q, A, D) of one stream. first: where its rows begin among those of both."""
-        draws = self.dropout.draws(context.draws)
-        if draws is not None:
-            draws = draws.rows(torch.arange(first, first + len(q_QAD), device=q_QAD.device))
-        bias = self.relative(sight, rows_PAD)
-        return attend(q_QAD, k_ZAD, v_ZAD, sight.layout, bias, self.scale, self.dropout.rate, draws)
+        rng = self.dropout.rng(context.rng)
+        if rng is not None:
+            rng = rng.rows(torch.arange(first, first + len(q_QAD), device=q_QAD.device))
+        bias = self.relative(stream, rows_PAD)
+        return attend(q_QAD, k_ZAD, v_ZAD, stream.layout, bias, self.scale, self.dropout.rate, rng)
 
-    def relative(self, sight: Sight, rows_PAD: Tensor) -> RelativeScores:
+    def relative(self, stream: StreamAttention, rows_PAD: Tensor) -> RelativeScores:
         """What adds to the scores of a stream."""
         scale = 1 / math.sqrt(self.head_size)
-        place_AD = (self.place_bias - self.content_bias) * scale
+        distance_AD = (self.place_bias - self.content_bias) * scale
         segment_AD = (self.segment_bias - self.content_bias) * scale
         segments_A2D = self.segments.transpose(0, 1)
-        return RelativeScores(sight, rows_PAD, place_AD[:, None], segment_AD[:, None], segments_A2D)
+        return RelativeScores(stream, rows_PAD, distance_AD[:, None], segment_AD[:, None], segments_A2D)

@@ -36,20 +36,20 @@ from lmtool.errors import UserError
 from lmtool.models.base import Encoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import XlnetConfig
-from lmtool.models.family import Published, PublishedClass, of_answers, of_choices, over_words
+from lmtool.models.family import HFClass, HFFormat, of_answers, of_choices, over_words
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
-from lmtool.models.transformer_xl import Remembered
-from lmtool.models.two_streams import SignedDistances, Streams, TwoStreamAttention, asked_sight, content_sight
+from lmtool.models.transformer_xl import MemoryRecorder
+from lmtool.models.two_streams import SignedDistances, Streams, TwoStreamAttention, content_stream, query_stream
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.cache import Carried, State
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.layout import Full
 from lmtool.nn.positions import Position
-from lmtool.nn.stack import Entered, Place, Tap, Taps, enter
+from lmtool.nn.stack import StackState, Tap, TapPoint, Taps, enter
 from lmtool.types import Packed, send
 
 
@@ -101,72 +101,72 @@ class Xlnet(Encoder):
         memory = self.memory_length
         return 2 * length + 1.5 * memory + self.hidden_size * memory / max(length, 1)
 
-    def position(self, number: int, entered: Entered) -> Position:
-        return entered.position if isinstance(entered.position, Streams) else self.distances
+    def position(self, number: int, state: StackState) -> Position:
+        return state.position if isinstance(state.position, Streams) else self.distances
 
     def forward(
         self,
         packed: Packed,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
-        asked_M: Tensor | None = None,
+        query_M: Tensor | None = None,
         carried: Carried | None = None,
         reuse: int = 0,
     ) -> Tensor:
-        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. asked_M: flat indices, rising,
+        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. query_M: flat indices, rising,
         on the host, of tokens that are predicted: (M, H) of the query stream, which stands at these alone and sees what
         the column "rank" lets it see. carried: the memory in front of the texts, and with the states of their first
         `reuse` tokens that of the next ones; with asked tokens only."""
-        if asked_M is None:
-            return super().forward(packed, draws, read_M, tap)
+        if query_M is None:
+            return super().forward(packed, rng, read_M, tap)
         if self.embed.virtual is not None or self.ahead:
             raise ValueError("a query stream has neither virtual tokens nor a prefix")
         read = set() if carried is None else set(carried.read)
         filled = min(max(read, default=0), self.memory_length)
-        entered = enter(self.embed, self.embed.tokens(packed.tokens), packed, draws, None, filled)
-        memories: Reused | None = None
+        state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, filled)
+        memories: ReuseRecorder | None = None
         if carried is not None:
             memory_NYFH = carried.before["memory"]
             if filled:
-                newest = memory_NYFH[:, :, self.memory_length - filled :]
-                entered = replace(entered, memories=newest.unbind(1))
-            memories = Reused(memory_NYFH, packed.lengths, reuse)
+                memory = memory_NYFH[:, :, self.memory_length - filled :]
+                state = replace(state, memories=memory.unbind(1))
+            memories = ReuseRecorder(memory_NYFH, packed.lengths, reuse)
             tap = memories if tap is None else Taps(memories, tap)
-        content = content_sight(packed, entered.layout(Full()))
-        asked, blind_M = asked_sight(packed, content.layout, asked_M)
-        device, tokens, count = packed.tokens.device, len(packed.tokens), len(asked_M)
+        content = content_stream(packed, state.layout(Full()))
+        queries, blind_M = query_stream(packed, content.layout, query_M)
+        device, tokens, count = packed.tokens.device, len(packed.tokens), len(query_M)
         content_T = torch.arange(tokens, device=device)
-        query_M = torch.arange(tokens, tokens + count, device=device)
-        if draws is not None:
+        stream_M = torch.arange(tokens, tokens + count, device=device)
+        if rng is not None:
             # A place of the query stream draws by itself, beside that of its token.
             number_S = (torch.arange(tokens + count, device=device) >= tokens).long()
-            draws = draws.inserted(torch.cat([content_T, send(asked_M, device)]), number_S)
-        query_MH = self.query.weight.expand(count, -1).to(entered.x_TH.dtype)
-        query_MH = self.embed.dropout(query_MH, None if draws is None else draws.rows(query_M))
+            rng = rng.inserted(torch.cat([content_T, send(query_M, device)]), number_S)
+        query_MH = self.query.weight.expand(count, -1).to(state.x_TH.dtype)
+        query_MH = self.embed.dropout(query_MH, None if rng is None else rng.rows(stream_M))
         both = replace(
-            entered,
-            x_TH=torch.cat([entered.x_TH, query_MH]),
-            position=Streams(self.distances, content, asked, blind_M),
-            draws=draws,
+            state,
+            x_TH=torch.cat([state.x_TH, query_MH]),
+            position=Streams(self.distances, content, queries, blind_M),
+            rng=rng,
             batch_T=content_T,  # what a tap sees
         )
-        hidden = self.run(both, query_M, tap=tap)
+        hidden = self.run(both, stream_M, tap=tap)
         if carried is not None and memories is not None:
             carried.after = {"memory": torch.stack(memories.after, 1)}
         return hidden
 
 
-class Reused(Remembered):
+class ReuseRecorder(MemoryRecorder):
     """Keeps of what every layer reads the first `reuse` tokens of each text: the next text begins behind these."""
 
     def __init__(self, memory_NYFH: Tensor, lengths: tuple[int, ...], reuse: int):
         super().__init__(memory_NYFH, tuple(min(reuse, length) for length in lengths))
         self._texts = lengths
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
         texts = zip(x_TH.split(self._texts), self._lengths, strict=True)
-        super().__call__(place, torch.cat([text_LH[:count] for text_LH, count in texts]))
+        super().__call__(point, torch.cat([text_LH[:count] for text_LH, count in texts]))
         return x_TH
 
 
@@ -175,8 +175,8 @@ def build(config: XlnetConfig, seed: int) -> Xlnet:
     return new(Xlnet, config, seed)
 
 
-_LAYER, _PUBLISHED = "backbone.layers.*.", "transformer.layer.*."
-_ATTENTION, _MAPS = _LAYER + "self_attn.", _PUBLISHED + "rel_attn."
+_LAYER, _HF = "backbone.layers.*.", "transformer.layer.*."
+_ATTENTION, _MAPS = _LAYER + "self_attn.", _HF + "rel_attn."
 KEYS = KeyMap(
     (
         ("backbone.embed.token", "transformer.word_embedding"),
@@ -191,9 +191,9 @@ KEYS = KeyMap(
         (_ATTENTION + "segment_bias", _MAPS + "r_s_bias"),
         (_ATTENTION + "segments", _MAPS + "seg_embed"),
         (_LAYER + "norm1", _MAPS + "layer_norm"),
-        (_LAYER + "ffn.fc_in", _PUBLISHED + "ff.layer_1"),
-        (_LAYER + "ffn.fc_out", _PUBLISHED + "ff.layer_2"),
-        (_LAYER + "norm2", _PUBLISHED + "ff.layer_norm"),
+        (_LAYER + "ffn.fc_in", _HF + "ff.layer_1"),
+        (_LAYER + "ffn.fc_out", _HF + "ff.layer_2"),
+        (_LAYER + "norm2", _HF + "ff.layer_norm"),
         ("heads.lm.output.weight", "lm_loss.weight"),
         ("heads.lm", "lm_loss"),
         ("heads.pooler.dense", "sequence_summary.summary"),
@@ -204,23 +204,23 @@ TIED = Tied("transformer.word_embedding.weight", "lm_loss.weight", "lm_loss.")
 
 
 @dataclass(frozen=True)
-class _Published(Published):
+class _XlnetFormat(HFFormat):
     """Maps are stored as (H, A, D), those into heads the transpose of torch's."""
 
-    def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         assert isinstance(config, XlnetConfig)
-        return super().to_published(
+        return super().to_hf(
             {name: _unfolded(name, tensor, config.num_heads) for name, tensor in tensors.items()}, config
         )
 
-    def from_published(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-        return {name: _folded(name, tensor) for name, tensor in super().from_published(tensors, config).items()}
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+        return {name: _folded(name, tensor) for name, tensor in super().from_hf(tensors, config).items()}
 
-    def published_config(self, config: TransformerConfig) -> dict[str, Any]:
-        return {**super().published_config(config), "d_head": config.width_of_head}
+    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
+        return {**super().to_hf_config(config), "d_head": config.width_of_head}
 
-    def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        section = super().from_published_config(data)
+    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        section = super().from_hf_config(data)
         expect(data, self.model, d_head=(section["hidden_size"] // section["num_heads"],))
         return {**section, "attention_dropout": section["dropout"]}
 
@@ -242,7 +242,7 @@ def _folded(name: str, tensor: Tensor) -> Tensor:
     return tensor[0] if name == _QUERY else tensor
 
 
-PUBLISHED = _Published(
+HF_FORMAT = _XlnetFormat(
     model="xlnet",
     model_type="xlnet",
     title="XLNet",
@@ -250,11 +250,11 @@ PUBLISHED = _Published(
     tied=TIED,
     classes=(
         over_words("XLNetForTokenClassification"),
-        PublishedClass("XLNetForSequenceClassification", ("pooler", "classifier")),
+        HFClass("XLNetForSequenceClassification", ("pooler", "classifier")),
         of_answers("XLNetForQuestionAnsweringSimple"),
         of_choices("XLNetForMultipleChoice", "logits_proj"),
-        PublishedClass("XLNetLMHeadModel", ("lm",), predicts=True),
-        PublishedClass("XLNetModel"),
+        HFClass("XLNetLMHeadModel", ("lm",), predicts=True),
+        HFClass("XLNetModel"),
     ),
     unlike={"XLNetForQuestionAnswering": "it searches for the end of an answer behind each of the best starts"},
     prefix="transformer.",
@@ -280,5 +280,5 @@ PUBLISHED = _Published(
     allowed={"untie_r": (True,), "tie_word_embeddings": (True, False)},
     positions=None,
 )  # fmt: skip
-to_published, from_published = PUBLISHED.to_published, PUBLISHED.from_published
-published_config, from_published_config = PUBLISHED.published_config, PUBLISHED.from_published_config
+to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
+to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -20,14 +20,13 @@ from torch import Tensor, nn
 
 from lmtool.nn.block_sparse import Blocks, block_attention
 from lmtool.nn.context import AttentionKind, Context, EncoderState
-from lmtool.nn.dropout import DeviceDraws, Draws, Dropout, TokenDraws
-from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
-from lmtool.nn.keyed import keyed_attention, keyed_attention_of
+from lmtool.nn.dropout import DeviceRng, Dropout, DropoutRng, TokenRng
+from lmtool.nn.kernels import flash_attention, fused_attention, fused_attention_of, jagged_attention, kernel_for, serves
 from lmtool.nn.layout import Layout
 from lmtool.nn.positions import Position, Turns
 from lmtool.nn.prefix import LayerPrefix
 from lmtool.nn.regions import is_plain, region
-from lmtool.nn.tiled import Attended, tiled_attention
+from lmtool.nn.tiled import AttentionInputs, tiled_attention
 
 
 def attend(
@@ -38,27 +37,27 @@ def attend(
     bias: Position | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
-    draws: Draws | None = None,
+    rng: DropoutRng | None = None,
 ) -> Tensor:
     """softmax(q k^T scale + bias) v within each document, as its mask allows (Vaswani et al. 2017, 3.2.1).
 
     bias: adds to the scores, and where it weighs (Shaw) also to the result. scale: 1/sqrt(D) where None. dropout:
-    share of the weights dropped where draws are given; draws: those of this place in the model. Returns (T, A, D) in
+    share of the weights dropped where draws are given; rng: those of this place in the model. Returns (T, A, D) in
     the type of q; zeros for queries whose document has no keys.
     """
-    rate = 0.0 if draws is None else dropout
-    if rate and isinstance(draws, DeviceDraws):
-        draws.begin()
+    rate = 0.0 if rng is None else dropout
+    if rate and isinstance(rng, DeviceRng):
+        rng.begin()
     if isinstance(layout.mask, Blocks):
         assert bias is None
-        return block_attention(q_TAD, k_SAD, v_SAD, layout, scale, rate, draws)
-    if bias is None and not (rate and isinstance(draws, TokenDraws)):
+        return block_attention(q_TAD, k_SAD, v_SAD, layout, scale, rate, rng)
+    if bias is None and not (rate and isinstance(rng, TokenRng)):
         kernel = kernel_for(q_TAD.device, q_TAD.dtype, q_TAD.shape[-1], rate)
         if kernel == "flash" and serves(kernel, layout):
             return flash_attention(q_TAD, k_SAD, v_SAD, layout, scale)
         if kernel == "jagged" and serves(kernel, layout):
             return jagged_attention(q_TAD, k_SAD, v_SAD, layout, scale, rate)
-    return tiled_attention(q_TAD, k_SAD, v_SAD, layout, bias, scale, rate, draws)
+    return tiled_attention(q_TAD, k_SAD, v_SAD, layout, bias, scale, rate, rng)
 
 
 def reference_attention(
@@ -85,12 +84,12 @@ def reference_attention(
         q_ALD = q_ALD * scale
         scores_ALK = q_ALD @ k_AKD.transpose(1, 2)
         if bias is not None:
-            own = bias.of_tokens(
+            bias_of_tokens = bias.of_tokens(
                 torch.arange(query_at, query_at + queries, device=device)[None],
                 torch.arange(key_at, key_at + keys, device=device)[None],
                 key_positions,
             )
-            scores_ALK = scores_ALK + own.score(q_ALD[None], k_AKD[None], query_positions, key_positions)[0]
+            scores_ALK = scores_ALK + bias_of_tokens.score(q_ALD[None], k_AKD[None], query_positions, key_positions)[0]
         document = torch.tensor([number])
         allow = layout.mask.allow(query_positions[..., None].cpu(), key_positions[:, None].cpu(), document)
         if allow is not None:
@@ -123,7 +122,7 @@ def joins(*projections: nn.Module) -> bool:
     return len(plain) == len(projections) and len({module.bias is None for module in plain}) == 1
 
 
-def joined_projection(x_TH: Tensor, *projections: nn.Module) -> Tensor:
+def joint_projection(x_TH: Tensor, *projections: nn.Module) -> Tensor:
     """(T, sum of the widths) projections that join, side by side. Joined at use into one product they take 3 to 18%
     less time."""
     linears = cast(tuple[nn.Linear, ...], projections)
@@ -136,8 +135,8 @@ def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Modul
     few = not torch.is_grad_enabled() and not torch.compiler.is_compiling() and len(x_TH) < _FEW
     if few or not joins(q_proj, k_proj, v_proj):
         return q_proj(x_TH), k_proj(x_TH), v_proj(x_TH)
-    joined = joined_projection(x_TH, q_proj, k_proj, v_proj)
-    q, k, v = joined.split([cast(nn.Linear, module).out_features for module in (q_proj, k_proj, v_proj)], dim=-1)
+    joint_TX = joint_projection(x_TH, q_proj, k_proj, v_proj)
+    q, k, v = joint_TX.split([cast(nn.Linear, module).out_features for module in (q_proj, k_proj, v_proj)], dim=-1)
     return q, k, v
 
 
@@ -190,7 +189,7 @@ class MultiHead(nn.Module):
         queries = self.num_heads // self.key_value_heads
         return x_SAD if queries == 1 else x_SAD.repeat_interleave(queries, 1)
 
-    def attended(
+    def attend_and_project(
         self,
         q_TAD: Tensor,
         k_SAD: Tensor,
@@ -202,11 +201,11 @@ class MultiHead(nn.Module):
     ) -> Tensor:
         """(T, H), or (M, H) of `read_M`: attention and the last map. What it computes with goes to whoever asks."""
         k_SAD, v_SAD = self.for_queries(k_SAD), self.for_queries(v_SAD)
-        take = context.wanted(self.kind)
+        take = context.observer(self.kind)
         if take is not None:
-            take(Attended(q_TAD, k_SAD, v_SAD, layout, bias, self.scale))
-        draws = self.dropout.draws(context.draws)
-        out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, bias, self.scale, self.dropout.rate, draws)
+            take(AttentionInputs(q_TAD, k_SAD, v_SAD, layout, bias, self.scale))
+        rng = self.dropout.rng(context.rng)
+        out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, bias, self.scale, self.dropout.rate, rng)
         return self.out_proj(only(out_TAD.flatten(-2), read_M))
 
 
@@ -234,19 +233,19 @@ def attention_path(
     for part in model.modules():
         if not isinstance(part, MultiHead):
             continue
-        kernel, own = kernel_for(device, dtype, part.head_size, part.dropout.rate), isinstance(part, SelfAttention)
+        kernel, is_self = kernel_for(device, dtype, part.head_size, part.dropout.rate), isinstance(part, SelfAttention)
         if device.type == "cpu":
             paths[_TILES] = ""
         elif kernel is None:
             paths[_TILES] = "flash needs bf16 or fp16, heads of 8, 16, ... 256, and a GPU since Ampere"
-        elif own and biased:
+        elif is_self and biased:
             paths[_TILES] = "where positions add to the scores"
         elif kernel == "jagged" and part in led:
             paths[_TILES] = "where a prefix stands before a text that is read left to right"
         else:
-            if own and True in prefixes:
+            if is_self and True in prefixes:
                 paths[_TILES] = "where a text has a prefix that all of it sees"
-            if not own or False in prefixes:
+            if not is_self or False in prefixes:
                 paths[_WORDS[kernel]] = ""
     return "; ".join(f"{path} ({why})" if why else path for path, why in paths.items())
 
@@ -268,35 +267,35 @@ class SelfAttention(MultiHead):
         return q_TAD, k_TAD, v_TAD
 
     @region(1)
-    def joined(self, x_TH: Tensor, norm: nn.Module | None) -> Tensor:
+    def project_jointly(self, x_TH: Tensor, norm: nn.Module | None) -> Tensor:
         """(T, 3H) queries, keys and values side by side."""
-        return joined_projection(x_TH if norm is None else norm(x_TH), self.q_proj, self.k_proj, self.v_proj)
+        return joint_projection(x_TH if norm is None else norm(x_TH), self.q_proj, self.k_proj, self.v_proj)
 
     @region(1, 2)
-    def asked(self, x_TH: Tensor, read_M: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
+    def project_subset(self, x_TH: Tensor, read_M: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
         """(M, H) queries of the tokens that are read, and (T, 2H) keys and values of all side by side."""
         x_TH = x_TH if norm is None else norm(x_TH)
-        return self.q_proj(only(x_TH, read_M)), joined_projection(x_TH, self.k_proj, self.v_proj)
+        return self.q_proj(only(x_TH, read_M)), joint_projection(x_TH, self.k_proj, self.v_proj)
 
     def forward(
         self, x_TH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
     ) -> Tensor:
         """(T, H) to (T, H). read_M: flat indices of the tokens whose result is wanted, (M, H) then. norm: of what it
         reads."""
-        position, draws = context.position, self.dropout.draws(context.draws)
+        position, rng = context.position, self.dropout.rng(context.rng)
         turns = position.turns(context.positions_T, x_TH.dtype)
-        if isinstance(draws, TokenDraws) and turns is None and self._in_one_piece(context):
-            further = self.num_heads, context.layout, self.scale, self.dropout.rate, draws
+        if isinstance(rng, TokenRng) and turns is None and self._in_one_piece(context):
+            arguments = self.num_heads, context.layout, self.scale, self.dropout.rate, rng
             if read_M is None or not 0 < len(read_M) <= _MANY * len(x_TH):
-                return self.out_proj(only(keyed_attention(self.joined(x_TH, norm), *further), read_M))
-            query_MX, joined_TX = self.asked(x_TH, read_M, norm)
-            return self.out_proj(keyed_attention_of(query_MX, joined_TX, read_M, *further))
+                return self.out_proj(only(fused_attention(self.project_jointly(x_TH, norm), *arguments), read_M))
+            query_MX, joint_TX = self.project_subset(x_TH, read_M, norm)
+            return self.out_proj(fused_attention_of(query_MX, joint_TX, read_M, *arguments))
         q_TAD, k_TAD, v_TAD = self.projected(x_TH, turns, position, norm)
         if context.cache is not None:
             k_TAD, v_TAD = context.cache.append(k_TAD, v_TAD, context.prefix)
         elif context.prefix is not None:
             k_TAD, v_TAD = context.prefix.before(k_TAD, v_TAD)
-        return self.attended(q_TAD, k_TAD, v_TAD, context.layout, self.bias(position), context, read_M)
+        return self.attend_and_project(q_TAD, k_TAD, v_TAD, context.layout, self.bias(position), context, read_M)
 
     def bias(self, position: Position) -> Position | None:
         """What adds to the scores of this layer."""
@@ -307,9 +306,9 @@ class SelfAttention(MultiHead):
         layout = context.layout
         between = context.position.scores or context.cache is not None or context.prefix is not None
         between = between or isinstance(layout.mask, Blocks)
-        alike = self.key_value_heads == self.num_heads and layout.key is layout.query and layout.packed
-        looked_at = context.wanted(self.kind) is not None
-        return alike and not between and not looked_at and joins(self.q_proj, self.k_proj, self.v_proj)
+        same_tokens = self.key_value_heads == self.num_heads and layout.key is layout.query and layout.packed
+        looked_at = context.observer(self.kind) is not None
+        return same_tokens and not between and not looked_at and joins(self.q_proj, self.k_proj, self.v_proj)
 
 
 # Attention of a decoder to the encoder's text.
@@ -326,13 +325,13 @@ class CrossAttention(MultiHead):
 
     def keys_values(self, encoded: EncoderState, prefix: LayerPrefix | None = None) -> tuple[Tensor, Tensor]:
         """(S, A, D) keys and values of the encoder's hidden states, behind those of a prefix where there is one."""
-        if self in encoded.kept:
-            return encoded.kept[self]
+        if self in encoded.cached:
+            return encoded.cached[self]
         keys_values = self.heads(self.k_proj(encoded.hidden_SH)), self.heads(self.v_proj(encoded.hidden_SH))
         if prefix is not None:
             keys_values = prefix.before(*keys_values)
         if encoded.keep:
-            encoded.kept[self] = keys_values
+            encoded.cached[self] = keys_values
         return keys_values
 
     def forward(self, x_TH: Tensor, context: Context, read_M: Tensor | None = None) -> Tensor:
@@ -342,4 +341,4 @@ class CrossAttention(MultiHead):
             raise ValueError("cross-attention reads an encoder; the context has none")
         k_SAD, v_SAD = self.keys_values(context.encoded, context.cross_prefix)
         q_TAD = self.heads(self.q_proj(x_TH))
-        return self.attended(q_TAD, k_SAD, v_SAD, context.cross_layout, None, context, read_M)
+        return self.attend_and_project(q_TAD, k_SAD, v_SAD, context.cross_layout, None, context, read_M)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.nn.dropout import Draws
-from lmtool.nn.layout import Layout, Places, Seen
+from lmtool.nn.dropout import DropoutRng
+from lmtool.nn.layout import Layout, MaskedRows, TileIndex
 from lmtool.nn.tiled import attention_of, gathered, scattered, widened
 from lmtool.types import Segments, send
 
@@ -37,7 +37,7 @@ class BlockPattern:
     seed: int
 
     @property
-    def drawn_among(self) -> int:
+    def candidates(self) -> int:
         """So many blocks at the start of a text are those that may be drawn. One of no more blocks than that is
         dense: each of its tokens sees all."""
         return 2 * self.random + 5
@@ -45,7 +45,7 @@ class BlockPattern:
     @property
     def longest_dense(self) -> int:
         """Tokens of the longest text that is dense."""
-        return self.drawn_among * self.size
+        return self.candidates * self.size
 
     def blocks(self, length: int) -> int:
         """Of a text of this many tokens, the last one filled up."""
@@ -58,34 +58,34 @@ class BlockPattern:
             return length
         return self.size * (2 * blocks + 2 * (inner - 1) + (blocks - 4) * inner) / blocks
 
-    def drawn(self, blocks: int) -> np.ndarray:
+    def random_blocks(self, blocks: int) -> np.ndarray:
         """(N, A, X) the random blocks of each block, -1 for the first one's and the last one's."""
         # A table of twice the blocks serves the texts of half as many.
         table_NAX = _table(self, 1 << max(5, (blocks - 1).bit_length()))[:blocks].copy()
         table_NAX[-1] = -1
         return table_NAX
 
-    def sees(self, blocks: int) -> np.ndarray:
+    def connections(self, blocks: int) -> np.ndarray:
         """(A, N, N) bool: whether a block sees another, of a text of so many blocks."""
         numbers = np.arange(blocks)
-        sees_ANN = np.broadcast_to(np.abs(numbers[:, None] - numbers) <= 1, (self.heads, blocks, blocks)).copy()
-        sees_ANN[:, [0, -1]] = sees_ANN[:, :, [0, -1]] = True
-        if blocks <= self.drawn_among:
-            sees_ANN[:] = True
+        connected_ANN = np.broadcast_to(np.abs(numbers[:, None] - numbers) <= 1, (self.heads, blocks, blocks)).copy()
+        connected_ANN[:, [0, -1]] = connected_ANN[:, :, [0, -1]] = True
+        if blocks <= self.candidates:
+            connected_ANN[:] = True
         else:
-            drawn_NAX = self.drawn(blocks)[1:-1]
-            sees_ANN[np.arange(self.heads)[:, None], numbers[1:-1, None, None], drawn_NAX] = True
-        return sees_ANN
+            random_NAX = self.random_blocks(blocks)[1:-1]
+            connected_ANN[np.arange(self.heads)[:, None], numbers[1:-1, None, None], random_NAX] = True
+        return connected_ANN
 
-    def drawing(self, length: int) -> list[tuple[str, str]]:
+    def diagram(self, length: int) -> list[tuple[str, str]]:
         """Of a text of so many tokens titled lines: one for each block, in which a sign stands for each that it may
         see."""
         blocks = self.blocks(length)
-        if blocks <= self.drawn_among:
+        if blocks <= self.candidates:
             return [("blocks", f"{blocks} of {self.size} tokens, dense")]
-        signs = np.where(self.sees(blocks)[0], "+", ".")
+        signs = np.where(self.connections(blocks)[0], "+", ".")
         signs[[0, -1]] = signs[:, [0, -1]] = "#"
-        signs[np.arange(1, blocks - 1)[:, None], self.drawn(blocks)[1:-1, 0]] = "*"
+        signs[np.arange(1, blocks - 1)[:, None], self.random_blocks(blocks)[1:-1, 0]] = "*"
         seen = "what they see in the first head of the first layer: # global, + window, * drawn, . nothing"
         lines = [(f"block {number}", "".join(row)) for number, row in enumerate(signs, 1)]
         return [("blocks", f"{blocks} of {self.size} tokens; {seen}"), *lines]
@@ -93,9 +93,9 @@ class BlockPattern:
 
 @lru_cache(maxsize=128)
 def _table(pattern: BlockPattern, blocks: int) -> np.ndarray:
-    """(N, A, X) as in `drawn`. The generator is numpy's old one, whose numbers never change: one permutation a block
+    """(N, A, X) as in `random_blocks`. The generator is numpy's old one, whose numbers never change: one permutation a block
     and head, of which the first allowed ones are taken."""
-    generator, among = np.random.RandomState(pattern.seed), pattern.drawn_among
+    generator, among = np.random.RandomState(pattern.seed), pattern.candidates
     table_NAX = np.full((blocks, pattern.heads, pattern.random), -1)
     for block in range(1, blocks):
         seen = {0, among - 1, block - 1, block, block + 1}
@@ -129,12 +129,18 @@ class Blocks:
                 ((positions.expand(rows, -1, -1)[row].flatten() - self.ahead) // self.pattern.size).clamp(0, blocks - 1)
                 for positions in (query_RL1, key_R1K)
             )
-            allow.append(torch.from_numpy(self.pattern.sees(blocks))[:, query_L[:, None], key_K])
+            allow.append(torch.from_numpy(self.pattern.connections(blocks))[:, query_L[:, None], key_K])
         return torch.stack(allow) | (key_R1K < self.ahead)[:, None]
 
 
 def block_attention(
-    q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, scale: float | None, rate: float, draws: Draws | None
+    q_TAD: Tensor,
+    k_SAD: Tensor,
+    v_SAD: Tensor,
+    layout: Layout,
+    scale: float | None,
+    rate: float,
+    rng: DropoutRng | None,
 ) -> Tensor:
     """What `attend` gives, (T, A, D), under a mask that is `Blocks`. layout: of documents to themselves. rate: of the
     weights that the draws drop."""
@@ -147,24 +153,24 @@ def block_attention(
         queries = gathered(_units(q_TAD, plan.queries, plan.size), plan.units).split([t.queries for t in plan.tiles])
         keys, values = (_units(x_SAD, plan.keys, plan.size) for x_SAD in (k_SAD, v_SAD))
         outs = []
-        for tile, own in zip(plan.tiles, queries, strict=True):
-            q_RALD = own.view(len(tile.query_RL), heads, -1, q_TAD.shape[2])
+        for tile, unit in zip(plan.tiles, queries, strict=True):
+            q_RALD = unit.view(len(tile.query_RL), heads, -1, q_TAD.shape[2])
             k_RAKD, v_RAKD = tile.seen_keys(keys, k_SAD), tile.seen_keys(values, v_SAD)
-            out = attention_of(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, draws)
-            outs.append(out.reshape(own.shape))
+            out = attention_of(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
+            outs.append(out.reshape(unit.shape))
         out_UBD = scattered(torch.cat(outs), plan.units, len(plan.units.into_P)) if outs else q_TAD
         out_NBAD = out_UBD.view(-1, heads, plan.size, q_TAD.shape[2]).transpose(1, 2)
         return scattered(out_NBAD.reshape(-1, *q_TAD.shape[1:]), plan.queries, len(q_TAD)).to(dtype)
 
 
-def _units(x_TAD: Tensor, places: Places, size: int) -> Tensor:
+def _units(x_TAD: Tensor, index: TileIndex, size: int) -> Tensor:
     """(U, B*D) the units of the documents, filled up."""
-    x_NBAD = gathered(x_TAD, places).view(-1, size, *x_TAD.shape[1:])
+    x_NBAD = gathered(x_TAD, index).view(-1, size, *x_TAD.shape[1:])
     return x_NBAD.transpose(1, 2).reshape(-1, size * x_TAD.shape[2])
 
 
 @dataclass(frozen=True)
-class BlockTile(Seen):
+class BlockTile(MaskedRows):
     """Rows that see equally many blocks. queries: how many units of queries they are. keys: numbers of the units that
     are seen, a run of them for each row and head. prefix: flat indices of the prefix keys, a run for each row; None
     where there are none."""
@@ -189,9 +195,9 @@ class BlockPlan:
     tiles."""
 
     size: int
-    queries: Places
-    keys: Places
-    units: Places
+    queries: TileIndex
+    keys: TileIndex
+    units: TileIndex
     tiles: tuple[BlockTile, ...]
 
 
@@ -200,7 +206,7 @@ class _Rows(NamedTuple):
 
     query_RN: np.ndarray
     key_RN: np.ndarray
-    drawn_RAN: np.ndarray
+    random_RAN: np.ndarray
 
 
 def block_plan(layout: Layout) -> BlockPlan:
@@ -210,19 +216,19 @@ def block_plan(layout: Layout) -> BlockPlan:
     size, heads = mask.pattern.size, mask.pattern.heads
     blocks_D = np.array([mask.pattern.blocks(length) for length in layout.query.lengths], np.int64)
     token_NB, real_NB = _filled(layout.query, blocks_D, size)
-    queries = keys = _places(token_NB, real_NB, layout.query)
+    queries = keys = _tile_index(token_NB, real_NB, layout.query)
     if layout.key is not layout.query:
         # The documents behind their prefixes.
         starts = tuple(start + mask.ahead for start in layout.key.starts)
-        own = Segments(starts, layout.query.lengths, layout.device)
-        keys = _places(_filled(own, blocks_D, size)[0], real_NB, own)
+        keyed_segments = Segments(starts, layout.query.lengths, layout.device)
+        keys = _tile_index(_filled(keyed_segments, blocks_D, size)[0], real_NB, keyed_segments)
     first_N = np.repeat(np.array(layout.key.starts, np.int64), blocks_D)
-    tiles, asking = [], [np.empty(0, np.int64)]
+    tiles, query_units = [], [np.empty(0, np.int64)]
     for rows in _tiles(mask, blocks_D):
         tiles.append(_tile(rows, token_NB, real_NB, first_N, mask, layout.device))
-        asking.append((rows.query_RN[:, None] * heads + np.arange(heads)[:, None]).ravel())
-    order_U = torch.from_numpy(np.concatenate(asking))
-    units = Places.of(order_U, torch.ones(len(order_U), dtype=torch.bool), len(order_U), layout.device)
+        query_units.append((rows.query_RN[:, None] * heads + np.arange(heads)[:, None]).ravel())
+    order_U = torch.from_numpy(np.concatenate(query_units))
+    units = TileIndex.of(order_U, torch.ones(len(order_U), dtype=torch.bool), len(order_U), layout.device)
     return BlockPlan(size, queries, keys, units, tuple(tiles))
 
 
@@ -230,10 +236,14 @@ def _tile(
     rows: _Rows, token_NB: np.ndarray, real_NB: np.ndarray, first_N: np.ndarray, mask: Blocks, device: torch.device
 ) -> BlockTile:
     """first_N: the first key of the document of each block."""
-    count, heads, drawn = rows.drawn_RAN.shape
-    key_RAN = np.concatenate([np.repeat(rows.key_RN[:, None], heads, 1), rows.drawn_RAN], 2)
+    count, heads, random_blocks = rows.random_RAN.shape
+    key_RAN = np.concatenate([np.repeat(rows.key_RN[:, None], heads, 1), rows.random_RAN], 2)
     # What is drawn is never a last block, which alone may be filled up.
-    seen = np.ones((count, mask.ahead), bool), real_NB[rows.key_RN], np.ones((count, drawn * mask.pattern.size), bool)
+    seen = (
+        np.ones((count, mask.ahead), bool),
+        real_NB[rows.key_RN],
+        np.ones((count, random_blocks * mask.pattern.size), bool),
+    )
     real_RK = torch.from_numpy(np.concatenate([part.reshape(count, -1) for part in seen], 1))
     prefix_RP = first_N[rows.query_RN[:, :1]] + np.arange(mask.ahead)
     return BlockTile(
@@ -248,35 +258,37 @@ def _tile(
 
 def _filled(segments: Segments, blocks_D: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """(N, B) the token at each place of the blocks, the last one of a document repeated; and which are no padding."""
-    places_D = blocks_D * size
-    steps = np.arange(places_D.sum()) - np.repeat(np.cumsum(places_D) - places_D, places_D)
-    start, length = (np.repeat(np.array(each, np.int64), places_D) for each in (segments.starts, segments.lengths))
+    slots_D = blocks_D * size
+    steps = np.arange(slots_D.sum()) - np.repeat(np.cumsum(slots_D) - slots_D, slots_D)
+    start, length = (np.repeat(np.array(each, np.int64), slots_D) for each in (segments.starts, segments.lengths))
     return (start + np.minimum(steps, length - 1)).reshape(-1, size), (steps < length).reshape(-1, size)
 
 
-def _places(token_NB: np.ndarray, real_NB: np.ndarray, segments: Segments) -> Places:
+def _tile_index(token_NB: np.ndarray, real_NB: np.ndarray, segments: Segments) -> TileIndex:
     tokens = sum(segments.lengths) if segments.contiguous else None
-    return Places.of(torch.from_numpy(token_NB).flatten(), torch.from_numpy(real_NB).flatten(), tokens, segments.device)
+    return TileIndex.of(
+        torch.from_numpy(token_NB).flatten(), torch.from_numpy(real_NB).flatten(), tokens, segments.device
+    )
 
 
 def _tiles(mask: Blocks, blocks_D: np.ndarray) -> Iterator[_Rows]:
     """The rows of every tile. Blocks are counted over all documents; none is in two rows of queries."""
-    firsts_D, pattern = np.cumsum(blocks_D) - blocks_D, mask.pattern
+    first_D, pattern = np.cumsum(blocks_D) - blocks_D, mask.pattern
     for blocks in sorted(set(blocks_D.tolist()) - {0}):
-        first_R1 = firsts_D[blocks_D == blocks][:, None]
-        queries = np.arange(blocks) if blocks <= pattern.drawn_among else np.array([0, blocks - 1])
+        first_R1 = first_D[blocks_D == blocks][:, None]
+        queries = np.arange(blocks) if blocks <= pattern.candidates else np.array([0, blocks - 1])
         none = np.empty((len(first_R1), pattern.heads, 0), np.int64)
         yield _Rows(first_R1 + queries, first_R1 + np.arange(blocks), none)
-    long_D = np.flatnonzero(blocks_D > pattern.drawn_among)
+    long_D = np.flatnonzero(blocks_D > pattern.candidates)
     if not len(long_D):
         return
-    drawn_NAX = pattern.drawn(int(blocks_D.max()))
+    random_NAX = pattern.random_blocks(int(blocks_D.max()))
     # Each block and its neighbours; the second one and the last but one have one that is global, and see a block less.
     edges = [np.array([[1, 2], [blocks - 2, blocks - 3]]) for blocks in blocks_D[long_D]]
     inner = [np.arange(2, blocks - 2)[:, None] + np.array([0, -1, 1]) for blocks in blocks_D[long_D]]
     for windows in (edges, inner):
         window_RW, counts = np.concatenate(windows), [len(window) for window in windows]
-        first_R1, last_R1 = (np.repeat(each[long_D], counts)[:, None] for each in (firsts_D, blocks_D - 1))
+        first_R1, last_R1 = (np.repeat(each[long_D], counts)[:, None] for each in (first_D, blocks_D - 1))
         seen_RN = np.concatenate([np.zeros_like(last_R1), last_R1, window_RW], 1)
-        drawn_RAN = drawn_NAX[window_RW[:, 0]]
-        yield _Rows(first_R1 + window_RW[:, :1], first_R1 + seen_RN, first_R1[:, None] + drawn_RAN)
+        random_RAN = random_NAX[window_RW[:, 0]]
+        yield _Rows(first_R1 + window_RW[:, :1], first_R1 + seen_RN, first_R1[:, None] + random_RAN)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lmtool.nn.attention import CrossAttention, SelfAttention, only
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.feedforward import AdapterSlot, FeedForward
 from lmtool.nn.regions import region
 
@@ -36,14 +36,14 @@ class PostNormLayer(_Layer):
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
-        attended = self.self_attn(x_TH, context, context.read_M)
-        return self.behind(only(x_TH, context.read_M), attended, draws=context.read_draws)
+        attention_out = self.self_attn(x_TH, context, context.read_M)
+        return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
 
     @region(1, 2)
-    def behind(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+    def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """What comes behind the attention, (T, H)."""
-        x_TH = self.norm1(x_TH + self.attn_adapter(self.dropout1(attended_TH, draws), x_TH, self.norm1))
-        fed_TH = self.dropout2(self.ffn(x_TH, draws), draws)
+        x_TH = self.norm1(x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH, self.norm1))
+        fed_TH = self.dropout2(self.ffn(x_TH, rng), rng)
         return self.norm2(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm2))
 
 
@@ -52,15 +52,15 @@ class PreNormLayer(_Layer):
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
-        attended = self.self_attn(x_TH, context, context.read_M, self.norm1)
-        return self.behind(only(x_TH, context.read_M), attended, draws=context.read_draws)
+        attention_out = self.self_attn(x_TH, context, context.read_M, self.norm1)
+        return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
 
     @region(1, 2)
-    def behind(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+    def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """What comes behind the attention, (T, H)."""
-        x_TH = x_TH + self.attn_adapter(self.dropout1(attended_TH, draws), x_TH)
+        x_TH = x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH)
         normed_TH = self.norm2(x_TH)
-        fed_TH = self.dropout2(self.ffn(normed_TH, draws), draws)
+        fed_TH = self.dropout2(self.ffn(normed_TH, rng), rng)
         return x_TH + self.ffn_adapter(fed_TH, x_TH, read_MH=normed_TH)
 
 
@@ -103,20 +103,20 @@ class PostNormCrossLayer(_CrossLayer):
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
-        x_TH = self.between(x_TH, self.self_attn(x_TH, context), draws=context.draws)
-        attended = self.cross_attn(x_TH, context, context.read_M)
-        return self.behind(only(x_TH, context.read_M), attended, draws=context.read_draws)
+        x_TH = self.between(x_TH, self.self_attn(x_TH, context), rng=context.rng)
+        attention_out = self.cross_attn(x_TH, context, context.read_M)
+        return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
 
     @region(1, 2)
-    def between(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+    def between(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """What stands between the attentions, (T, H)."""
-        return self.norm1(x_TH + self.attn_adapter(self.dropout1(attended_TH, draws), x_TH, self.norm1))
+        return self.norm1(x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH, self.norm1))
 
     @region(1, 2)
-    def behind(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+    def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """What comes behind the second, (T, H)."""
-        x_TH = self.norm2(x_TH + self.dropout2(attended_TH, draws))
-        fed_TH = self.dropout3(self.ffn(x_TH, draws), draws)
+        x_TH = self.norm2(x_TH + self.dropout2(attention_TH, rng))
+        fed_TH = self.dropout3(self.ffn(x_TH, rng), rng)
         return self.norm3(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm3))
 
 
@@ -125,21 +125,21 @@ class PreNormCrossLayer(_CrossLayer):
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
-        attended = self.self_attn(x_TH, context, norm=self.norm1)
-        x_TH, normed_TH = self.between(x_TH, attended, draws=context.draws)
-        attended = self.cross_attn(normed_TH, context, context.read_M)
-        return self.behind(only(x_TH, context.read_M), attended, draws=context.read_draws)
+        attention_out = self.self_attn(x_TH, context, norm=self.norm1)
+        x_TH, normed_TH = self.between(x_TH, attention_out, rng=context.rng)
+        attention_out = self.cross_attn(normed_TH, context, context.read_M)
+        return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
 
     @region(1, 2)
-    def between(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+    def between(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> tuple[Tensor, Tensor]:
         """What stands between the attentions: (T, H) the residual stream, and what the second reads of it."""
-        x_TH = x_TH + self.attn_adapter(self.dropout1(attended_TH, draws), x_TH)
+        x_TH = x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH)
         return x_TH, self.norm2(x_TH)
 
     @region(1, 2)
-    def behind(self, x_TH: Tensor, attended_TH: Tensor, draws: Draws | None = None) -> Tensor:
+    def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """What comes behind the second, (T, H)."""
-        x_TH = x_TH + self.dropout2(attended_TH, draws)
+        x_TH = x_TH + self.dropout2(attention_TH, rng)
         normed_TH = self.norm3(x_TH)
-        fed_TH = self.dropout3(self.ffn(normed_TH, draws), draws)
+        fed_TH = self.dropout3(self.ffn(normed_TH, rng), rng)
         return x_TH + self.ffn_adapter(fed_TH, x_TH, read_MH=normed_TH)

@@ -33,7 +33,7 @@ class Cache:
     ahead: places in front of each text, of a prefix; they come on top of the capacity. lengths: tokens read of each.
     room: places a row has by now. fresh: whether the tokens that came last are
     the first of all texts. layers: what each layer keeps, given to it in its context; new_layer makes one of the
-    cache, keys and values where None. It has `select(rows_R)` and `grows`, as `LayerCache` has.
+    cache, keys and values where None. It has `select(rows_R)` and `accumulates`, as `LayerCache` has.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Cache:
         if longest > self.capacity:
             raise ValueError(f"{longest} tokens in a cache for {self.capacity}")
         if longest + self.ahead > self.room:
-            wanted = -(-max(longest + self.ahead, self.room * 5 // 4) // _GROWTH) * _GROWTH
-            self.room = min(self.capacity + self.ahead, wanted)
+            capacity = -(-max(longest + self.ahead, self.room * 5 // 4) // _GROWTH) * _GROWTH
+            self.room = min(self.capacity + self.ahead, capacity)
         device, documents_T = packed.tokens.device, packed.documents
         positions_T = packed.positions + send(torch.tensor(self._before) + self.ahead, device)[documents_T]
         self.places_T = positions_T + documents_T * self.room
@@ -76,9 +76,9 @@ class Cache:
         if self.fresh:
             return Layout.of(packed, mask, self.ahead)
         one_each = self.documents > 1 and all(length == 1 for length in packed.lengths)
-        hides_room = isinstance(mask, Causal | Recent | PrefixLM)
+        hides_padding = isinstance(mask, Causal | Recent | PrefixLM)
         read = tuple(length + self.ahead for length in self.lengths)
-        lengths = (self.room,) * self.documents if one_each and hides_room else read
+        lengths = (self.room,) * self.documents if one_each and hides_padding else read
         starts = tuple(range(0, self.documents * self.room, self.room))
         keys = Segments(starts, lengths, packed.tokens.device)
         return Layout(packed.segments, keys, mask, tuple(before + self.ahead for before in self._before))
@@ -93,10 +93,10 @@ class Cache:
 
 
 class LayerCache:
-    """The keys and values of one layer, allocated when the first ones show type and device. grows: a forward adds to
+    """The keys and values of one layer, allocated when the first ones show type and device. accumulates: a forward adds to
     what the next one reads, so that a layer may not read the same tokens twice."""
 
-    grows = True
+    accumulates = True
 
     def __init__(self, cache: Cache):
         self._cache = cache
@@ -183,8 +183,8 @@ class CarriedState(nn.Module):
             raise RuntimeError("a model that carries state left none behind a segment")
         after = {name: x.detach().to(carried.before[name].dtype) for name, x in carried.after.items()}
         if not lanes.complete:
-            held = self.tensors or initial(lanes.count)
-            after = {name: held[name].index_copy(0, _rows(lanes, x), x) for name, x in after.items()}
+            previous = self.tensors or initial(lanes.count)
+            after = {name: previous[name].index_copy(0, _rows(lanes, x), x) for name, x in after.items()}
         self.tensors = after
 
 
@@ -205,18 +205,18 @@ def carried_tensors(model: nn.Module) -> dict[str, Tensor]:
 def load_carried(model: nn.Module, tensors: Mapping[str, Tensor], device: torch.device) -> None:
     """Hold what `carried_tensors` gave."""
     for path, state in _states(model).items():
-        own = {name: x for name, x in tensors.items() if name.rpartition(".")[0] == path}
-        state.tensors = {name.rpartition(".")[2]: send(x, device) for name, x in own.items()}
+        prefixed = {name: x for name, x in tensors.items() if name.rpartition(".")[0] == path}
+        state.tensors = {name.rpartition(".")[2]: send(x, device) for name, x in prefixed.items()}
 
 
 @contextmanager
 def set_aside(model: nn.Module) -> Iterator[None]:
     """Within, a model holds no state; behind it, what it held before: for a pass over other text in between."""
-    held = {state: state.tensors for state in _states(model).values()}
-    for state in held:
+    previous = {state: state.tensors for state in _states(model).values()}
+    for state in previous:
         state.tensors = {}
     try:
         yield
     finally:
-        for state, tensors in held.items():
+        for state, tensors in previous.items():
             state.tensors = tensors

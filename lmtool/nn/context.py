@@ -14,15 +14,15 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from lmtool.nn.dropout import Draws, draws_of
-from lmtool.nn.layout import First, Full, Layout, Mask, behind
+from lmtool.nn.dropout import DropoutRng, select_rng
+from lmtool.nn.layout import First, Full, Layout, Mask, with_prefix
 from lmtool.nn.positions import Position
 from lmtool.nn.prefix import LayerPrefix
-from lmtool.nn.tiled import Attended
+from lmtool.nn.tiled import AttentionInputs
 from lmtool.types import Packed, Segments, send
 
 AttentionKind = Literal["self_attn", "cross_attn"]
-TakesAttended = Callable[[Attended], None]
+AttentionObserver = Callable[[AttentionInputs], None]
 """Takes what an attention of a layer computes with."""
 
 
@@ -31,24 +31,24 @@ class EncoderState:
     """What a decoder reads of its encoder.
 
     hidden_SH: the last hidden states of the inputs. segments: its documents. keep: keep each layer's keys and values
-    for the next call, as generation wants; without gradients only. kept: those keys and values, (S, A, D) each, by the
+    for the next call, as generation wants; without gradients only. cached: those keys and values, (S, A, D) each, by the
     attention they belong to. mask: which tokens of an input are read. outputs: texts of the decoder, one after the
-    other, that read the same input. draws: dropout's of the inputs' tokens, for what the decoder makes of their states.
+    other, that read the same input. rng: dropout's of the inputs' tokens, for what the decoder makes of their states.
     """
 
     hidden_SH: Tensor
     segments: Segments
     keep: bool = False
-    kept: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    cached: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     mask: Mask = field(default_factory=Full)
     outputs: int = 1
-    draws: Draws | None = None
+    rng: DropoutRng | None = None
     _layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict, repr=False)
 
     def layout(self, outputs: Packed, ahead: int = 0) -> Layout:
         """How the tokens of the decoder stand to those of the encoder: each sees its whole input, and as many keys of
         a prefix in front of it as `ahead` says."""
-        keys, mask = behind(self.segments, ahead), self.mask
+        keys, mask = with_prefix(self.segments, ahead), self.mask
         if ahead and isinstance(mask, First):
             mask = First(tuple(length + ahead for length in mask.lengths))
         if not self.keep:
@@ -86,11 +86,11 @@ class EncoderState:
         longest, device = self.segments.lengths[0], self.hidden_SH.device
         rows_N = send(torch.tensor(rows), device)
 
-        def kept(x_S: Tensor) -> Tensor:
+        def cached(x_S: Tensor) -> Tensor:
             return x_S.unflatten(0, (inputs, -1)).index_select(0, rows_N).flatten(0, 1)
 
-        self.hidden_SH = kept(self.hidden_SH)
-        self.kept = {module: (kept(keys), kept(values)) for module, (keys, values) in self.kept.items()}
+        self.hidden_SH = cached(self.hidden_SH)
+        self.cached = {module: (cached(keys), cached(values)) for module, (keys, values) in self.cached.items()}
         self.segments = Segments.packed((longest,) * len(rows), device)
         if isinstance(self.mask, First):
             self.mask = First(tuple(self.mask.lengths[row] for row in rows))
@@ -101,7 +101,7 @@ class Context:
     """One layer's place in one forward.
 
     packed: the texts that the states belong to. layout: which of their tokens see which. positions_T: where they stand
-    in their documents. position: how attention uses that. draws: dropout's, None in evaluation. cache: what the layer
+    in their documents. position: how attention uses that. rng: dropout's, None in evaluation. cache: what the layer
     keeps of the tokens before these. encoded, cross_layout: what a decoder reads of its encoder, and how its tokens
     stand to that. read_M: flat indices of the tokens whose result is wanted; None for all. watch: asks who takes
     what an attention of the layer computes with. prefix, cross_prefix: keys and values in front of those of the texts,
@@ -114,12 +114,12 @@ class Context:
     layout: Layout
     positions_T: Tensor
     position: Position
-    draws: Draws | None = None
+    rng: DropoutRng | None = None
     cache: Any = None
     encoded: EncoderState | None = None
     cross_layout: Layout | None = None
     read_M: Tensor | None = None
-    watch: Callable[[AttentionKind], TakesAttended | None] | None = None
+    watch: Callable[[AttentionKind], AttentionObserver | None] | None = None
     prefix: LayerPrefix | None = None
     cross_prefix: LayerPrefix | None = None
     queries_TH: Tensor | None = None
@@ -132,10 +132,10 @@ class Context:
         return cls(packed, Layout.of(packed, mask), packed.positions, position, **more)
 
     @cached_property
-    def read_draws(self) -> Draws | None:
+    def read_rng(self) -> DropoutRng | None:
         """The draws of the tokens whose result is wanted."""
-        return draws_of(self.draws, self.read_M)
+        return select_rng(self.rng, self.read_M)
 
-    def wanted(self, kind: AttentionKind) -> TakesAttended | None:
+    def observer(self, kind: AttentionKind) -> AttentionObserver | None:
         """Who takes what an attention of this layer computes with; None: nobody."""
         return None if self.watch is None else self.watch(kind)

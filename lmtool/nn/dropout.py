@@ -35,7 +35,7 @@ _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MULTIPLIER = _signed(0xD6E8FEB86659FD93)
 # 16 bits decide one channel: a rate is met to within 1/131072.
 _LEVELS = 1 << 16
-_LANES = 4
+_CHANNELS_PER_HASH = 4
 _BLOCK = 1 << 17
 
 
@@ -73,25 +73,25 @@ def token_keys(
 
 
 @lru_cache(maxsize=1024)
-def lane_constants(place: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def hash_constants(location: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Hashed int64 constants of a place, one for four channels each. A row of the last dimension starts at the same
     number whatever its length, so padding the channels does not change them. Every step asks for the same ones."""
-    return _constants(_signed(place), shape, device)
+    return _constants(_signed(location), shape, device)
 
 
-def _constants(place: int | Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def _constants(location: int | Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
     rows = torch.arange(torch.Size(shape[:-1]).numel(), device=device)[:, None] << 24
     numbers = (rows + torch.arange(shape[-1], device=device)).view(shape)
-    return mix(numbers * _GOLDEN + place)
+    return mix(numbers * _GOLDEN + location)
 
 
-def keep(keys: Tensor, constants: Tensor, channels: int, rate: float) -> Tensor:
+def keep_mask(keys: Tensor, constants: Tensor, channels: int, rate: float) -> Tensor:
     """int16, 0 for dropped channels and 1 for kept ones: keys (..., 1) and constants (..., lanes) give
     (..., channels)."""
-    return _chosen(mix(keys + constants).view(torch.int16)[..., :channels].contiguous(), rate)
+    return _threshold(mix(keys + constants).view(torch.int16)[..., :channels].contiguous(), rate)
 
 
-def _chosen(bits: Tensor, rate: float) -> Tensor:
+def _threshold(bits: Tensor, rate: float) -> Tensor:
     """In place, since a comparison into bools takes 14 times as long."""
     return bits.ge_(round(rate * _LEVELS) - _LEVELS // 2)
 
@@ -101,54 +101,54 @@ def _factor(rate: float) -> float:
     return _LEVELS / (_LEVELS - round(rate * _LEVELS))
 
 
-def factors(kept: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
-    """What an activation of `dtype` is multiplied with: 0 where `kept` (integers) is 0, and 1/(1-rate) where it is 1.
-    May be computed in the memory of `kept`."""
+def factors(mask: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
+    """What an activation of `dtype` is multiplied with: 0 where `mask` (integers) is 0, and 1/(1-rate) where it is 1.
+    May be computed in the memory of `mask`."""
     scale = _factor(rate)
     if dtype in (torch.bfloat16, torch.float16) and not torch.compiler.is_compiling():
         # The scale's bits times 0 or 1, as integers: a conversion of the choices takes five times as long.
         pattern = int(torch.tensor(scale, dtype=dtype).view(torch.int16))
-        return kept.to(torch.int16).mul_(pattern).view(dtype)
-    return kept.to(dtype).mul_(scale)
+        return mask.to(torch.int16).mul_(pattern).view(dtype)
+    return mask.to(dtype).mul_(scale)
 
 
-class Placed(NamedTuple):
+class RngTensors(NamedTuple):
     """The draws of one `Dropout` as tensors, for compiled code, which would be compiled again for each other number.
-    keys_T: of the tokens. place: (), a hash of where in the model. Both None: torch's own dropout, from a generator
+    keys_T: of the tokens. location: (), a hash of where in the model. Both None: torch's own dropout, from a generator
     that was seeded for it."""
 
     keys_T: Tensor | None = None
-    place: Tensor | None = None
+    location: Tensor | None = None
 
     def drop(self, x_TH: Tensor, rate: float) -> Tensor:
-        if self.keys_T is None or self.place is None:
+        if self.keys_T is None or self.location is None:
             return F.dropout(x_TH, rate)
         channels = x_TH.shape[-1]
-        constants = _constants(self.place, (-(-channels // _LANES),), x_TH.device)
-        return factors(keep(self.keys_T[:, None], constants, channels, rate), rate, x_TH.dtype) * x_TH
+        constants = _constants(self.location, (-(-channels // _CHANNELS_PER_HASH),), x_TH.device)
+        return factors(keep_mask(self.keys_T[:, None], constants, channels, rate), rate, x_TH.dtype) * x_TH
 
 
 @lru_cache(maxsize=1024)
-def _as_tensor(place: int, device: torch.device) -> Tensor:
-    return torch.tensor(_signed(place), device=device)
+def _as_tensor(location: int, device: torch.device) -> Tensor:
+    return torch.tensor(_signed(location), device=device)
 
 
-class _Keyed(torch.autograd.Function):
+class _KeyedDropout(torch.autograd.Function):
     """x * factors(...). The choices are stored for the backward, a byte each: to draw them again takes three to five
     times as long as to read them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, constants: Tensor, rate: float) -> Tensor:
-        kept = keep(keys, constants, x.shape[-1], rate)
-        ctx.save_for_backward(kept.to(torch.uint8))
+        mask = keep_mask(keys, constants, x.shape[-1], rate)
+        ctx.save_for_backward(mask.to(torch.uint8))
         ctx.rate = rate
-        return factors(kept, rate, x.dtype).mul_(x)
+        return factors(mask, rate, x.dtype).mul_(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = gradients
-        (kept,) = ctx.saved_tensors
-        return factors(kept, ctx.rate, gradient.dtype).mul_(gradient), None, None, None
+        (mask,) = ctx.saved_tensors
+        return factors(mask, ctx.rate, gradient.dtype).mul_(gradient), None, None, None
 
 
 def matrix_factors(weight_RC: Tensor, draw: int, rate: float) -> Tensor:
@@ -156,109 +156,111 @@ def matrix_factors(weight_RC: Tensor, draw: int, rate: float) -> Tensor:
     A function of `draw` alone, on every device."""
     rows, columns = weight_RC.shape
     keys_R = mix(torch.arange(rows, device=weight_RC.device) * _GOLDEN + _signed(draw))
-    constants = lane_constants(0, (-(-columns // _LANES),), weight_RC.device)
-    return factors(keep(keys_R[:, None], constants, columns, rate), rate, weight_RC.dtype)
+    constants = hash_constants(0, (-(-columns // _CHANNELS_PER_HASH),), weight_RC.device)
+    return factors(keep_mask(keys_R[:, None], constants, columns, rate), rate, weight_RC.dtype)
 
 
-class Draws(Protocol):
+class DropoutRng(Protocol):
     """The randomness of one forward, at a place of the model. The same place draws the same."""
 
-    def at(self, site: int) -> Draws:
+    def at(self, site: int) -> DropoutRng:
         """The draws of a place within this one: a module's, a layer's, a second forward's."""
 
     def drop(self, x_TH: Tensor, rate: float) -> Tensor:
         """Dropout of the hidden states of the tokens the draws were made for."""
 
-    def placed(self) -> Placed:
+    def rng_tensors(self) -> RngTensors:
         """These for compiled code that drops at once."""
 
-    def rows(self, index_N: Tensor) -> Draws:
+    def rows(self, index_N: Tensor) -> DropoutRng:
         """The draws of some of the tokens, for a head that reads only those."""
 
-    def for_outputs(self) -> Draws:
+    def for_outputs(self) -> DropoutRng:
         """The draws of the tokens that the decoder of an encoder-decoder reads."""
 
-    def inserted(self, source_S: Tensor, number_S: Tensor) -> Draws:
+    def inserted(self, source_S: Tensor, number_S: Tensor) -> DropoutRng:
         """The draws of the tokens with virtual ones among them: the token that stands at each place or beside it, and
         the number of the virtual one there (0: none)."""
 
 
-def draws_of(draws: Draws | None, read_M: Tensor | None) -> Draws | None:
+def select_rng(rng: DropoutRng | None, read_M: Tensor | None) -> DropoutRng | None:
     """The draws of the tokens that are read further on; all of them where None."""
-    return draws if draws is None or read_M is None else draws.rows(read_M)
+    return rng if rng is None or read_M is None else rng.rows(read_M)
 
 
-def draws_at(draws: Draws | None, place: int) -> Draws | None:
+def rng_at(rng: DropoutRng | None, location: int) -> DropoutRng | None:
     """The draws of a place, where there are any."""
-    return None if draws is None else draws.at(place)
+    return None if rng is None else rng.at(location)
 
 
-class TokenDraws:
+class TokenRng:
     """Keyed draws for the tokens of a batch. keys_T: (T,) int64, see `token_keys`. output_keys_T: those of the
-    batch's outputs, where it has them. place: a hash of where in the model."""
+    batch's outputs, where it has them. location: a hash of where in the model."""
 
-    def __init__(self, keys_T: Tensor, output_keys_T: Tensor | None = None, place: int = 0):
+    def __init__(self, keys_T: Tensor, output_keys_T: Tensor | None = None, location: int = 0):
         self.keys_T = keys_T
         self._output_keys_T = output_keys_T
-        self._place = place
+        self._location = location
 
-    def at(self, site: int) -> TokenDraws:
-        return TokenDraws(self.keys_T, self._output_keys_T, key(self._place, "dropout", site))
+    def at(self, site: int) -> TokenRng:
+        return TokenRng(self.keys_T, self._output_keys_T, key(self._location, "dropout", site))
 
     def drop(self, x_TH: Tensor, rate: float) -> Tensor:
-        lanes = -(-x_TH.shape[-1] // _LANES)
-        constants = lane_constants(self._place, (lanes,), x_TH.device)
-        return _Keyed.apply(x_TH, self.keys_T[:, None], constants, rate)
+        hashes = -(-x_TH.shape[-1] // _CHANNELS_PER_HASH)
+        constants = hash_constants(self._location, (hashes,), x_TH.device)
+        return _KeyedDropout.apply(x_TH, self.keys_T[:, None], constants, rate)
 
     def drop_weights(self, weights_RALS: Tensor, query_RL: Tensor, rate: float) -> Tensor:
         """Dropout of attention weights. query_RL: flat index of each query token. A weight's draw depends on the
         query token, the head and the number of the key in its document, not on the tile."""
-        lanes = -(-weights_RALS.shape[-1] // _LANES)
-        constants = lane_constants(self._place, (weights_RALS.shape[1], 1, lanes), weights_RALS.device)
-        return _Keyed.apply(weights_RALS, self.keys_T[query_RL][:, None, :, None], constants, rate)
+        hashes = -(-weights_RALS.shape[-1] // _CHANNELS_PER_HASH)
+        constants = hash_constants(self._location, (weights_RALS.shape[1], 1, hashes), weights_RALS.device)
+        return _KeyedDropout.apply(weights_RALS, self.keys_T[query_RL][:, None, :, None], constants, rate)
 
-    def placed(self) -> Placed:
-        return Placed(self.keys_T, _as_tensor(self._place, self.keys_T.device))
+    def rng_tensors(self) -> RngTensors:
+        return RngTensors(self.keys_T, _as_tensor(self._location, self.keys_T.device))
 
-    def kept_weights(
-        self, places_P: Tensor, shapes: Sequence[tuple[int, int, int]], heads: int, rate: float
+    def weight_masks(
+        self, tokens_P: Tensor, shapes: Sequence[tuple[int, int, int]], heads: int, rate: float
     ) -> tuple[list[Tensor], float]:
         """The choices of `drop_weights` for several tiles at once, uint8, 0 for what is dropped, and what the others
         are multiplied with. shapes: of each tile, (rows times heads, L queries, S keys), these a multiple of four.
-        places_P: the token at each query's place in the tiles, their rows end to end."""
-        keys_P, at, end = self.keys_T[places_P], 0, 0
-        numbers = keys_P.new_empty(sum(rows * queries * keys // _LANES for rows, queries, keys in shapes))
+        tokens_P: the token at each query's place in the tiles, their rows end to end."""
+        keys_P, at, end = self.keys_T[tokens_P], 0, 0
+        numbers = keys_P.new_empty(sum(rows * queries * keys // _CHANNELS_PER_HASH for rows, queries, keys in shapes))
         for rows, queries, keys in shapes:
-            constants = lane_constants(self._place, (heads, 1, keys // _LANES), keys_P.device)
-            own = keys_P[at : at + rows // heads * queries].view(rows // heads, 1, queries, 1)
-            size = rows * queries * keys // _LANES
-            torch.add(own, constants, out=numbers[end : end + size].view(-1, heads, queries, keys // _LANES))
+            constants = hash_constants(self._location, (heads, 1, keys // _CHANNELS_PER_HASH), keys_P.device)
+            tile_keys = keys_P[at : at + rows // heads * queries].view(rows // heads, 1, queries, 1)
+            size = rows * queries * keys // _CHANNELS_PER_HASH
+            torch.add(
+                tile_keys, constants, out=numbers[end : end + size].view(-1, heads, queries, keys // _CHANNELS_PER_HASH)
+            )
             at, end = at + rows // heads * queries, end + size
-        kept = _chosen(mix(numbers).view(torch.int16), rate).to(torch.uint8)
-        parts = kept.split([math.prod(shape) for shape in shapes])
+        mask = _threshold(mix(numbers).view(torch.int16), rate).to(torch.uint8)
+        parts = mask.split([math.prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)], _factor(rate)
 
-    def rows(self, index_N: Tensor) -> TokenDraws:
-        return TokenDraws(self.keys_T[index_N], place=self._place)
+    def rows(self, index_N: Tensor) -> TokenRng:
+        return TokenRng(self.keys_T[index_N], location=self._location)
 
-    def for_outputs(self) -> TokenDraws:
+    def for_outputs(self) -> TokenRng:
         if self._output_keys_T is None:
             raise ValueError("these draws were made without the keys of the outputs")
-        return TokenDraws(self._output_keys_T, place=self._place)
+        return TokenRng(self._output_keys_T, location=self._location)
 
-    def inserted(self, source_S: Tensor, number_S: Tensor) -> TokenDraws:
+    def inserted(self, source_S: Tensor, number_S: Tensor) -> TokenRng:
         keys_S = self.keys_T[source_S]
-        return TokenDraws(torch.where(number_S > 0, mix(keys_S + number_S * _GOLDEN), keys_S), place=self._place)
+        return TokenRng(torch.where(number_S > 0, mix(keys_S + number_S * _GOLDEN), keys_S), location=self._location)
 
 
-class DeviceDraws:
+class DeviceRng:
     """Torch's own dropout from the default generator of a device, seeded anew at each place."""
 
     def __init__(self, seed: int, device: torch.device):
         self._seed, self._device = seed, device
 
-    def at(self, site: int) -> DeviceDraws:
-        return DeviceDraws(key(self._seed, "dropout", site), self._device)
+    def at(self, site: int) -> DeviceRng:
+        return DeviceRng(key(self._seed, "dropout", site), self._device)
 
     def begin(self) -> None:
         """Seed the generator, before a kernel of torch's own draws from it."""
@@ -268,17 +270,17 @@ class DeviceDraws:
         self.begin()
         return F.dropout(x_TH, rate)
 
-    def placed(self) -> Placed:
+    def rng_tensors(self) -> RngTensors:
         self.begin()
-        return Placed()
+        return RngTensors()
 
-    def rows(self, index_N: Tensor) -> DeviceDraws:
+    def rows(self, index_N: Tensor) -> DeviceRng:
         return self
 
-    def for_outputs(self) -> DeviceDraws:
+    def for_outputs(self) -> DeviceRng:
         return self
 
-    def inserted(self, source_S: Tensor, number_S: Tensor) -> DeviceDraws:
+    def inserted(self, source_S: Tensor, number_S: Tensor) -> DeviceRng:
         return self
 
 
@@ -293,42 +295,42 @@ def seed_generators(device: torch.device, seed: int) -> None:
 class Dropout(nn.Module):
     """Drops `rate` of the channels where it is given draws; without them (evaluation) it passes its input on.
 
-    site: where in the model it stands, from its name (`name_sites`). A forward calls it once. handed: draws that
-    whoever calls it cannot know, given ahead of the call. placed: its draws in compiled code, see `regions`.
+    site: where in the model it stands, from its name (`name_dropouts`). A forward calls it once. preset_rng: draws that
+    whoever calls it cannot know, given ahead of the call. rng_tensors: its draws in compiled code, see `regions`.
     """
 
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
         self.site: int | None = None
-        self.handed: Draws | None = None
-        self.placed: Placed | None = None
+        self.preset_rng: DropoutRng | None = None
+        self.rng_tensors: RngTensors | None = None
 
-    def draws(self, draws: Draws | None) -> Draws | None:
+    def rng(self, rng: DropoutRng | None) -> DropoutRng | None:
         """The draws of this place, for whoever drops in another form; None where nothing is dropped."""
-        if draws is None or self.rate == 0.0:
+        if rng is None or self.rate == 0.0:
             return None
         if self.site is None:
             raise ValueError("a Dropout without a name would drop as another one does: call name_sites on the model")
-        return draws.at(self.site)
+        return rng.at(self.site)
 
-    def place(self, draws: Draws | None) -> list[Tensor]:
+    def set_rng_tensors(self, rng: DropoutRng | None) -> list[Tensor]:
         """Keep these draws, or those that were handed to it, for compiled code. Returns those that count tokens."""
-        own = self.draws(draws if self.handed is None else self.handed)
-        self.placed = None if own is None else own.placed()
-        return [] if self.placed is None or self.placed.keys_T is None else [self.placed.keys_T]
+        site_rng = self.rng(rng if self.preset_rng is None else self.preset_rng)
+        self.rng_tensors = None if site_rng is None else site_rng.rng_tensors()
+        return [] if self.rng_tensors is None or self.rng_tensors.keys_T is None else [self.rng_tensors.keys_T]
 
-    def forward(self, x_TH: Tensor, draws: Draws | None) -> Tensor:
-        if self.placed is not None:
-            return self.placed.drop(x_TH, self.rate)
-        own = self.draws(draws if self.handed is None else self.handed)
-        return x_TH if own is None else own.drop(x_TH, self.rate)
+    def forward(self, x_TH: Tensor, rng: DropoutRng | None) -> Tensor:
+        if self.rng_tensors is not None:
+            return self.rng_tensors.drop(x_TH, self.rate)
+        site_rng = self.rng(rng if self.preset_rng is None else self.preset_rng)
+        return x_TH if site_rng is None else site_rng.drop(x_TH, self.rate)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"
 
 
-def name_sites(module: nn.Module, prefix: str = "") -> None:
+def name_dropouts(module: nn.Module, prefix: str = "") -> None:
     """Give every `Dropout` in a module the site of its name. prefix: what stands before the names of this module in
     the whole model."""
     for name, part in module.named_modules():

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.positions import Position
 from lmtool.nn.prefix import VirtualTokens
 from lmtool.nn.regions import is_plain
@@ -47,7 +47,7 @@ class StackInput(nn.Module):
         """Virtual tokens of a text."""
         return 0 if self.virtual is None else len(self.virtual)
 
-    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, draws: Draws | None = None) -> Tensor:
+    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """Positions, segments, norm and dropout. positions_T: where the tokens stand in their documents."""
         x_TH = self.position.embed(vectors_TH, positions_T)
         if self.segment is not None:
@@ -55,10 +55,10 @@ class StackInput(nn.Module):
             x_TH = x_TH + (self.segment.weight[0] if ids_T is None else self.segment(ids_T))
         if self.norm is not None:
             x_TH = self.norm(x_TH)
-        return self.dropout(x_TH, draws)
+        return self.dropout(x_TH, rng)
 
 
-def positions_taken(embed: StackInput, ahead: int = 0) -> int:
+def reserved_positions(embed: StackInput, ahead: int = 0) -> int:
     """Positions that a text lacks, since virtual tokens and a prefix of this length have them; none where positions
     have no end."""
     return embed.virtual_count + ahead if embed.position.ends else 0
@@ -134,13 +134,13 @@ class Embeddings(StackInput):
         vectors_TH = self._look_up(ids_T if not self.further else ids_T.clamp(max=first - 1))
         for table in self.further:
             numbers_T = ids_T - first
-            inside_T = (numbers_T >= 0) & (numbers_T < table.num_embeddings)
-            own_TH = table(numbers_T.clamp(0, table.num_embeddings - 1))
-            vectors_TH = torch.where(inside_T[:, None], own_TH, vectors_TH)
+            in_table_T = (numbers_T >= 0) & (numbers_T < table.num_embeddings)
+            extra_TH = table(numbers_T.clamp(0, table.num_embeddings - 1))
+            vectors_TH = torch.where(in_table_T[:, None], extra_TH, vectors_TH)
             first += table.num_embeddings
         return vectors_TH if self.scale == 1.0 else vectors_TH * self.scale
 
-    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, draws: Draws | None = None) -> Tensor:
+    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """(T, E) token vectors to the (T, H) a stack reads."""
-        x_TH = super().finish(vectors_TH, packed, positions_T, draws)
+        x_TH = super().finish(vectors_TH, packed, positions_T, rng)
         return x_TH if self.project is None else self.project(x_TH)

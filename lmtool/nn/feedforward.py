@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmtool.nn.configs import Activation as Activation
 from lmtool.nn.configs import AdapterReads
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Dropout, DropoutRng
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -42,9 +42,9 @@ class FeedForward(nn.Module):
         """(T, H) to what `fc_out` reads."""
         return self.activation(self.fc_in(x_TH))
 
-    def forward(self, x_TH: Tensor, draws: Draws | None = None) -> Tensor:
+    def forward(self, x_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """(T, H) to (T, H)."""
-        return self.fc_out(self.dropout(self.inner(x_TH), draws))
+        return self.fc_out(self.dropout(self.inner(x_TH), rng))
 
 
 class GatedFeedForward(FeedForward):
@@ -81,7 +81,7 @@ class AdapterSlot(nn.Module):
         return out_MH
 
 
-def _seen(
+def _adapter_input(
     reads: AdapterReads, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None, read_MH: Tensor | None
 ) -> Tensor:
     if reads == "output":
@@ -108,16 +108,16 @@ class BottleneckAdapter(AdapterSlot):
         self.up = nn.Linear(bottleneck, hidden_size)
         self.scale: Tensor | float = nn.Parameter(torch.ones(1)) if scale is None else scale
 
-    def change(self, seen_MH: Tensor) -> Tensor:
+    def change(self, input_MH: Tensor) -> Tensor:
         """(M, H) what is added, of what is read."""
-        change_MH = self.up(self.activation(self.down(seen_MH)))
+        change_MH = self.up(self.activation(self.down(input_MH)))
         # Most are not scaled: a multiplication by 1 would cost as much as another one.
         return change_MH if isinstance(self.scale, float) and self.scale == 1.0 else change_MH * self.scale
 
     def forward(
         self, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None = None, read_MH: Tensor | None = None
     ) -> Tensor:
-        return out_MH + self.change(_seen(self.reads, out_MH, residual_MH, norm, read_MH))
+        return out_MH + self.change(_adapter_input(self.reads, out_MH, residual_MH, norm, read_MH))
 
 
 class StackedAdapters(AdapterSlot):
@@ -152,9 +152,9 @@ class FusedAdapters(AdapterSlot):
     def forward(
         self, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None = None, read_MH: Tensor | None = None
     ) -> Tensor:
-        seen_MH = _seen(self.reads, out_MH, residual_MH, norm, read_MH)
-        changes_MKH = torch.stack([cast(BottleneckAdapter, adapter).change(seen_MH) for adapter in self.adapters], 1)
-        scores_MK = (self.key(changes_MKH) @ self.query(seen_MH)[..., None]).squeeze(-1)
+        input_MH = _adapter_input(self.reads, out_MH, residual_MH, norm, read_MH)
+        changes_MKH = torch.stack([cast(BottleneckAdapter, adapter).change(input_MH) for adapter in self.adapters], 1)
+        scores_MK = (self.key(changes_MKH) @ self.query(input_MH)[..., None]).squeeze(-1)
         # The values' map is linear and without a bias, so it is applied to the mixture: K times less work.
         mixture_MH = (scores_MK.softmax(-1)[:, None] @ changes_MKH).squeeze(1)
         return out_MH + self.value(mixture_MH)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lmtool.nn.dropout import name_sites
+from lmtool.nn.dropout import name_dropouts
 from lmtool.random_streams import key
 
 Draw = Callable[[Tensor, torch.Generator], None]
@@ -91,15 +91,15 @@ def initialize(module: nn.Module, seed: int, draw: Draw, prefix: str = "") -> No
 @torch.no_grad()
 def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Module], Draw], prefix: str = "") -> None:
     """`initialize` with a draw for each part: draw_of takes the part's name in the module and the part."""
-    name_sites(module, prefix)
-    for place, part in module.named_modules():
+    name_dropouts(module, prefix)
+    for path, part in module.named_modules():
         for kind, parameter in part.named_parameters(recurse=False):
             if parameter.is_meta:
                 continue
-            name = f"{prefix}{place}.{kind}" if place else prefix + kind
+            name = f"{prefix}{path}.{kind}" if path else prefix + kind
             if parameter.ndim >= 2:
                 values = torch.empty(parameter.shape)
-                draw_of(place, part)(values, generator_for(seed, name))
+                draw_of(path, part)(values, generator_for(seed, name))
                 parameter.copy_(values)
             else:
                 # Vectors are biases, or the gain of a norm.

@@ -23,7 +23,7 @@ from lmtool.types import Packed, Segments, send
 TILE_WIDTH = 16
 
 
-Sides = tuple[int, int]
+WindowSize = tuple[int, int]
 """(left, right)."""
 
 
@@ -35,7 +35,7 @@ class Mask(Protocol):
     """
 
     @property
-    def window(self) -> Sides | None: ...
+    def window(self) -> WindowSize | None: ...
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
         """(R, L, K) bool, (R, A, L, K) where the heads differ, or None where all is visible. Padding is not the mask's
@@ -46,7 +46,7 @@ class Mask(Protocol):
 class Full:
     """Every token sees its whole document."""
 
-    window: ClassVar[Sides] = (-1, -1)
+    window: ClassVar[WindowSize] = (-1, -1)
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
         return None
@@ -56,7 +56,7 @@ class Full:
 class Causal:
     """A token sees itself and what comes before it."""
 
-    window: ClassVar[Sides] = (-1, 0)
+    window: ClassVar[WindowSize] = (-1, 0)
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
         return key_R1K <= query_RL1
@@ -71,7 +71,7 @@ class Window:
     ahead: int = 0
 
     @property
-    def window(self) -> Sides | None:
+    def window(self) -> WindowSize | None:
         return None if self.ahead else (self.reach, self.reach)
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
@@ -85,7 +85,7 @@ class Recent:
     count: int
 
     @property
-    def window(self) -> Sides:
+    def window(self) -> WindowSize:
         return (self.count - 1, 0)
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
@@ -115,7 +115,7 @@ class First:
         return key_R1K < torch.tensor(self.lengths)[documents_R][:, None, None]
 
 
-def behind(segments: Segments, ahead: int) -> Segments:
+def with_prefix(segments: Segments, ahead: int) -> Segments:
     """The documents laid end to end, with so many places more in front of each that has tokens; the same ones for
     0."""
     if not ahead:
@@ -123,13 +123,13 @@ def behind(segments: Segments, ahead: int) -> Segments:
     return Segments.packed(tuple(length + ahead if length else 0 for length in segments.lengths), segments.device)
 
 
-def left_to_right(packed: Packed) -> Causal | PrefixLM:
+def causal_mask(packed: Packed) -> Causal | PrefixLM:
     """The mask of a stack that reads left to right, but for the prefixes of its documents."""
     return PrefixLM(packed.prefixes) if packed.prefixes else Causal()
 
 
 @dataclass(frozen=True)
-class Seen:
+class MaskedRows:
     """What rows of queries see of rows of keys.
 
     query_RL: flat indices of the queries. allow: (R or 1, A or 1, L or 1, K) bool, None where all may be seen. causal:
@@ -148,7 +148,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Tile(Seen):
+class Tile(MaskedRows):
     """Documents of about the same length, one a row; short ones repeat their last token to the width.
 
     key_RK: flat indices of the keys. query_positions_RL, key_positions_RK: positions among the keys of the document;
@@ -161,7 +161,7 @@ class Tile(Seen):
 
 
 @dataclass(frozen=True)
-class Places:
+class TileIndex:
     """How the tokens of one side stand in the tiles, all tiles laid end to end.
 
     into_P: the token at each place. real_M, tokens_M: the places that are no padding, and the token at each; ordered
@@ -177,7 +177,7 @@ class Places:
     identity: bool
 
     @classmethod
-    def of(cls, into_P: Tensor, real_P: Tensor, tokens: int | None, device: torch.device) -> Places:
+    def of(cls, into_P: Tensor, real_P: Tensor, tokens: int | None, device: torch.device) -> TileIndex:
         """Made on the host for a device. real_P: which places are no padding. tokens: how many there are, where they
         are laid end to end."""
         real_M = real_P.nonzero().flatten()
@@ -215,7 +215,7 @@ class Layout:
     def of(cls, packed: Packed, mask: Mask, ahead: int = 0) -> Layout:
         """Self-attention within each document of a packed batch. ahead: keys in front of each document that are no
         tokens of it."""
-        keys = behind(packed.segments, ahead)
+        keys = with_prefix(packed.segments, ahead)
         return cls(packed.segments, keys, mask, (ahead,) * len(packed.lengths))
 
     @property
@@ -254,19 +254,19 @@ class Layout:
         return {}
 
     @cached_property
-    def query_places(self) -> Places:
-        return self._places(self.query, self._query_rows)
+    def query_index(self) -> TileIndex:
+        return self._tile_index(self.query, self._query_rows)
 
     @cached_property
-    def key_places(self) -> Places:
-        return self.query_places if self.key is self.query else self._places(self.key, self._key_rows)
+    def key_index(self) -> TileIndex:
+        return self.query_index if self.key is self.query else self._tile_index(self.key, self._key_rows)
 
     @cached_property
     def query_positions(self) -> Tensor:
         """(T,) position of each query among the keys of its document; queries lie end to end."""
         starts, lengths = torch.tensor(self.query_start), torch.tensor(self.query.lengths)
-        firsts = torch.repeat_interleave(torch.tensor(Segments.packed(self.query.lengths).starts) - starts, lengths)
-        return send(torch.arange(len(firsts)) - firsts, self.device)
+        first_T = torch.repeat_interleave(torch.tensor(Segments.packed(self.query.lengths).starts) - starts, lengths)
+        return send(torch.arange(len(first_T)) - first_T, self.device)
 
     @cached_property
     def classes(self) -> tuple[list[int], ...]:
@@ -279,16 +279,16 @@ class Layout:
         return tuple(classes.values())
 
     @cached_property
-    def _query_rows(self) -> tuple[_Rows, ...]:
+    def _query_rows(self) -> tuple[_TokenRows, ...]:
         return tuple(_rows(self.query, numbers) for numbers in self.classes)
 
     @cached_property
-    def _key_rows(self) -> tuple[_Rows, ...]:
+    def _key_rows(self) -> tuple[_TokenRows, ...]:
         if self.key is self.query:
             return self._query_rows
         return tuple(_rows(self.key, numbers) for numbers in self.classes)
 
-    def _tile(self, numbers: list[int], queries: _Rows, keys: _Rows) -> Tile:
+    def _tile(self, numbers: list[int], queries: _TokenRows, keys: _TokenRows) -> Tile:
         starts_R = torch.tensor([self.query_start[number] for number in numbers])
         positions_RL = queries.positions_RL + starts_R[:, None]
         key_steps_RK, length = keys.positions_RL, keys.index_RL.shape[1]
@@ -320,7 +320,7 @@ class Layout:
             send(key_positions_RK, self.device),
         )
 
-    def _places(self, segments: Segments, rows: tuple[_Rows, ...]) -> Places:
+    def _tile_index(self, segments: Segments, rows: tuple[_TokenRows, ...]) -> TileIndex:
         empty = torch.zeros(0, dtype=torch.int64)
         into_P = torch.cat([empty, *(tile.index_RL.flatten() for tile in rows)])
         real_P = torch.cat(
@@ -329,10 +329,10 @@ class Layout:
                 *((torch.arange(tile.index_RL.shape[1]) < tile.lengths_R[:, None]).flatten() for tile in rows),
             ]
         )
-        return Places.of(into_P, real_P, sum(segments.lengths) if segments.contiguous else None, self.device)
+        return TileIndex.of(into_P, real_P, sum(segments.lengths) if segments.contiguous else None, self.device)
 
 
-class _Rows(NamedTuple):
+class _TokenRows(NamedTuple):
     """Documents as rows, on the host: (R, L) flat indices of their tokens, (R, L) their positions, (R,) lengths, and
     whether those differ. Short rows repeat their last token."""
 
@@ -342,9 +342,9 @@ class _Rows(NamedTuple):
     ragged: bool
 
 
-def _rows(segments: Segments, numbers: list[int]) -> _Rows:
+def _rows(segments: Segments, numbers: list[int]) -> _TokenRows:
     lengths = [segments.lengths[number] for number in numbers]
     lengths_R = torch.tensor(lengths)
     starts_R = torch.tensor([segments.starts[number] for number in numbers])
     steps_RL = torch.minimum(torch.arange(max(lengths)), lengths_R[:, None] - 1)
-    return _Rows(starts_R[:, None] + steps_RL, steps_RL, lengths_R, min(lengths) != max(lengths))
+    return _TokenRows(starts_R[:, None] + steps_RL, steps_RL, lengths_R, min(lengths) != max(lengths))

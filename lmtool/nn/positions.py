@@ -116,8 +116,8 @@ class Learned(Position):
             )
 
     def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
-        places_T = positions_T + self.offset if self.offset else positions_T
-        return x_TH + nn.functional.embedding(places_T, self.weight)
+        index_T = positions_T + self.offset if self.offset else positions_T
+        return x_TH + nn.functional.embedding(index_T, self.weight)
 
 
 class Sinusoidal(Position):
@@ -224,8 +224,8 @@ class Rotary(Position):
         else:
             first, second = x_TAD[..., ::2], x_TAD[..., 1::2]
         turned = first * cosine - second * sine, second * cosine + first * sine
-        joined = torch.cat(turned, -1) if self.layout == "half_split" else torch.stack(turned, -1).flatten(-2)
-        return joined.to(x_TAD.dtype)
+        rotated = torch.cat(turned, -1) if self.layout == "half_split" else torch.stack(turned, -1).flatten(-2)
+        return rotated.to(x_TAD.dtype)
 
 
 class Alibi(Position):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lmtool.nn.layout import behind
+from lmtool.nn.layout import with_prefix
 from lmtool.types import Packed, Segments, send
 
 # Learned keys and values in front of every text, in the attention of each layer.
@@ -70,12 +70,12 @@ class KeyPrefix(nn.Module):
 def in_front(segments: Segments, count: int) -> Tensor:
     """(S,) for each place of the documents laid end to end, `count` rows in front of each that has tokens: the row
     that stands there, among those rows and the tokens behind them."""
-    lengths = torch.tensor(behind(segments, count).lengths, dtype=torch.int64)
-    firsts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-    steps_S = torch.arange(len(firsts)) - firsts
+    lengths = torch.tensor(with_prefix(segments, count).lengths, dtype=torch.int64)
+    first_S = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    steps_S = torch.arange(len(first_S)) - first_S
     # The token at step `count` of a document is its first one, which `count` rows precede in the joined tensor too.
-    own_S = steps_S + torch.tensor(segments.starts, dtype=torch.int64).repeat_interleave(lengths)
-    return send(torch.where(steps_S < count, steps_S, own_S), segments.device)
+    source_S = steps_S + torch.tensor(segments.starts, dtype=torch.int64).repeat_interleave(lengths)
+    return send(torch.where(steps_S < count, steps_S, source_S), segments.device)
 
 
 # Virtual tokens: learned vectors that stand in every text as tokens do.
@@ -123,25 +123,25 @@ class VirtualTokens(nn.Module):
         """Where they stand in these texts. before: tokens of each document that a cache has read; a document that goes
         on has its virtual tokens there. ValueError where a text that begins has fewer than `after` tokens."""
         read = [0] * len(packed.lengths) if before is None else before
-        begins = [length > 0 and not past for length, past in zip(packed.lengths, read, strict=True)]
-        if any(begun and length < self.after for length, begun in zip(packed.lengths, begins, strict=True)):
+        starting = [length > 0 and not past for length, past in zip(packed.lengths, read, strict=True)]
+        if any(starts and length < self.after for length, starts in zip(packed.lengths, starting, strict=True)):
             raise ValueError(f"virtual tokens stand behind {self.after} tokens; a text has fewer")
-        lengths = tuple(length + len(self) * begun for length, begun in zip(packed.lengths, begins, strict=True))
-        places = Segments.packed(lengths)
+        lengths = tuple(length + len(self) * starts for length, starts in zip(packed.lengths, starting, strict=True))
+        segments = Segments.packed(lengths)
         documents_S = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-        steps_S = torch.arange(sum(lengths)) - torch.tensor(places.starts)[documents_S]
-        added_S = torch.tensor(begins)[documents_S]
+        steps_S = torch.arange(sum(lengths)) - torch.tensor(segments.starts)[documents_S]
+        added_S = torch.tensor(starting)[documents_S]
         number_S = (steps_S - self.after + 1) * (added_S & (steps_S >= self.after) & (steps_S < self.after + len(self)))
         # Behind them a token stands `count` places further on; they themselves stand beside the last one before them.
-        own_S = torch.where(added_S & (steps_S >= self.after), steps_S - len(self), steps_S)
-        own_S = torch.where(number_S > 0, max(self.after - 1, 0), own_S)
-        source_S = torch.tensor(packed.starts)[documents_S] + own_S
+        offset_S = torch.where(added_S & (steps_S >= self.after), steps_S - len(self), steps_S)
+        offset_S = torch.where(number_S > 0, max(self.after - 1, 0), offset_S)
+        source_S = torch.tensor(packed.starts)[documents_S] + offset_S
         device = packed.tokens.device
         number_S, source_S, batch_T = (
             send(index, device) for index in (number_S, source_S, (number_S == 0).nonzero()[:, 0])
         )
         columns = {name: column.index_select(0, source_S) for name, column in packed.columns.items()}
-        prefixes = tuple(prefix + len(self) * begun for prefix, begun in zip(packed.prefixes, begins, strict=False))
+        prefixes = tuple(prefix + len(self) * starts for prefix, starts in zip(packed.prefixes, starting, strict=False))
         tokens_S = packed.tokens.index_select(0, source_S)
         return Insertion(Packed(tokens_S, lengths, columns, prefixes), number_S, source_S, batch_T)
 
@@ -149,6 +149,6 @@ class VirtualTokens(nn.Module):
         """(S, E): the vectors of the batch's tokens, and these where they stand."""
         if len(insertion.number_S) == len(vectors_TE):
             return vectors_TE  # no text begins here
-        own_SE = vectors_TE.index_select(0, insertion.source_S)
+        token_SE = vectors_TE.index_select(0, insertion.source_S)
         virtual_SE = nn.functional.embedding((insertion.number_S - 1).clamp(min=0), self.vectors())
-        return torch.where(insertion.number_S[:, None] > 0, virtual_SE.to(own_SE.dtype), own_SE)
+        return torch.where(insertion.number_S[:, None] > 0, virtual_SE.to(token_SE.dtype), token_SE)

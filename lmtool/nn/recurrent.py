@@ -6,7 +6,7 @@ Texts run in lockstep, the longest first, so that a step works on those that are
 is one a step. The backward is written out: weights get their gradient in one product over all steps, not a sum of one a
 step. On a core it takes 0.4 to 0.7 of the time of `torch.nn.LSTM`, which has no clips.
 
-Shape letters: T tokens, N texts, R texts at a step, I width of the inputs, C of the cell, P of what is given: C, or
+Shape letters: T tokens, N texts, R texts at a step, I width of the inputs, C of the cell, P of what is output: C, or
 that of the projection.
 """
 
@@ -30,15 +30,15 @@ from lmtool.types import Segments, send
 
 
 class State(NamedTuple):
-    """What is carried from step to step, of each text in its order in the batch. given_NP: what the layer gave last.
+    """What is carried from step to step, of each text in its order in the batch. output_NP: what the layer gave last.
     cell_NC: its memory."""
 
-    given_NP: Tensor
+    output_NP: Tensor
     cell_NC: Tensor
 
     def detached(self) -> State:
         """The same values without their past, which no gradient reaches."""
-        return State(self.given_NP.detach(), self.cell_NC.detach())
+        return State(self.output_NP.detach(), self.cell_NC.detach())
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Lockstep:
     """The steps in which packed texts are read together, in one direction. All layers that read a batch share it.
 
     sizes: texts at each step, on the host. tokens_T: the token read at each place, step by step, within a step those of
-    longer texts first. places_T: the place of each token. order_N: the texts, longest first. last_N: the place where
+    longer texts first. position_T: the place of each token. order_N: the texts, longest first. last_N: the place where
     each text ends, in the order of the batch; 0 of an empty one. empty_N: which texts are empty, None where none is.
     """
 
     sizes: tuple[int, ...]
     tokens_T: Tensor
-    places_T: Tensor
+    position_T: Tensor
     order_N: Tensor
     last_N: Tensor
     empty_N: Tensor | None
@@ -64,23 +64,23 @@ class Lockstep:
         order = np.argsort(-lengths, kind="stable")
         sorted_lengths = lengths[order]
         steps = np.arange(int(lengths.max(initial=0)))[:, None]
-        there = steps < sorted_lengths
-        within = sorted_lengths - 1 - steps if reverse else np.broadcast_to(steps, there.shape)
-        tokens = (starts[order] + within)[there]
-        places = np.empty_like(tokens)
-        places[tokens] = np.arange(len(tokens))
+        active = steps < sorted_lengths
+        within = sorted_lengths - 1 - steps if reverse else np.broadcast_to(steps, active.shape)
+        tokens = (starts[order] + within)[active]
+        position = np.empty_like(tokens)
+        position[tokens] = np.arange(len(tokens))
         ends = np.where(lengths > 0, starts if reverse else starts + lengths - 1, 0)
-        last = places[ends] if len(places) else np.zeros_like(ends)
+        last = position[ends] if len(position) else np.zeros_like(ends)
 
         def tensor(values: np.ndarray) -> Tensor:
             return send(torch.from_numpy(values), texts.device)
 
         empty = tensor(lengths == 0) if (lengths == 0).any() else None
-        sizes = tuple(int(size) for size in there.sum(1))
-        return cls(sizes, tensor(tokens), tensor(places), tensor(order), tensor(last), empty)
+        sizes = tuple(int(size) for size in active.sum(1))
+        return cls(sizes, tensor(tokens), tensor(position), tensor(order), tensor(last), empty)
 
 
-class Lstm(nn.Module):
+class LstmCell(nn.Module):
     """One layer in one direction; gates stand in the order input, forget, cell, output, as in torch.
 
     projection_size: P, None for no projection. cell_clip, projection_clip: bounds of the cell's and of the projected
@@ -98,10 +98,10 @@ class Lstm(nn.Module):
         super().__init__()
         if projection_size is None and projection_clip is not None:
             raise ValueError("there is no projection to clip")
-        self.cell_size, self.given_size = cell_size, cell_size if projection_size is None else projection_size
+        self.cell_size, self.output_size = cell_size, cell_size if projection_size is None else projection_size
         self.cell_clip, self.projection_clip = cell_clip, projection_clip
         self.weight_ih = nn.Parameter(torch.empty(4 * cell_size, input_size))
-        self.weight_hh = nn.Parameter(torch.empty(4 * cell_size, self.given_size))
+        self.weight_hh = nn.Parameter(torch.empty(4 * cell_size, self.output_size))
         self.bias = nn.Parameter(torch.zeros(4 * cell_size))
         self.weight_hr: nn.Parameter | None
         if projection_size is None:
@@ -125,17 +125,17 @@ class Lstm(nn.Module):
         if state is None:
             texts = len(steps.order_N)
             state = State(
-                gates_TG.new_zeros(texts, self.given_size, dtype=kind),
+                gates_TG.new_zeros(texts, self.output_size, dtype=kind),
                 gates_TG.new_zeros(texts, self.cell_size, dtype=kind),
             )
-        given_NP, cell_NC = (part.to(kind).index_select(0, steps.order_N) for part in state)
+        output_NP, cell_NC = (part.to(kind).index_select(0, steps.order_N) for part in state)
         clips = self.cell_clip, self.projection_clip
         with torch.autocast(x_TI.device.type, enabled=False):
-            given_TP, cells_TC = _Recurrence.apply(
-                gates_TG, self.weight_hh, self.weight_hr, given_NP, cell_NC, steps.sizes, clips
+            output_TP, cells_TC = _Recurrence.apply(
+                gates_TG, self.weight_hh, self.weight_hr, output_NP, cell_NC, steps.sizes, clips
             )
-        after = State(_ends(given_TP, steps, state.given_NP), _ends(cells_TC, steps, state.cell_NC))
-        return given_TP.index_select(0, steps.places_T), after
+        after = State(_ends(output_TP, steps, state.output_NP), _ends(cells_TC, steps, state.cell_NC))
+        return output_TP.index_select(0, steps.position_T), after
 
 
 def _ends(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def _ends(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
 
 
 class _Recurrence(torch.autograd.Function):
-    """All steps of a layer. gates: (T, 4C) what they read of the inputs, step by step. given, cell: (N, P) and (N, C)
+    """All steps of a layer. gates: (T, 4C) what they read of the inputs, step by step. output, cell: (N, P) and (N, C)
     before the first step. sizes: texts at each. Gives (T, P) and the cells (T, C). Differentiable once."""
 
     @staticmethod
@@ -156,26 +156,26 @@ class _Recurrence(torch.autograd.Function):
         gates: Tensor,
         weight_hh: Tensor,
         weight_hr: Tensor | None,
-        given: Tensor,
+        output: Tensor,
         cell: Tensor,
         sizes: tuple[int, ...],
         clips: tuple[float | None, float | None],
     ) -> tuple[Tensor, Tensor]:
         cell_clip, projection_clip = clips
-        product, kind, C = gates.dtype, given.dtype, cell.shape[1]
+        product, kind, C = gates.dtype, output.dtype, cell.shape[1]
         state_weight = weight_hh.to(product).T
         projection = None if weight_hr is None else weight_hr.to(product).T
         gates = gates.to(kind, copy=True)
         cells, tanhs = gates.new_empty(len(gates), C), gates.new_empty(len(gates), C)
-        all_given = gates.new_empty(len(gates), given.shape[1])
-        previous_given, previous_cell, start = given, cell, 0
+        all_outputs = gates.new_empty(len(gates), output.shape[1])
+        previous_output, previous_cell, start = output, cell, 0
         for size in sizes:
             rows = slice(start, start + size)
             step, cell_R, tanh_R = gates[rows], cells[rows], tanhs[rows]
             if product == kind:
-                step.addmm_(previous_given[:size], state_weight)
+                step.addmm_(previous_output[:size], state_weight)
             else:
-                step += previous_given[:size].to(product) @ state_weight
+                step += previous_output[:size].to(product) @ state_weight
             step[:, : 2 * C].sigmoid_()
             step[:, 2 * C : 3 * C].tanh_()
             step[:, 3 * C :].sigmoid_()
@@ -184,26 +184,26 @@ class _Recurrence(torch.autograd.Function):
             if cell_clip is not None:
                 cell_R.clamp_(-cell_clip, cell_clip)
             torch.tanh(cell_R, out=tanh_R)
-            given_R = step[:, 3 * C :] * tanh_R
+            output_R = step[:, 3 * C :] * tanh_R
             if projection is not None:
-                given_R = (given_R.to(product) @ projection).to(kind)
+                output_R = (output_R.to(product) @ projection).to(kind)
                 if projection_clip is not None:
-                    given_R.clamp_(-projection_clip, projection_clip)
-            all_given[rows] = given_R
-            previous_given, previous_cell, start = all_given[rows], cell_R, start + size
-        ctx.save_for_backward(gates, cells, tanhs, all_given, given, cell, weight_hh, weight_hr)
+                    output_R.clamp_(-projection_clip, projection_clip)
+            all_outputs[rows] = output_R
+            previous_output, previous_cell, start = all_outputs[rows], cell_R, start + size
+        ctx.save_for_backward(gates, cells, tanhs, all_outputs, output, cell, weight_hh, weight_hr)
         ctx.sizes, ctx.clips, ctx.product = sizes, clips, product
         ctx.set_materialize_grads(False)
-        return all_given, cells
+        return all_outputs, cells
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        gates, cells, tanhs, all_given, given, cell, weight_hh, weight_hr = ctx.saved_tensors
-        (for_given, for_cells), (cell_clip, projection_clip) = gradients, ctx.clips
-        if for_given is None and for_cells is None:
+        gates, cells, tanhs, all_outputs, output, cell, weight_hh, weight_hr = ctx.saved_tensors
+        (for_output, for_cells), (cell_clip, projection_clip) = gradients, ctx.clips
+        if for_output is None and for_cells is None:
             return (None,) * 7
-        C, product, kind = cell.shape[1], ctx.product, given.dtype
-        before_given, before_cells = _before(all_given, given, ctx.sizes), _before(cells, cell, ctx.sizes)
+        C, product, kind = cell.shape[1], ctx.product, output.dtype
+        before_output, before_cells = _before(all_outputs, output, ctx.sizes), _before(cells, cell, ctx.sizes)
         inputs, forgets, news, outputs = gates.split(C, 1)
         # What each gate's gradient is multiplied with, for all steps at once.
         slopes = torch.stack(
@@ -217,44 +217,44 @@ class _Recurrence(torch.autograd.Function):
         )
         to_cell = outputs * (1 - tanhs * tanhs)
         if cell_clip is not None:
-            inside_cell = cells.abs() < cell_clip
+            in_cell_clip = cells.abs() < cell_clip
         # The gradients of what was given, those of later steps added on the way.
-        totals = torch.zeros_like(all_given) if for_given is None else for_given.to(kind, copy=True)
+        totals = torch.zeros_like(all_outputs) if for_output is None else for_output.to(kind, copy=True)
         if projection_clip is not None:
-            inside_given = all_given.abs() < projection_clip
+            in_output_clip = all_outputs.abs() < projection_clip
         gate_gradients = torch.empty_like(slopes)
         hidden_gradients = torch.zeros_like(cells) if for_cells is None else for_cells.to(kind, copy=True)
         state_weight = weight_hh.to(product)
         projection = None if weight_hr is None else weight_hr.to(product)
-        given_gradient, cell_gradient = torch.zeros_like(given), torch.zeros_like(cell)
+        output_gradient, cell_gradient = torch.zeros_like(output), torch.zeros_like(cell)
         start, later = len(gates), 0
         for size in reversed(ctx.sizes):
             start -= size
             rows = slice(start, start + size)
             total = totals[rows]
             if later:
-                total[:later] += given_gradient[:later]
+                total[:later] += output_gradient[:later]
             if projection_clip is not None:
-                total *= inside_given[rows]
+                total *= in_output_clip[rows]
             hidden = total if projection is None else (total.to(product) @ projection).to(kind)
-            own = hidden_gradients[rows]
+            cell_total = hidden_gradients[rows]
             if later:
-                own[:later] += cell_gradient[:later]
-            own.addcmul_(hidden, to_cell[rows])
+                cell_total[:later] += cell_gradient[:later]
+            cell_total.addcmul_(hidden, to_cell[rows])
             if cell_clip is not None:
-                own *= inside_cell[rows]
+                cell_total *= in_cell_clip[rows]
             step = gate_gradients[rows]
-            torch.mul(own[:, None], slopes[rows, :3], out=step[:, :3])
+            torch.mul(cell_total[:, None], slopes[rows, :3], out=step[:, :3])
             torch.mul(hidden, slopes[rows, 3], out=step[:, 3])
-            torch.mul(own, forgets[rows], out=cell_gradient[:size])
-            given_gradient[:size] = step.view(size, -1).to(product) @ state_weight
+            torch.mul(cell_total, forgets[rows], out=cell_gradient[:size])
+            output_gradient[:size] = step.view(size, -1).to(product) @ state_weight
             later = size
         flat = gate_gradients.view(len(gates), -1).to(product)
-        for_state_weight = (flat.T @ before_given.to(product)).to(weight_hh.dtype)
+        for_state_weight = (flat.T @ before_output.to(product)).to(weight_hh.dtype)
         for_projection = None
         if weight_hr is not None:
             for_projection = (totals.to(product).T @ (outputs * tanhs).to(product)).to(weight_hr.dtype)
-        return flat, for_state_weight, for_projection, given_gradient, cell_gradient, None, None
+        return flat, for_state_weight, for_projection, output_gradient, cell_gradient, None, None
 
 
 def _before(values: Tensor, first: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -280,7 +280,7 @@ def steps_of(texts: Segments, reverse: bool = False) -> Lockstep:
 class StateCache:
     """The states of a recurrent layer behind the tokens it has read, in the place of keys and values."""
 
-    grows = True
+    accumulates = True
 
     def __init__(self, cache: Cache):
         self.state: tuple[Tensor, ...] | None = None
@@ -298,7 +298,7 @@ class StateCache:
 class SegmentStates(StateCache):
     """The states in front of a segment and, apart from them, those behind it: a layer may read its segment again."""
 
-    grows = False
+    accumulates = False
 
     def __init__(self, before: State):
         self.state: tuple[Tensor, ...] | None = before
@@ -311,19 +311,19 @@ class SegmentStates(StateCache):
 class RecurrentLayer(nn.Module):
     """An LSTM as a layer of a stack, left to right, and dropout behind it."""
 
-    def __init__(self, cell: Lstm, dropout: float):
+    def __init__(self, cell: LstmCell, dropout: float):
         super().__init__()
         self.cell = cell
         self.dropout = Dropout(dropout)
 
     def forward(self, x_TI: Tensor, context: Context) -> Tensor:
         """(T, I) to (T, P), or (M, P) of the tokens that the context reads."""
-        kept: StateCache | None = context.cache
-        before = None if kept is None or kept.state is None else State(*kept.state)
-        given_TP, state = self.cell(x_TI, steps_of(context.packed.segments), before)
-        if kept is not None:
-            kept.keep(state)
-        return self.dropout(only(given_TP, context.read_M), context.read_draws)
+        cache: StateCache | None = context.cache
+        before = None if cache is None or cache.state is None else State(*cache.state)
+        output_TP, state = self.cell(x_TI, steps_of(context.packed.segments), before)
+        if cache is not None:
+            cache.keep(state)
+        return self.dropout(only(output_TP, context.read_M), context.read_rng)
 
 
 class BidirectionalGru(nn.Module):
@@ -334,7 +334,7 @@ class BidirectionalGru(nn.Module):
         self.cell = nn.GRU(input_size, state_size, bidirectional=True)
         self.dropout = Dropout(dropout)
 
-    def kept_values(self, keys: float = 0.0) -> float:
+    def saved_activations(self, keys: float = 0.0) -> float:
         """Of a token, the values that a forward keeps for its backward: what it reads, and in each direction gates, the
         parts that make them, states."""
         return self.cell.input_size + 2 * 7 * self.cell.hidden_size
@@ -345,7 +345,7 @@ class BidirectionalGru(nn.Module):
         steps = steps_of(context.packed.segments)
         if len(x_TI):
             read = PackedSequence(x_TI.index_select(0, steps.tokens_T), torch.tensor(steps.sizes))
-            states_TP = self.cell(read)[0].data.index_select(0, steps.places_T)
+            states_TP = self.cell(read)[0].data.index_select(0, steps.position_T)
         else:
             states_TP = x_TI.new_zeros(0, 2 * self.cell.hidden_size)
-        return self.dropout(only(states_TP, context.read_M), context.read_draws)
+        return self.dropout(only(states_TP, context.read_M), context.read_rng)

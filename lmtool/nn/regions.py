@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.errors import UserError
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Dropout, DropoutRng
 
 Function = Callable[..., Any]
 
@@ -32,15 +32,17 @@ class CompiledRegions:
         self._compiled: dict[Function, Function] = {}
         self._dropouts: dict[nn.Module, tuple[Dropout, ...]] = {}
 
-    def call(self, function: Function, rows: tuple[int, ...], arguments: tuple[Any, ...], draws: Draws | None) -> Any:
+    def call(
+        self, function: Function, rows: tuple[int, ...], arguments: tuple[Any, ...], rng: DropoutRng | None
+    ) -> Any:
         """What the function gives. rows: numbers of the arguments whose first dimension may differ at each call."""
         tensors = [tensor for number in rows for tensor in _tensors(arguments[number])]
         if any(len(tensor) < 2 for tensor in tensors):
-            return function(*arguments, **_named(draws))  # compilers make graphs of their own for sizes of 0 and 1
+            return function(*arguments, **_named(rng))  # compilers make graphs of their own for sizes of 0 and 1
         dropouts = self._dropouts_of(arguments[0]) if isinstance(arguments[0], nn.Module) else ()
         try:
             for dropout in dropouts:
-                tensors += dropout.place(draws)
+                tensors += dropout.set_rng_tensors(rng)
             for tensor in tensors:
                 torch._dynamo.mark_dynamic(tensor, 0)
             return self._of(function)(*arguments)
@@ -49,7 +51,7 @@ class CompiledRegions:
             raise UserError(f"torch could not compile {function.__qualname__}: {reason}", "compile=false") from error
         finally:
             for dropout in dropouts:
-                dropout.placed = None
+                dropout.rng_tensors = None
 
     def _of(self, function: Function) -> Function:
         if function not in self._compiled:
@@ -80,22 +82,22 @@ def regions_by(compiled: CompiledRegions | None) -> Iterator[None]:
 
 def region(*rows: int) -> Callable[[Function], Function]:
     """A function, or a method of a module, that may be compiled: it reads tensors, modules and constants, and dropout's
-    draws as `draws`. rows: numbers of the arguments, tensors or tuples of them, whose first dimension counts tokens."""
+    draws as `rng`. rows: numbers of the arguments, tensors or tuples of them, whose first dimension counts tokens."""
 
     def decorated(function: Function) -> Function:
         @wraps(function)
-        def called(*arguments: Any, draws: Draws | None = None) -> Any:
+        def called(*arguments: Any, rng: DropoutRng | None = None) -> Any:
             if _active is None or torch.compiler.is_compiling():
-                return function(*arguments, **_named(draws))
-            return _active.call(function, rows, arguments, draws)
+                return function(*arguments, **_named(rng))
+            return _active.call(function, rows, arguments, rng)
 
         return called
 
     return decorated
 
 
-def _named(draws: Draws | None) -> dict[str, Draws]:
-    return {} if draws is None else {"draws": draws}
+def _named(rng: DropoutRng | None) -> dict[str, DropoutRng]:
+    return {} if rng is None else {"rng": rng}
 
 
 def _tensors(argument: Any) -> list[Tensor]:

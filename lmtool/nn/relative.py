@@ -28,9 +28,9 @@ def shifted(products_RALP: Tensor, keys: int) -> Tensor:
     """(R, A, L, K) of products with falling distances, where that of query i and key j stands at L - 1 - i + j. Each
     row begins one place before the one above it, so that all is a view of the memory as it lies (appendix B). P is
     K + 1 at least: of keys behind their query come any numbers, which a mask hides."""
-    queries, places = products_RALP.shape[-2:]
-    flat = products_RALP.flatten(-2)[..., queries - 1 : queries * places - 1]
-    return flat.unflatten(-1, (queries, places - 1))[..., :keys]
+    queries, distances = products_RALP.shape[-2:]
+    flat = products_RALP.flatten(-2)[..., queries - 1 : queries * distances - 1]
+    return flat.unflatten(-1, (queries, distances - 1))[..., :keys]
 
 
 def in_front(memory_NFH: Tensor, x_TH: Tensor, lengths: tuple[int, ...]) -> Tensor:
@@ -56,36 +56,36 @@ class Distances(Position):
     def rows(self, farthest: int, like: Tensor) -> Tensor:
         """(P, H) of the distances farthest, ..., 1, 0, in the type of `like` or more."""
         dtype = torch.promote_types(like.dtype, torch.float32)
-        wanted = farthest, self.training, like.device, dtype
+        key = farthest, self.training, like.device, dtype
         # The layers of a forward ask for the same ones.
-        if self._rows is None or self._rows[0] != wanted:
+        if self._rows is None or self._rows[0] != key:
             distances_P = torch.arange(farthest, -1, -1, device=like.device)
             if self.clamp is not None and not self.training:
                 distances_P = distances_P.clamp(max=self.clamp)
-            self._rows = wanted, sinusoids(distances_P, self.hidden_size).to(dtype)
+            self._rows = key, sinusoids(distances_P, self.hidden_size).to(dtype)
         return self._rows[1]
 
 
 class DistanceScores(Position):
     """What distances add to the scores of one layer. rows_PAD: falling distances through the layer's map, down to 0.
-    place_A1D: what is added to the queries for them, which have u and are scaled. alike: whether the texts begin at one
+    distance_A1D: what is added to the queries for them, which have u and are scaled. alike: whether the texts begin at one
     and the same distance from their first keys."""
 
     scores: ClassVar[bool] = True
 
-    def __init__(self, rows_PAD: Tensor, place_A1D: Tensor, layout: Layout):
+    def __init__(self, rows_PAD: Tensor, distance_A1D: Tensor, layout: Layout):
         super().__init__()
-        self._rows_PAD, self._place_A1D = rows_PAD, place_A1D
-        self._alike, self._most = len(set(layout.query_start)) <= 1, max(layout.query.lengths, default=0)
+        self._rows_PAD, self._distance_A1D = rows_PAD, distance_A1D
+        self._same_start, self._most = len(set(layout.query_start)) <= 1, max(layout.query.lengths, default=0)
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
         queries, keys = q_RALD.shape[-2], k_RAKD.shape[-2]
-        asking, last = q_RALD + self._place_A1D.to(q_RALD.dtype), len(self._rows_PAD) - 1
-        if self._alike:  # every row's distances run on, from that of its last query to its first key
-            places = torch.arange(self._most - queries, self._most - queries + keys + 1, device=q_RALD.device)
-            rows_PAD = self._rows_PAD.index_select(0, places.clamp(max=last))
-            return shifted(asking @ rows_PAD.to(q_RALD.dtype).permute(1, 2, 0), keys)
-        products_RALP = asking @ self._rows_PAD.to(q_RALD.dtype).permute(1, 2, 0)
+        query_RALD, last = q_RALD + self._distance_A1D.to(q_RALD.dtype), len(self._rows_PAD) - 1
+        if self._same_start:  # every row's distances run on, from that of its last query to its first key
+            index_P = torch.arange(self._most - queries, self._most - queries + keys + 1, device=q_RALD.device)
+            rows_PAD = self._rows_PAD.index_select(0, index_P.clamp(max=last))
+            return shifted(query_RALD @ rows_PAD.to(q_RALD.dtype).permute(1, 2, 0), keys)
+        products_RALP = query_RALD @ self._rows_PAD.to(q_RALD.dtype).permute(1, 2, 0)
         distances_RLK = query_positions_RL[:, :, None] - key_positions_RK[:, None, :]
         index_RLK = (last - distances_RLK).clamp(0, last)
         return products_RALP.gather(-1, index_RLK[:, None].expand(*q_RALD.shape[:-1], keys))
@@ -101,13 +101,13 @@ class RelativeAttention(SelfAttention):
         self.pos_proj = nn.Linear(hidden_size, hidden_size, bias=False)
 
     @region(1)
-    def asked_by(self, x_TH: Tensor, content_AD: Tensor, norm: nn.Module | None) -> Tensor:
+    def project_queries(self, x_TH: Tensor, content_AD: Tensor, norm: nn.Module | None) -> Tensor:
         """(T, A, D) queries, with u."""
         q_TAD = self.heads(self.q_proj(x_TH if norm is None else norm(x_TH)))
         return q_TAD + content_AD.to(q_TAD.dtype)
 
     @region(1)
-    def kept_of(self, x_ZH: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
+    def project_keys_values(self, x_ZH: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
         """(Z, A, D) keys and values."""
         x_ZH = x_ZH if norm is None else norm(x_ZH)
         return self.heads(self.k_proj(x_ZH)), self.heads(self.v_proj(x_ZH))
@@ -117,15 +117,18 @@ class RelativeAttention(SelfAttention):
     ) -> Tensor:
         distances, memory_NFH = cast(Distances, context.position), context.memory_NFH
         x_ZH = x_TH if memory_NFH is None else in_front(memory_NFH, x_TH, context.packed.lengths)
-        q_TAD, (k_TAD, v_TAD) = self.asked_by(x_TH, distances.content_bias, norm), self.kept_of(x_ZH, norm)
+        q_TAD, (k_TAD, v_TAD) = (
+            self.project_queries(x_TH, distances.content_bias, norm),
+            self.project_keys_values(x_ZH, norm),
+        )
         if context.cache is not None:
             k_TAD, v_TAD = context.cache.append(k_TAD, v_TAD, context.prefix)
         elif context.prefix is not None:
             k_TAD, v_TAD = context.prefix.before(k_TAD, v_TAD)
-        bias = self.places(distances, context.layout, x_TH)
-        return self.attended(q_TAD, k_TAD, v_TAD, context.layout, bias, context, read_M)
+        bias = self.distance_scores(distances, context.layout, x_TH)
+        return self.attend_and_project(q_TAD, k_TAD, v_TAD, context.layout, bias, context, read_M)
 
-    def places(self, distances: Distances, layout: Layout, like: Tensor) -> DistanceScores:
+    def distance_scores(self, distances: Distances, layout: Layout, like: Tensor) -> DistanceScores:
         """What adds to the scores of this layer."""
         ends = map(sum, zip(layout.query_start, layout.query.lengths, strict=True))
         rows_PAD = self.heads(self.pos_proj(distances.rows(max(ends, default=1) - 1, like)))

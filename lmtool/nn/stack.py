@@ -24,16 +24,16 @@ from lmtool.nn.attention import only
 from lmtool.nn.block_sparse import BlockPattern
 from lmtool.nn.cache import Cache
 from lmtool.nn.configs import Side as Side
-from lmtool.nn.context import AttentionKind, Context, EncoderState, TakesAttended
-from lmtool.nn.dropout import Draws, Dropout, draws_at, draws_of
+from lmtool.nn.context import AttentionKind, AttentionObserver, Context, EncoderState
+from lmtool.nn.dropout import Dropout, DropoutRng, rng_at, select_rng
 from lmtool.nn.embeddings import StackInput
-from lmtool.nn.layout import Full, Layout, Mask, left_to_right
+from lmtool.nn.layout import Full, Layout, Mask, causal_mask
 from lmtool.nn.positions import Position
 from lmtool.nn.prefix import KeyPrefix, LayerPrefix
 from lmtool.types import Packed
 
 
-class Place(NamedTuple):
+class TapPoint(NamedTuple):
     """Where a tap stands: behind the embedding (layer 0) or behind the layer of this number, counted from 1, of the
     stack that reads this side of a batch."""
 
@@ -48,8 +48,8 @@ class Tap:
     before the final norm.
     """
 
-    def wants(self, place: Place) -> bool:
-        """Whether it sees or replaces the states at this place: it is not called for others."""
+    def wants(self, point: TapPoint) -> bool:
+        """Whether it sees or replaces the states at this point: it is not called for others."""
         return True
 
     def begin(self, side: Side) -> tuple[int, Tensor] | None:
@@ -58,12 +58,12 @@ class Tap:
         None: the forward begins at the embedding."""
         return None
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
         """What the model computes with further on: the states given, or others of their shape. The tokens are those of
         the batch, without virtual ones."""
         return x_TH
 
-    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
+    def attention(self, point: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
         """Who takes what an attention in the layer before this place computes with; None: nobody."""
         return None
 
@@ -74,33 +74,33 @@ class Taps(Tap):
     def __init__(self, *taps: Tap):
         self.taps = taps
 
-    def wants(self, place: Place) -> bool:
-        return any(tap.wants(place) for tap in self.taps)
+    def wants(self, point: TapPoint) -> bool:
+        return any(tap.wants(point) for tap in self.taps)
 
     def begin(self, side: Side) -> None:
         for tap in self.taps:
             tap.begin(side)
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
         for tap in self.taps:
-            x_TH = tap(place, x_TH) if tap.wants(place) else x_TH
+            x_TH = tap(point, x_TH) if tap.wants(point) else x_TH
         return x_TH
 
-    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
-        takers = [taker for tap in self.taps if (taker := tap.attention(place, kind)) is not None]
+    def attention(self, point: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
+        takers = [taker for tap in self.taps if (taker := tap.attention(point, kind)) is not None]
         return partial(_each, takers) if takers else None
 
 
-def _each(takers: Iterable[TakesAttended], *arguments: Any) -> None:
+def _each(takers: Iterable[AttentionObserver], *arguments: Any) -> None:
     for taker in takers:
         taker(*arguments)
 
 
 @dataclass(frozen=True)
-class Entered:
+class StackState:
     """Texts behind the embedding, and what the layers want to know of them.
 
-    x_TH: their states. packed, positions_T, draws: of the tokens that entered, virtual ones included. position: what
+    x_TH: their states. packed, positions_T, rng: of the tokens that entered, virtual ones included. position: what
     the stack's attention knows of positions. cache: the tokens before these. batch_T: where the tokens of the batch
     stand among those that entered; None where they are the same. ahead: places in front of each text, of a prefix or a
     memory. memories: of each layer (N, F, H), the states in front of each text; None where there are none.
@@ -110,7 +110,7 @@ class Entered:
     packed: Packed
     positions_T: Tensor
     position: Position
-    draws: Draws | None = None
+    rng: DropoutRng | None = None
     cache: Cache | None = None
     batch_T: Tensor | None = None
     ahead: int = 0
@@ -126,25 +126,25 @@ class Entered:
         """Which tokens see which under a mask."""
         return Layout.of(self.packed, mask, self.ahead) if self.cache is None else self.cache.layout(self.packed, mask)
 
-    def tapped(self, tap: Tap, place: Place, x_TH: Tensor) -> Tensor:
+    def tapped(self, tap: Tap, point: TapPoint, x_TH: Tensor) -> Tensor:
         """The states behind a tap."""
-        if not tap.wants(place):
+        if not tap.wants(point):
             return x_TH
         if self.batch_T is None:
-            return tap(place, x_TH)
+            return tap(point, x_TH)
         seen = x_TH.index_select(0, self.batch_T)
-        given = tap(place, seen)
-        return x_TH if given is seen else x_TH.index_copy(0, self.batch_T, given)
+        replaced = tap(point, seen)
+        return x_TH if replaced is seen else x_TH.index_copy(0, self.batch_T, replaced)
 
 
 def enter(
     embed: StackInput,
     vectors_TE: Tensor,
     packed: Packed,
-    draws: Draws | None = None,
+    rng: DropoutRng | None = None,
     cache: Cache | None = None,
     ahead: int = 0,
-) -> Entered:
+) -> StackState:
     """Token vectors to what the first layer reads. cache: of the tokens before these; it makes room for these. ahead:
     places in front of each text, of a prefix."""
     batch_T = None
@@ -152,7 +152,7 @@ def enter(
         insertion = embed.virtual.insertion(packed, None if cache is None else cache.lengths)
         vectors_TE = embed.virtual.among(vectors_TE, insertion)
         packed, batch_T = insertion.packed, insertion.batch_T
-        draws = None if draws is None else draws.inserted(insertion.source_S, insertion.number_S)
+        rng = None if rng is None else rng.inserted(insertion.source_S, insertion.number_S)
     if ahead and packed.prefixes:
         packed = replace(packed, prefixes=tuple(prefix + ahead for prefix in packed.prefixes))
     if cache is None:
@@ -160,8 +160,8 @@ def enter(
         positions_T = packed.positions + ahead if ahead else packed.positions
     else:
         positions_T = cache.extend(packed)
-    x_TH = embed.finish(vectors_TE, packed, positions_T, draws)
-    return Entered(x_TH, packed, positions_T, embed.position, draws, cache, batch_T, ahead)
+    x_TH = embed.finish(vectors_TE, packed, positions_T, rng)
+    return StackState(x_TH, packed, positions_T, embed.position, rng, cache, batch_T, ahead)
 
 
 class Stack(nn.Module):
@@ -228,24 +228,24 @@ class Stack(nn.Module):
 
     def mask(self, number: int, packed: Packed) -> Mask:
         """What the tokens see in the layer of this number, counted from 0."""
-        return left_to_right(packed) if self.causal else Full()
+        return causal_mask(packed) if self.causal else Full()
 
     def seen(self, number: int, length: float) -> float:
         """Tokens of a text of this length that one of them sees in the layer of this number, mean, for the count of
         operations: each is a product with a key and one with a value."""
         return length / 2 if self.causal else length
 
-    def position(self, number: int, entered: Entered) -> Position:
+    def position(self, number: int, state: StackState) -> Position:
         """How the layer of this number knows where its tokens stand."""
-        return entered.position
+        return state.position
 
-    def leave(self, x_TH: Tensor, draws: Draws | None = None) -> Tensor:
-        """States of a layer to those of the stack: the final norm, and dropout. draws: those of the same tokens."""
-        return self.dropout(x_TH if self.final_norm is None else self.final_norm(x_TH), draws)
+    def leave(self, x_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
+        """States of a layer to those of the stack: the final norm, and dropout. rng: those of the same tokens."""
+        return self.dropout(x_TH if self.final_norm is None else self.final_norm(x_TH), rng)
 
     def run(
         self,
-        entered: Entered,
+        state: StackState,
         read_M: Tensor | None = None,
         encoded: EncoderState | None = None,
         tap: Tap | None = None,
@@ -253,68 +253,72 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Hidden states (T, H) of the stack, or (M, H) of the tokens that entered with the flat indices `read_M`.
         encoded: what a decoder reads of its encoder. last: what stands in the place of the last layer."""
-        first, x_TH = 0, entered.x_TH
+        first, x_TH = 0, state.x_TH
         layers: list[Callable[[Tensor, Context], Tensor]] = list(self.depth())
         if last is not None:
             layers[-1] = last
         if self.tap is not None:
             tap = self.tap if tap is None else Taps(self.tap, tap)
         if tap is not None:
-            earlier = tap.begin(self.side)
-            if earlier is not None and entered.batch_T is None:
-                first, x_TH = earlier
-            x_TH = entered.tapped(tap, Place(first, self.side), x_TH)
+            resumed = tap.begin(self.side)
+            if resumed is not None and state.batch_T is None:
+                first, x_TH = resumed
+            x_TH = state.tapped(tap, TapPoint(first, self.side), x_TH)
         layouts: dict[Mask, Layout] = {}
-        cross_layout = None if encoded is None else encoded.layout(entered.packed, self.crossed)
-        prefixes, cross_prefixes = self._prefixes(entered), self._cross_prefixes(encoded)
-        tapped_last = tap is not None and tap.wants(Place(len(layers), self.side))
+        cross_layout = None if encoded is None else encoded.layout(state.packed, self.crossed)
+        prefixes, cross_prefixes = self._prefixes(state), self._cross_prefixes(encoded)
+        tapped_last = tap is not None and tap.wants(TapPoint(len(layers), self.side))
         for number, layer in enumerate(layers[first:], first):
-            mask, place = self.mask(number, entered.packed), Place(number + 1, self.side)
+            mask, point = self.mask(number, state.packed), TapPoint(number + 1, self.side)
             if mask not in layouts:
-                layouts[mask] = entered.layout(mask)
+                layouts[mask] = state.layout(mask)
             context = Context(
-                entered.packed,
+                state.packed,
                 layouts[mask],
-                entered.positions_T,
-                self.position(number, entered),
+                state.positions_T,
+                self.position(number, state),
                 # A layer that is applied again draws anew.
-                draws_at(entered.draws, number),
-                None if entered.cache is None else entered.cache.layers[number],
+                rng_at(state.rng, number),
+                None if state.cache is None else state.cache.layers[number],
                 encoded,
                 cross_layout,
                 read_M if number == len(layers) - 1 and not tapped_last else None,
-                None if tap is None else partial(tap.attention, place),
+                None if tap is None else partial(tap.attention, point),
                 None if prefixes is None else prefixes[number],
                 None if cross_prefixes is None else cross_prefixes[number],
-                memory_NFH=None if entered.memories is None else entered.memories[number],
+                memory_NFH=None if state.memories is None else state.memories[number],
             )
             x_TH = self._applied(layer, x_TH, context)
             if tap is not None:
-                x_TH = entered.tapped(tap, place, x_TH)
+                x_TH = state.tapped(tap, point, x_TH)
         if tapped_last or first == len(layers):
             x_TH = only(x_TH, read_M)
-        return self.leave(x_TH, draws_of(entered.draws, read_M))
+        return self.leave(x_TH, select_rng(state.rng, read_M))
 
     def _applied(self, layer: Callable[[Tensor, Context], Tensor], x_TH: Tensor, context: Context) -> Tensor:
         """What a layer makes of its states. It is recomputed from what it read alone: a cache that grows, and who takes
         what an attention computes with, would see it twice. Its draws are functions of their place, so the generators'
         state need not be restored."""
-        kept = not torch.is_grad_enabled() or (context.cache is not None and context.cache.grows)
-        kept = kept or (context.encoded is not None and context.encoded.keep)
-        if not self.recomputes or kept or any(context.wanted(kind) is not None for kind in get_args(AttentionKind)):
+        single_run = not torch.is_grad_enabled() or (context.cache is not None and context.cache.accumulates)
+        single_run = single_run or (context.encoded is not None and context.encoded.keep)
+        if (
+            not self.recomputes
+            or single_run
+            or any(context.observer(kind) is not None for kind in get_args(AttentionKind))
+        ):
             return layer(x_TH, context)
         output: Tensor = checkpoint(layer, x_TH, context, use_reentrant=False, preserve_rng_state=False)
         return output
 
-    def _prefixes(self, entered: Entered) -> list[LayerPrefix] | None:
+    def _prefixes(self, state: StackState) -> list[LayerPrefix] | None:
         """The prefix of each layer; None where a cache has it."""
-        if self.prefix is None or (entered.cache is not None and not entered.cache.fresh):
+        if self.prefix is None or (state.cache is not None and not state.cache.fresh):
             return None
-        return self.prefix.layers(entered.packed.segments)
+        return self.prefix.layers(state.packed.segments)
 
     def _cross_prefixes(self, encoded: EncoderState | None) -> list[LayerPrefix] | None:
         """The prefix of each layer's cross-attention; None where it is kept with the keys of the encoder."""
-        if self.cross_prefix is None or encoded is None or encoded.kept:
+        if self.cross_prefix is None or encoded is None or encoded.cached:
             return None
         return self.cross_prefix.layers(encoded.segments)
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtool.nn.dropout import Draws, TokenDraws
-from lmtool.nn.layout import Layout, Places, Seen, Tile
+from lmtool.nn.dropout import DropoutRng, TokenRng
+from lmtool.nn.layout import Layout, MaskedRows, Tile, TileIndex
 from lmtool.nn.positions import Position
 from lmtool.types import send
 
@@ -31,7 +31,7 @@ def tiled_attention(
     bias: Position | None,
     scale: float | None,
     rate: float,
-    draws: Draws | None,
+    rng: DropoutRng | None,
 ) -> Tensor:
     """What `attend` gives, (T, A, D). rate: of the weights that the draws drop."""
     dtype = q_TAD.dtype
@@ -39,15 +39,15 @@ def tiled_attention(
         q_TAD, k_SAD, v_SAD = widened(q_TAD, k_SAD, v_SAD)
         query_shapes = [tile.query_RL.shape for tile in layout.tiles]
         key_shapes = [tile.key_RK.shape for tile in layout.tiles]
-        queries = _rows(q_TAD, layout.query_places, query_shapes)
-        keys = _rows(k_SAD, layout.key_places, key_shapes)
-        values = _rows(v_SAD, layout.key_places, key_shapes)
+        queries = _rows(q_TAD, layout.query_index, query_shapes)
+        keys = _rows(k_SAD, layout.key_index, key_shapes)
+        values = _rows(v_SAD, layout.key_index, key_shapes)
         outs = [
-            _tile_attention(q, k, v, tile, bias, scale, rate, draws).transpose(1, 2).flatten(0, 1)
+            _tile_attention(q, k, v, tile, bias, scale, rate, rng).transpose(1, 2).flatten(0, 1)
             for tile, q, k, v in zip(layout.tiles, queries, keys, values, strict=True)
         ]
         out_PAD = q_TAD.new_zeros(0, *q_TAD.shape[1:]) if not outs else torch.cat(outs) if len(outs) > 1 else outs[0]
-        return scattered(out_PAD, layout.query_places, len(q_TAD)).to(dtype)
+        return scattered(out_PAD, layout.query_index, len(q_TAD)).to(dtype)
 
 
 def widened(*states: Tensor) -> tuple[Tensor, ...]:
@@ -65,8 +65,8 @@ def attention_weights(
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     dtype = torch.promote_types(q_TAD.dtype, torch.float32)
     with torch.autocast(q_TAD.device.type, enabled=False):
-        queries = _rows(q_TAD.to(dtype), layout.query_places, [tile.query_RL.shape for tile in layout.tiles])
-        keys = _rows(k_SAD.to(dtype), layout.key_places, [tile.key_RK.shape for tile in layout.tiles])
+        queries = _rows(q_TAD.to(dtype), layout.query_index, [tile.query_RL.shape for tile in layout.tiles])
+        keys = _rows(k_SAD.to(dtype), layout.key_index, [tile.key_RK.shape for tile in layout.tiles])
         for tile, numbers, q_RALD, k_RAKD in zip(layout.tiles, layout.classes, queries, keys, strict=True):
             q_RALD = q_RALD * scale
             weights_RALK = _weights(q_RALD, k_RAKD, tile, _added(q_RALD, k_RAKD, tile, bias))
@@ -94,8 +94,8 @@ def tiled_scores(
     """q k^T scale + bias of each tile, before any softmax and dropout. scale: 1/sqrt(D) where None."""
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     dtype = torch.promote_types(q_TAD.dtype, torch.float32)
-    queries = _rows(q_TAD.to(dtype), layout.query_places, [tile.query_RL.shape for tile in layout.tiles])
-    keys = _rows(k_SAD.to(dtype), layout.key_places, [tile.key_RK.shape for tile in layout.tiles])
+    queries = _rows(q_TAD.to(dtype), layout.query_index, [tile.query_RL.shape for tile in layout.tiles])
+    keys = _rows(k_SAD.to(dtype), layout.key_index, [tile.key_RK.shape for tile in layout.tiles])
     for tile, numbers, q_RALD, k_RAKD in zip(layout.tiles, layout.classes, queries, keys, strict=True):
         q_RALD = q_RALD * scale
         # Not around the yield: whoever reads two of these at once would end the contexts in another order.
@@ -115,8 +115,8 @@ def score_terms(
     bias, also where nothing is seen."""
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     dtype = torch.promote_types(q_TAD.dtype, torch.float32)
-    queries = _rows(q_TAD.to(dtype) * scale, layout.query_places, [tile.query_RL.shape for tile in layout.tiles])
-    keys = _rows(k_SAD.to(dtype), layout.key_places, [tile.key_RK.shape for tile in layout.tiles])
+    queries = _rows(q_TAD.to(dtype) * scale, layout.query_index, [tile.query_RL.shape for tile in layout.tiles])
+    keys = _rows(k_SAD.to(dtype), layout.key_index, [tile.key_RK.shape for tile in layout.tiles])
     for tile, q_RALD, k_RAKD in zip(layout.tiles, queries, keys, strict=True):
         with torch.autocast(q_TAD.device.type, enabled=False):
             content_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
@@ -126,9 +126,9 @@ def score_terms(
         yield {name: term.expand_as(content_RALK) for name, term in terms.items()}
 
 
-def _rows(x_TAD: Tensor, places: Places, shapes: list[torch.Size]) -> list[Tensor]:
+def _rows(x_TAD: Tensor, index: TileIndex, shapes: list[torch.Size]) -> list[Tensor]:
     """The tokens as rows: one (R, A, L, D) a tile."""
-    parts = gathered(x_TAD, places).split([shape.numel() for shape in shapes])
+    parts = gathered(x_TAD, index).split([shape.numel() for shape in shapes])
     return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -140,16 +140,16 @@ def _tile_attention(
     bias: Position | None,
     scale: float | None,
     rate: float,
-    draws: Draws | None,
+    rng: DropoutRng | None,
 ) -> Tensor:
     """One tile, (R, A, L, D)."""
     if bias is None:
-        return attention_of(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, draws)
+        return attention_of(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
     q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
     added = _added(q_RALD, k_RAKD, tile, bias)
-    if not bias.weighs and not _keyed(rate, draws):
+    if not bias.weighs and not _is_keyed(rate, rng):
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, added, rate, scale=1.0)
-    weights_RALK = _dropped(_weights(q_RALD, k_RAKD, tile, added), tile, rate, draws)
+    weights_RALK = _dropped(_weights(q_RALD, k_RAKD, tile, added), tile, rate, rng)
     out_RALD = weights_RALK @ v_RAKD
     if bias.weighs:
         out_RALD = out_RALD + bias.value(weights_RALK, tile.query_positions_RL, tile.key_positions_RK)
@@ -160,28 +160,28 @@ def attention_of(
     q_RALD: Tensor,
     k_RAKD: Tensor,
     v_RAKD: Tensor,
-    seen: Seen,
+    rows: MaskedRows,
     scale: float | None,
     rate: float,
-    draws: Draws | None,
+    rng: DropoutRng | None,
 ) -> Tensor:
     """Rows without a bias, (R, A, L, D): torch's fused kernel, but where the weights themselves are needed, for keyed
     dropout."""
-    if not _keyed(rate, draws):
-        allow = None if seen.causal else seen.allow
-        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, seen.causal, scale=scale)
+    if not _is_keyed(rate, rng):
+        allow = None if rows.causal else rows.allow
+        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, rows.causal, scale=scale)
     q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
-    return _dropped(_weights(q_RALD, k_RAKD, seen, None), seen, rate, draws) @ v_RAKD
+    return _dropped(_weights(q_RALD, k_RAKD, rows, None), rows, rate, rng) @ v_RAKD
 
 
-def _keyed(rate: float, draws: Draws | None) -> bool:
+def _is_keyed(rate: float, rng: DropoutRng | None) -> bool:
     """Whether weights are dropped by keys of the tokens."""
-    return rate > 0.0 and isinstance(draws, TokenDraws)
+    return rate > 0.0 and isinstance(rng, TokenRng)
 
 
-def _dropped(weights_RALK: Tensor, seen: Seen, rate: float, draws: Draws | None) -> Tensor:
-    if isinstance(draws, TokenDraws):
-        return draws.drop_weights(weights_RALK, seen.query_RL, rate) if rate > 0.0 else weights_RALK
+def _dropped(weights_RALK: Tensor, rows: MaskedRows, rate: float, rng: DropoutRng | None) -> Tensor:
+    if isinstance(rng, TokenRng):
+        return rng.drop_weights(weights_RALK, rows.query_RL, rate) if rate > 0.0 else weights_RALK
     return F.dropout(weights_RALK, rate) if rate else weights_RALK
 
 
@@ -199,30 +199,30 @@ def _biased(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position) -> Tenso
     return bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
 
 
-def _weights(q_RALD: Tensor, k_RAKD: Tensor, seen: Seen, added: Tensor | None) -> Tensor:
+def _weights(q_RALD: Tensor, k_RAKD: Tensor, rows: MaskedRows, added: Tensor | None) -> Tensor:
     """(R, A, L, K) softmax of the scores. The queries are scaled."""
     scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
     if added is not None:
         scores_RALK = scores_RALK + added
-    elif seen.barrier is not None:
+    elif rows.barrier is not None:
         # In place: the product's backward does not read it.
-        scores_RALK = scores_RALK.add_(seen.barrier)
+        scores_RALK = scores_RALK.add_(rows.barrier)
     return scores_RALK.softmax(-1)
 
 
-def gathered(x_T: Tensor, places: Places) -> Tensor:
+def gathered(x_T: Tensor, index: TileIndex) -> Tensor:
     """(P, ...) the tokens' values at their places. The gradient of padding is nobody's: it must not be read."""
-    if not places.identity:
-        return cast(Tensor, _Gather.apply(x_T, places))
+    if not index.identity:
+        return cast(Tensor, _Gather.apply(x_T, index))
     # A cache buffer of one document may be longer.
-    return x_T if len(x_T) == len(places.into_P) else x_T[: len(places.into_P)]
+    return x_T if len(x_T) == len(index.into_P) else x_T[: len(index.into_P)]
 
 
-def scattered(y_P: Tensor, places: Places, tokens: int) -> Tensor:
+def scattered(y_P: Tensor, index: TileIndex, tokens: int) -> Tensor:
     """(T, ...) the values back at their tokens, of which there are so many; zero without a place."""
-    if places.identity and len(y_P) == tokens:
+    if index.identity and len(y_P) == tokens:
         return y_P
-    return cast(Tensor, _Scatter.apply(y_P, places, tokens))
+    return cast(Tensor, _Scatter.apply(y_P, index, tokens))
 
 
 class _Gather(torch.autograd.Function):
@@ -230,9 +230,9 @@ class _Gather(torch.autograd.Function):
     not a scatter-add."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Places) -> Tensor:
-        ctx.places, ctx.tokens = places, x.shape[0]
-        return x.index_select(0, places.into_P)
+    def forward(ctx: Any, x: Tensor, index: TileIndex) -> Tensor:
+        ctx.places, ctx.tokens = index, x.shape[0]
+        return x.index_select(0, index.into_P)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -243,9 +243,9 @@ class _Scatter(torch.autograd.Function):
     """The places' values back at their tokens; tokens without a place get zero, padding no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, places: Places, tokens: int) -> Tensor:
-        ctx.places = places
-        return _to_tokens(y, places, tokens)
+    def forward(ctx: Any, y: Tensor, index: TileIndex, tokens: int) -> Tensor:
+        ctx.places = index
+        return _to_tokens(y, index, tokens)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -253,11 +253,11 @@ class _Scatter(torch.autograd.Function):
         return gradient.index_select(0, ctx.places.into_P).index_fill_(0, ctx.places.padding, 0.0), None, None
 
 
-def _to_tokens(y: Tensor, places: Places, tokens: int) -> Tensor:
-    if places.complete and tokens == len(places.tokens_M):
-        return y.index_select(0, places.real_M)
-    real = y.index_select(0, places.real_M)
-    return y.new_zeros((tokens, *y.shape[1:])).index_copy_(0, places.tokens_M, real)
+def _to_tokens(y: Tensor, index: TileIndex, tokens: int) -> Tensor:
+    if index.complete and tokens == len(index.tokens_M):
+        return y.index_select(0, index.real_M)
+    real = y.index_select(0, index.real_M)
+    return y.new_zeros((tokens, *y.shape[1:])).index_copy_(0, index.tokens_M, real)
 
 
 # What an attention computes with, for a tap: its weights, its scores, and how its own vectors relate to each other.
@@ -268,7 +268,7 @@ def _to_tokens(y: Tensor, places: Places, tokens: int) -> Tensor:
 # row.
 
 
-class Attended(NamedTuple):
+class AttentionInputs(NamedTuple):
     """Queries, keys and values of an attention, rotated where positions do that. Virtual tokens are among them, and
     keys and values of a prefix. layout: which sees which. bias: adds to the scores. scale: 1/sqrt(D) where None."""
 

@@ -56,7 +56,7 @@ class BidirectionalLanguageModel(BaseLearner):
 
     def examples(self, data: SplitData, max_length: int) -> WordWindows:
         reader = self.backbone.reader
-        reads = reader.longest, reader.spelled_lengths()
+        reads = reader.longest, reader.entry_lengths()
         return WordWindows(self.tokenizer, data.text, max_length, data.documents, data.split, reads)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> DirectionsScorer:
@@ -83,7 +83,7 @@ class BidirectionalLanguageModel(BaseLearner):
             sample = log_uniform(self.backbone.config.vocab_size, head.sampled, self.seed, step)
             sample = sample.to(batch.inputs.tokens.device)
         sums = {
-            term: head.loss_sum(hidden_MP, head.own_table, labels_of(batch, term))
+            term: head.loss_sum(hidden_MP, head.output_table, labels_of(batch, term))
             if sample is None
             else head.sampled_loss_sum(hidden_MP, labels_of(batch, term), sample)
             for term, hidden_MP in states.items()
@@ -96,13 +96,13 @@ class BidirectionalLanguageModel(BaseLearner):
         scores = {}
         for term, hidden_MP in self._states(batch).items():
             labels = labels_of(batch, term)
-            each, best = self._lm.scores(hidden_MP, self._lm.own_table, labels)
+            each, best = self._lm.scores(hidden_MP, self._lm.output_table, labels)
             scores[term] = Scores(each, labels, best, batch.inputs.documents[places_of(batch, term)])
         return scores
 
     def _states(self, batch: Batch, step: int | None = None) -> dict[str, Tensor]:
         """By term, (M, P) the states of its direction at the places that predict. step: for dropout; None without."""
-        hidden_TH = self.backbone(batch.inputs, None if step is None else self.draws(batch, step))
+        hidden_TH = self.backbone(batch.inputs, None if step is None else self.dropout_rng(batch, step))
         directions = dict(zip(_TERMS, hidden_TH.chunk(2, 1), strict=True))
         return {term: states.index_select(0, places_of(batch, term)) for term, states in directions.items()}
 

@@ -20,10 +20,10 @@ from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.learners.writing import Continuing, PerplexityScorer, TextScorer, written
-from lmtool.models.base import Decoder, through_lanes
+from lmtool.models.base import Decoder, read_streams
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
-from lmtool.nn.dropout import Draws
+from lmtool.nn.dropout import DropoutRng
 from lmtool.objectives.checks.language import CausalInspector, LanesInspector, StreamInspector
 from lmtool.objectives.configs import NextTokenConfig
 from lmtool.objectives.examples.windows import CarriedWindows, CausalSegments, CausalWindows, Stream
@@ -80,7 +80,7 @@ class CausalLanguageModel(BaseLearner):
         return {self.term: float(len(labels_of(batch, self.term)))}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden_MH = self._states(batch, self.draws(batch, step))
+        hidden_MH = self._states(batch, self.dropout_rng(batch, step))
         table_VH, labels = self.backbone.embed.token.weight, labels_of(batch, self.term)
         total = self._lm.loss_sum(hidden_MH, table_VH, labels, self.config.label_smoothing)
         return StepOutput({self.term: total}, self.weights)
@@ -93,9 +93,9 @@ class CausalLanguageModel(BaseLearner):
         each, best = self._lm.scores(hidden_MH, self.backbone.embed.token.weight, labels)
         return {self.term: Scores(each, labels, best, batch.inputs.documents[at])}
 
-    def _states(self, batch: Batch, draws: Draws | None) -> Tensor:
+    def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(M, H) hidden states of the places that predict."""
-        return through_lanes(self.backbone, self.carried, batch, draws, places_of(batch, self.term))
+        return read_streams(self.backbone, self.carried, batch, rng, places_of(batch, self.term))
 
     @property
     def _lm(self) -> LMHead:

@@ -20,7 +20,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head
-from lmtool.nn.dropout import Draws, Dropout
+from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.embeddings import Embeddings
 from lmtool.objectives.configs import RtdConfig
 from lmtool.types import Packed
@@ -114,9 +114,9 @@ class MappedEmbeddings(nn.Module):
         """(T,) ids to (T, H)."""
         return self.shared.tokens(ids_T)
 
-    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, draws: Draws | None = None) -> Tensor:
+    def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """(T, H) to (T, G)."""
-        return self.project(self.shared.finish(vectors_TH, packed, positions_T, draws))
+        return self.project(self.shared.finish(vectors_TH, packed, positions_T, rng))
 
 
 def _embeds(position: nn.Module) -> bool:

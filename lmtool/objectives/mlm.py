@@ -14,12 +14,10 @@ from lmtool.data.split import SplitData
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
-from lmtool.models.heads.base import TokenLogits
+from lmtool.models.heads.base import TokenLogits, loss_sum, losses
 from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head
-from lmtool.models.heads.losses import loss_sum, losses
 from lmtool.models.heads.predicted import Predicted
-from lmtool.models.heads.sequence import SequenceHead, pooler, summary_index
-from lmtool.models.heads.spans import SpanBoundaryHead
+from lmtool.models.heads.sequence import SequenceHead, SpanBoundaryHead, pooler, summary_index
 from lmtool.objectives.checks.masking import MaskedPairsInspector, MaskedWindowsInspector, MaskingInspector
 from lmtool.objectives.checks.spans import SpanInspector, SpanPairsInspector, SpanWindowsInspector
 from lmtool.objectives.configs import PairsConfig, SpanConfig
@@ -92,7 +90,7 @@ class MaskedLanguageModel(MaskFiller):
         return {name: float(len(labels_of(batch, name))) for name in self.weights}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden = hidden_at(self._read, batch, self.places(batch.host), self.draws(batch, step))
+        hidden = hidden_at(self._read, batch, self.places(batch.host), self.dropout_rng(batch, step))
         return StepOutput(self.sums(hidden, batch), self.weights)
 
     def places(self, batch: Batch) -> dict[str, Tensor]:

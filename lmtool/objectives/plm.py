@@ -17,10 +17,10 @@ from torch import Tensor
 from lmtool.data.split import SplitData
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
-from lmtool.models.base import Backbone, CarriesState
+from lmtool.models.base import Backbone, StatefulBackbone
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
-from lmtool.nn.dropout import Draws
+from lmtool.nn.dropout import DropoutRng
 from lmtool.objectives.checks.spans import PermutationInspector, PermutedPairsInspector, PermutedWindowsInspector
 from lmtool.objectives.examples.masked import MaskedWindows, Permutations, PermutedWindows
 from lmtool.objectives.examples.pairs import MaskedPairs
@@ -66,7 +66,7 @@ class PermutationLanguageModel(MaskFiller):
         return {"plm": float(len(labels_of(batch, "plm")))}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden_MH = self._states(batch, self.draws(batch, step))
+        hidden_MH = self._states(batch, self.dropout_rng(batch, step))
         return StepOutput({"plm": self._lm.loss_sum(hidden_MH, self._table_VH, labels_of(batch, "plm"))}, self.weights)
 
     @torch.no_grad()
@@ -77,15 +77,15 @@ class PermutationLanguageModel(MaskFiller):
         each, best = self._lm.scores(hidden_MH, self._table_VH, labels)
         return {"plm": Scores(each, labels, best, batch.inputs.documents[at])}
 
-    def _states(self, batch: Batch, draws: Draws | None) -> Tensor:
+    def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(M, H) states of the query stream. Of a batch of lanes, what is kept of its first tokens is held for their
         next windows."""
-        asked_M = places_of(batch.host, "plm")
+        query_M = places_of(batch.host, "plm")
         if self.carried is None or batch.lanes is None:
-            return cast(Tensor, self.backbone(batch.inputs, draws, asked_M=asked_M))
-        initial = cast(CarriesState, self.backbone).initial_state
+            return cast(Tensor, self.backbone(batch.inputs, rng, query_M=query_M))
+        initial = cast(StatefulBackbone, self.backbone).initial_state
         carried = self.carried.begin(batch.lanes, initial)
-        states: Tensor = self.backbone(batch.inputs, draws, asked_M=asked_M, carried=carried, reuse=self.config.reuse)
+        states: Tensor = self.backbone(batch.inputs, rng, query_M=query_M, carried=carried, reuse=self.config.reuse)
         self.carried.keep(batch.lanes, carried, initial)
         return states
 
@@ -113,4 +113,4 @@ class PermutationLanguageModel(MaskFiller):
         return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), at)
 
     def _logits(self, packed: Packed, at: Tensor) -> Tensor:
-        return self._lm(self.backbone(packed, asked_M=at.cpu()), self._table_VH)
+        return self._lm(self.backbone(packed, query_M=at.cpu()), self._table_VH)

@@ -19,9 +19,8 @@ from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_coun
 from lmtool.learners.metrics import Metric
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
-from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head
-from lmtool.models.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
-from lmtool.nn.dropout import Draws, draws_at
+from lmtool.models.heads.lm import CopyGate, MaskedLMHead, ReplacedTokenHead, copy_best, copy_losses, masked_lm_head
+from lmtool.nn.dropout import DropoutRng, rng_at
 from lmtool.objectives.checks.masking import GeneratorInspector
 from lmtool.objectives.configs import RtdConfig, RtdVariant
 from lmtool.objectives.corruption.masking import Masked
@@ -111,17 +110,17 @@ class GeneratedTextLearner(MaskFiller):
         return {"mlm": float(len(labels_of(batch, "mlm"))), self.term: float(len(self.places(batch)))}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        draws = self.draws(batch, step)
+        rng = self.dropout_rng(batch, step)
         two_stage, first = self.config.training == "two_stage", step <= self.config.generator_steps
         frozen = two_stage and not first
         sums = {}
         with torch.no_grad() if frozen else nullcontext():
-            hidden_MG = self._generator_hidden(batch, None if frozen else draws)
+            hidden_MG = self._generator_hidden(batch, None if frozen else rng)
             if not frozen:
                 sums["mlm"] = self._generator_head.loss_sum(hidden_MG, self._generator_table, labels_of(batch, "mlm"))
         if not (two_stage and first):
             # A forward of its own: the embedding that the two share drops anew.
-            read = self.read(batch, self.filled(batch, hidden_MG, step), draws_at(draws, 1))
+            read = self.read(batch, self.filled(batch, hidden_MG, step), rng_at(rng, 1))
             sums[self.term] = self.loss_sum(read)
         return StepOutput(sums, self.weights)
 
@@ -151,10 +150,10 @@ class GeneratedTextLearner(MaskFiller):
         )  # fmt: skip
         return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), sampled))
 
-    def read(self, batch: Batch, filled: Packed, draws: Draws | None) -> Read:
+    def read(self, batch: Batch, filled: Packed, rng: DropoutRng | None) -> Read:
         """The model's forward over the generator's text."""
         at = self.places(batch)
-        hidden_MH = self.backbone(filled, draws, read_M=at)
+        hidden_MH = self.backbone(filled, rng, read_M=at)
         return Read(self.original(batch), filled.tokens, at, hidden_MH)
 
     @torch.no_grad()
@@ -181,9 +180,9 @@ class GeneratedTextLearner(MaskFiller):
     def _generator_table(self) -> Tensor:
         return self.generator.embed.token.weight
 
-    def _generator_hidden(self, batch: Batch, draws: Draws | None) -> Tensor:
+    def _generator_hidden(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(M, G) the generator's states at the masked places."""
-        return self._generator_head.states(self.generator, batch.inputs, draws, places_of(batch, "mlm"))
+        return self._generator_head.states(self.generator, batch.inputs, rng, places_of(batch, "mlm"))
 
     @property
     def table_VW(self) -> Tensor:

@@ -55,7 +55,7 @@ class SequenceToSequence(BaseLearner):
         return {self.term: float(len(labels_of(batch, self.term)))}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden_TH = self.backbone(batch.inputs, self.draws(batch, step), batch.outputs)
+        hidden_TH = self.backbone(batch.inputs, self.dropout_rng(batch, step), batch.outputs)
         labels = labels_of(batch, self.term)
         total = self._lm.loss_sum(hidden_TH, self._table, labels, self.config.label_smoothing)
         return StepOutput({self.term: total}, self.weights)

@@ -121,7 +121,7 @@ def tuning_fits(tuning: TuningConfig, model: ModelConfig, task: Any) -> Iterator
 @rule(FinetuneConfig, "tuning", "model", "max_length")
 def virtual_tokens_fit_positions(tuning: TuningConfig, model: ModelConfig, max_length: int) -> Iterator[Problem]:
     """A text and what a tuning method puts into it have a position each, where there is a last one."""
-    taken = tuning.positions_taken(model)
+    taken = tuning.reserved_positions(model)
     room = model.max_positions - taken
     if taken and room < max_length <= model.max_positions:  # more is another rule's
         fewer = f"a smaller tuning.length={max(1, model.max_positions - max_length)}"

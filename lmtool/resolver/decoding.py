@@ -18,7 +18,7 @@ from lmtool.resolver import teachers
 from lmtool.resolver.latest import settled
 from lmtool.resolver.schema.run import COMMANDS, RunConfig
 from lmtool.training.devices import DEVICES
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import hf_folder
 
 
 def decoded(
@@ -55,7 +55,7 @@ def decoded(
     opened = reads_checkpoint and COMMANDS[verb].starts_with_checkpoint
     if opened and isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):
         try:
-            published = published_folder(checkpoint, bool(data.get("offline")))
+            published = hf_folder(checkpoint, bool(data.get("offline")))
             checkpoint_config = read_checkpoint(checkpoint) if published is None else published.saved_config()
         except UserError as error:
             problems.append(Problem("checkpoint", error.message, error.hint))

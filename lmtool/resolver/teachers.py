@@ -19,7 +19,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.tasks.configs import TaskConfig, TaskObjectiveConfig
 from lmtool.tasks.labels import TakenHead, sections_of, taken_head
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import hf_folder
 from lmtool.weights.task_heads import HEADS
 
 Saved = Mapping[str, dict[str, Any]]
@@ -51,7 +51,7 @@ def read_teachers(data: Mapping[str, Any], problems: list[Problem]) -> dict[str,
 
 def saved_teacher(path: str, offline: bool) -> dict[str, Any]:
     """A teacher's saved configuration. UserError where it cannot be read."""
-    published = published_folder(path, offline)
+    published = hf_folder(path, offline)
     saved = read_checkpoint(path) if published is None else published.saved_config()
     tokenizer = saved.get("tokenizer") or {}
     # A checkpoint carries its own copy of a tokenizer that came in a folder.

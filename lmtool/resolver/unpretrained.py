@@ -8,7 +8,7 @@ from typing import Any
 
 from lmtool.config.checkpoint import read_checkpoint
 from lmtool.errors import UserError
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import hf_folder
 
 NONE = "none"
 
@@ -33,6 +33,6 @@ def with_shape(data: dict[str, Any], checkpoint: str) -> dict[str, Any]:
     """A job's data: of one with checkpoint=none, the model of `checkpoint` and its vocabulary."""
     if data.get("checkpoint") != NONE:
         return data
-    published = published_folder(checkpoint, bool(data.get("offline")))
+    published = hf_folder(checkpoint, bool(data.get("offline")))
     saved = read_checkpoint(checkpoint) if published is None else published.saved_config()
     return {**data, "model": saved["model"], "tokenizer": {"name": "folder", "path": checkpoint}}

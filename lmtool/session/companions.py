@@ -34,7 +34,7 @@ from lmtool.session.session import Session
 from lmtool.system.manifest import write_bytes
 from lmtool.system.secrets import masked
 from lmtool.training.progress import TrainingResult
-from lmtool.weights.bases import BASE, Base
+from lmtool.weights.loading import BASE, Base
 
 SAMPLES = 6
 """Generated examples of a learner that predicts no rows."""

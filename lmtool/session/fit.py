@@ -35,7 +35,7 @@ from lmtool.training.profiling import StopTraining
 from lmtool.training.progress import TrainingResult
 from lmtool.training.sharded import outside_layers
 from lmtool.types import Loader
-from lmtool.weights.unread import notes
+from lmtool.weights.reading import notes
 
 Preparation = Pretraining | Finetuning
 _NEVER = 2**31

@@ -16,7 +16,7 @@ from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
 from lmtool.tasks.labels import TakenHead, sections_of, taken_head
 from lmtool.tasks.loading import TaskData, load_task, target_rows
 from lmtool.tasks.mixture import MixedData, with_members
-from lmtool.weights.folders import published_folder
+from lmtool.weights.folders import hf_folder
 from lmtool.weights.load import saved_config
 from lmtool.weights.sentence_encoders import sentence_encoder
 from lmtool.weights.task_heads import HEADS
@@ -72,7 +72,7 @@ def _pooled_as_published(
     task: TaskConfig, facts: dict[str, Any], origin: str, offline: bool
 ) -> tuple[TaskConfig, dict[str, Any]]:
     """The task and its facts, with the pooling of the sentence encoder that it starts from, where it is one."""
-    published = published_folder(origin, offline)
+    published = hf_folder(origin, offline)
     encoder = None if published is None else sentence_encoder(published, offline)
     if encoder is None:
         return task, facts

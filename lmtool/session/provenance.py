@@ -3,7 +3,7 @@ one.
 
 data.json   {"data=text": {"text": sha256, "bytes": ..., ...}, "task=sst2": {"train rows": ..., "train texts": sha256,
             "train labels": sha256, "dev rows": ..., ...}}
-base.json   of a tuned run: which weights it left out, see weights/bases.py
+base.json   of a tuned run: which weights it left out, see weights/loading.py
 teachers.json   of a distilled run: {"runs/NAME": sha256 of the tensors that the student learns from}
 """
 
@@ -26,8 +26,8 @@ from lmtool.session.start import starts_from
 from lmtool.system.manifest import sha256
 from lmtool.system.secrets import masked
 from lmtool.tasks.loading import TaskData
-from lmtool.weights.bases import digest
-from lmtool.weights.folders import WEIGHTS, published_folder
+from lmtool.weights.folders import WEIGHTS, hf_folder
+from lmtool.weights.loading import digest
 
 LINEAGE = "lineage.json"
 Lineage = Sequence[dict[str, Any]]
@@ -41,7 +41,7 @@ def lineage_of(opened: OpenRun) -> Lineage:
     origin = starts_from(opened.config)
     if origin is None:
         return []
-    published = published_folder(origin, opened.config.offline)
+    published = hf_folder(origin, opened.config.offline)
     if published is not None:
         file = published.path / WEIGHTS[0]
         hashed = {"sha256": sha256(file)} if file.is_file() else {}

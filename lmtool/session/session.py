@@ -23,8 +23,7 @@ from lmtool.session.provenance import Contents
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation, choose_compilation
 from lmtool.training.progress import TrainingSettings
-from lmtool.weights.bases import Base
-from lmtool.weights.loading import LoadReport
+from lmtool.weights.loading import Base, LoadReport
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,9 @@ from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
-from lmtool.weights.bases import Base, digest, left_to_base, saved_base
-from lmtool.weights.folders import published_folder, tokenizer_folder
-from lmtool.weights.load import saved_config
-from lmtool.weights.loading import LoadReport
-from lmtool.weights.merging import merged
+from lmtool.weights.folders import hf_folder, tokenizer_folder
+from lmtool.weights.load import merged, saved_config
+from lmtool.weights.loading import Base, LoadReport, digest, left_to_base, saved_base
 from lmtool.weights.reading import Weights, read, read_base
 
 
@@ -39,7 +37,7 @@ def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
     origin = starts_from(config) or _vocabulary_of(config)
     if origin is None:
         return hub_tokenizer(config.tokenizer, config.offline)
-    published = published_folder(origin, config.offline)
+    published = hf_folder(origin, config.offline)
     folder = find(origin) if published is None else published.path
     return Tokenizer.load(folder, config.tokenizer.parse_special_tokens)
 

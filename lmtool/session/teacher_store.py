@@ -29,7 +29,7 @@ from lmtool.session.provenance import Contents
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.labels import joined
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights.bases import digest
+from lmtool.weights.loading import digest
 
 # What the outputs of a teacher depend on, by which a store of them is known again.
 

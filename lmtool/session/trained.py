@@ -25,12 +25,11 @@ from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, choose_device, choose_precision
 from lmtool.weights.assemble import Blueprint, assemble
-from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
-from lmtool.weights.importing import COMMAND
+from lmtool.weights.exporting import COMMAND
+from lmtool.weights.folders import HFFolder, hf_folder, read_settings
 from lmtool.weights.load import saved_config, section
-from lmtool.weights.reading import Weights, read
+from lmtool.weights.reading import Weights, notes, read, unread_layout
 from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
-from lmtool.weights.unread import notes, unread_layout
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def load_trained(config: UseConfig) -> Trained:
 
 def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Trained:
     """The checkpoint that is typed. UserError where it is damaged, or holds nothing that predicts."""
-    published = published_folder(checkpoint, offline)
+    published = hf_folder(checkpoint, offline)
     saved = saved_config(checkpoint, offline)
     weights = read(checkpoint, offline)
     verb, foreign, complete = saved.get("command"), False, saved
@@ -154,14 +153,14 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
     return Trained(checkpoint, saved, config, weights, tokenizer, precision, foreign)
 
 
-def classifies(published: PublishedFolder, weights: Weights) -> bool:
+def classifies(published: HFFolder, weights: Weights) -> bool:
     """Whether a folder has a task's head: its config.json says so, or names no class and there is a classifier's."""
     named = bool(published.config.get("architectures"))
     unnamed = not named and f"heads.{CLASSIFIER}.output.weight" in weights.tensors
     return unnamed or head_of_class(published.config) is not None
 
 
-def require_same_reading(published: PublishedFolder, model: ModelConfig, tokenizer: Tokenizer) -> None:
+def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tokenizer) -> None:
     """UserError where transformers reads the texts of a published classifier in another way than lmtool does."""
     settings, config = read_settings(published.path), published.config
     hint = "give another checkpoint"

@@ -14,7 +14,7 @@ from lmtool.models.base import Backbone
 from lmtool.nn.feedforward import AdapterSlot, BottleneckAdapter, FusedAdapters, StackedAdapters
 from lmtool.nn.initialization import Draw, initialize_each, materialize, normal, truncated_normal
 from lmtool.tuning.base import BACKBONE, TuningMethod, freeze, layers, norms, replace_module
-from lmtool.tuning.configs.adapter import PUBLISHED, AdapterConfig, AdapterFusionConfig, TrainedAdapter
+from lmtool.tuning.configs.adapter import HF_FORMAT, AdapterConfig, AdapterFusionConfig, TrainedAdapter
 
 
 class AdapterTuning(TuningMethod):
@@ -69,7 +69,7 @@ class AdapterTuning(TuningMethod):
 def trained_adapter(trained: TrainedAdapter) -> BottleneckAdapter:
     """A module of the shape of an earlier run's adapters."""
     scale = None if trained.scale == "learned" else trained.scale
-    reads = PUBLISHED[trained.placement].reads
+    reads = HF_FORMAT[trained.placement].reads
     return BottleneckAdapter(trained.hidden_size, trained.bottleneck, trained.activation, reads, scale)
 
 
@@ -131,7 +131,7 @@ class AdapterFusionTuning(TuningMethod):
         def fused() -> FusedAdapters:
             return FusedAdapters(size, [trained_adapter(adapter) for adapter in trained])
 
-        for name in slots(learner.backbone, PUBLISHED[trained[0].placement].slots):
+        for name in slots(learner.backbone, HF_FORMAT[trained[0].placement].slots):
             with torch.device(learner.device):
                 module = materialize(fused)
             initialize_each(module, seed, _draw_of, f"{name}.")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import Dropout, name_sites
+from lmtool.nn.dropout import Dropout, name_dropouts
 from lmtool.nn.initialization import generator_for
 from lmtool.tuning.base import TuningMethod, freeze, layers, learn_biases, linears, replace_module
 from lmtool.tuning.configs import LoraConfig
@@ -69,7 +69,7 @@ def merge_linears(learner: BaseLearner) -> None:
 
 class LoraLinear(EditedLinear):
     """W0 x + b + scale B A x. lora_a: (R, I), lora_b: (O, R), zero at the start. dropout: of what A reads; its draws
-    are handed to it before each layer (`hand_draws`)."""
+    are handed to it before each layer (`set_dropout_rng`)."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float):
         super().__init__(base)
@@ -133,7 +133,7 @@ class LoraTuning(TuningMethod):
         def edited(name: str, linear: nn.Linear) -> LoraLinear:
             lora = kind(linear, config.rank, config.scale, config.dropout)
             _initialize(lora.lora_a, seed, f"{name}.lora_a")
-            name_sites(lora, f"{name}.")
+            name_dropouts(lora, f"{name}.")
             return lora
 
         maps = edit_linears(learner, config.projections, edited)
@@ -141,7 +141,7 @@ class LoraTuning(TuningMethod):
             learn_biases(learner, None if config.bias == "all" else maps)
         if config.dropout:
             for place in layers(learner.backbone):
-                place.layer.register_forward_pre_hook(hand_draws)
+                place.layer.register_forward_pre_hook(set_dropout_rng)
 
     def merge(self, learner: BaseLearner) -> None:
         merge_linears(learner)
@@ -155,7 +155,7 @@ def _initialize(lora_a: Tensor, seed: int, name: str) -> None:
         lora_a.copy_(torch.empty(lora_a.shape).uniform_(-bound, bound, generator=generator_for(seed, name)))
 
 
-def hand_draws(layer: nn.Module, given: tuple[Any, ...]) -> None:
+def set_dropout_rng(layer: nn.Module, given: tuple[Any, ...]) -> None:
     """Before a layer runs, give each map in it the draws of the tokens it will read: those of the encoder, all of the
     layer's, or, behind the last attention, those that are read further on."""
     context: Context = given[1]
@@ -165,11 +165,11 @@ def hand_draws(layer: nn.Module, given: tuple[Any, ...]) -> None:
             continue
         attention, _, projection = name.partition(".")
         if attention == "cross_attn" and projection in ("k_proj", "v_proj"):
-            module.lora_dropout.handed = None if context.encoded is None else context.encoded.draws
+            module.lora_dropout.preset_rng = None if context.encoded is None else context.encoded.rng
         elif attention == "ffn" or (projection == "out_proj" and attention == last):
-            module.lora_dropout.handed = context.read_draws
+            module.lora_dropout.preset_rng = context.read_rng
         else:
-            module.lora_dropout.handed = context.draws
+            module.lora_dropout.preset_rng = context.rng
 
 
 # (IA)3: Liu, Tam, Muqeeth, Mohta, Huang, Bansal, Raffel, "Few-Shot Parameter-Efficient Fine-Tuning is Better and

@@ -17,7 +17,7 @@ from torch import Tensor
 from lmtool.errors import CheckFailed
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
-from lmtool.nn.stack import Place, Tap
+from lmtool.nn.stack import Tap, TapPoint
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 from lmtool.weights.folders import read_settings
@@ -175,7 +175,7 @@ class _Layers(Tap):
     def __init__(self) -> None:
         self.states: dict[str, Tensor] = {}
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         self.states[f"{place.side} {place.layer}"] = x_TH
         return x_TH
 

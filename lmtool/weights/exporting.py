@@ -1,4 +1,4 @@
-"""A checkpoint of lmtool as a folder that transformers loads."""
+"""A checkpoint of lmtool as a folder that transformers loads, and a published folder as a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from typing import Any
 
 from torch import Tensor
 
-from lmtool.config.checkpoint import CARRIED, DATA, MODEL, OPTIMIZER, read_manifest
+from lmtool.config import saved
+from lmtool.config.checkpoint import CARRIED, CONFIG, DATA, MODEL, OPTIMIZER, STATE, read_manifest
 from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
-from lmtool.models.family import Published
+from lmtool.models.family import HFFormat
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.system.atomic_files import draft_of
 from lmtool.system.manifest import write_manifest
+from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.classes import Settings, TokenizerClass, class_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.comparing import ADVERSARIAL, different_ids
-from lmtool.weights.folders import CONFIG
 from lmtool.weights.heads import form_of
+from lmtool.weights.loading import BASE, Base
 from lmtool.weights.reading import their_names
 from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task, labels_of
+
+# A checkpoint of lmtool as a folder that transformers loads.
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,14 @@ def export_of(
     UserError for a family, or a variant of one, that has no published form, and for a task's head that has none.
     """
     family = builder_module(entry_of(model))
-    if not hasattr(family, "PUBLISHED"):
+    if not hasattr(family, "HF_FORMAT"):
         instead = "" if model.contextual else "; format=vectors writes its vectors as text"
         hint = f"export a model of a family that transformers has{instead}"
         raise UserError(f"model={model.name} has no published form", hint)
-    declared: Published = family.PUBLISHED
+    declared: HFFormat = family.HF_FORMAT
     renamed, head = dict(tensors), None
     if task is not None:
-        head = _published_head(model, task, declared)
+        head = _hf_head(model, task, declared)
         own = f"heads.{task['name']}."
         renamed = {
             f"heads.{head.name}.{name[len(own) :]}" if name.startswith(own) else name: tensor
@@ -84,7 +88,7 @@ def export_of(
     decisions = {name: DECISIONS.get(name.rpartition(".")[2]) for name in tensors}
     left_out |= {f"{name} ({instead})" for name, instead in decisions.items() if instead is not None}
     config = {
-        **family.published_config(model),
+        **family.to_hf_config(model),
         "architectures": [model_class.name],
         "dtype": "float32",
         **({"tie_word_embeddings": False} if apart else {}),
@@ -95,7 +99,7 @@ def export_of(
     return Export(model_class.name, config, published, kept, tuple(sorted(left_out)))
 
 
-def _published_head(model: ModelConfig, task: Mapping[str, Any], declared: Published) -> TaskHead:
+def _hf_head(model: ModelConfig, task: Mapping[str, Any], declared: HFFormat) -> TaskHead:
     """The head of transformers that the task's is exported as. UserError where it has none, or where its classifier of
     the family reads a text in another way than the task does."""
     name, form, head = task["name"], form_of(model, task), head_of_task(task)
@@ -256,3 +260,70 @@ def whole_folder(output: Path, fill: Callable[[Path], None]) -> None:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# A published folder as a checkpoint of lmtool, with its manifest.
+
+
+COMMAND = "import"
+
+
+def write_import(
+    tensors: Mapping[str, Tensor],
+    model: ModelConfig,
+    tokenizer: Tokenizer | None,
+    source: Mapping[str, Any],
+    output: Path,
+    published: Mapping[str, Any] | None = None,
+    tuning: Mapping[str, Any] | None = None,
+    base: Base | None = None,
+    further: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept masked in its
+    config.json, but for the revision: a commit looks like a key, and is none. published: the configuration of a
+    published folder (`HFFolder.saved_config`, of a text classifier `classifier_config`). tuning: the section of
+    the method that the tensors were tuned by. base: what they are beside. further: what stands in JSON files beside it,
+    by their names.
+
+    UserError where the folder is not empty or cannot be written.
+    """
+    config = {
+        "version": saved.VERSION,
+        "command": COMMAND,
+        "seed": 0,
+        "source": {**masked_data(dict(source)), "revision": source.get("revision")},
+        "model": json.loads(model.model_dump_json()),
+    }
+    given = published or {}
+    config |= {name: given[name] for name in ("task", "max_length", "generation") if name in given}
+    config |= {} if tuning is None else {"tuning": dict(tuning)}
+    if tokenizer is not None:
+        config["tokenizer"] = {**given.get("tokenizer", {}), "name": "folder", "path": masked(str(output))}
+
+    beside = {} if base is None else {BASE: base.to_plain()}
+    write_checkpoint(config, tensors, tokenizer, output, {**beside, **(further or {})})
+
+
+def write_checkpoint(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None,
+    output: Path,
+    further: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint of step 0, whole or not at all. further: what stands in JSON files beside it, by their names.
+
+    UserError where the folder is not empty or cannot be written.
+    """
+
+    def fill(draft: Path) -> None:
+        save_tensors(tensors, draft / MODEL)
+        (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (draft / STATE).write_text(json.dumps({"step": 0}) + "\n", encoding="utf-8")
+        for name, content in further.items():
+            (draft / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        if tokenizer is not None:
+            tokenizer.save(draft)
+        write_manifest(draft, {"step": 0})
+
+    whole_folder(output, fill)

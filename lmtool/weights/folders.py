@@ -1,16 +1,14 @@
-"""Where published weights lie: a local folder in Hugging Face's layout, or `hf://org/name@revision` in the hub's cache.
-
-Imports no torch by itself: a command's configuration is decoded with it. Only the files named here are ever read, and
-nothing in a folder is executed.
-"""
+"""Published weights: a local folder in Hugging Face's layout, or `hf://org/name@revision` through the hub's cache."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,9 +16,94 @@ from lmtool.config.checkpoint import ADAPTER
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
-from lmtool.models.published import PublishedConfig
-from lmtool.weights.hub import Absent, Address
+from lmtool.models.published import HFConfig
+from lmtool.system.network import answers
+from lmtool.system.secrets import masked
 from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of
+
+# Files of a repository on the hub, through huggingface_hub's cache: `hf://org/name@revision`.
+#
+# Imports huggingface_hub where it is needed only: half a second.
+
+
+class Absent(UserError):
+    """A file is not in the cache, and not at hand elsewhere: the repository lacks it, or there is no network."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A repository at a revision. typed: the key and value that name it (`checkpoint=hf://org/name`), for errors."""
+
+    typed: str
+    repository: str
+    revision: str
+
+    @classmethod
+    def of(cls, key: str, text: str, hint: str) -> Address:
+        """UserError with the hint where the text is no such address."""
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id
+
+        match = re.fullmatch(r"hf://((?:[\w.-]+/)?[\w.-]+)(?:@([\w./-]+))?", text)
+        if match is None:
+            raise UserError(f"{key}={text}: no address that lmtool reads", hint)
+        try:
+            validate_repo_id(match[1])
+        except HFValidationError as problem:
+            raise UserError(f"{key}={text}: no name on the hub: {_short(problem)}", hint) from problem
+        # A revision is a path in the cache.
+        if match[2] is not None and not all(part.strip(".") for part in match[2].split("/")):
+            raise UserError(f"{key}={text}: {match[2]} is no branch, tag or commit", hint)
+        return cls(f"{key}={text}", match[1], match[2] or "main")
+
+    def file(self, name: str, offline: bool, revision: str | None = None) -> Path:
+        """A file in the cache, fetched where it is not there. offline: no socket is opened. revision: another one.
+
+        Absent where there is none, UserError where the hub refuses it.
+        """
+        import huggingface_hub
+        from huggingface_hub import constants, errors
+
+        revision = revision or self.revision
+        cached = huggingface_hub.try_to_load_from_cache(self.repository, name, revision=revision)
+        if isinstance(cached, str):
+            return Path(cached)
+        file = f"{self.typed}: {name} of {self.repository}@{revision}"
+        again = "type the command once with a network and without offline=true, or give a local folder"
+        if offline or constants.HF_HUB_OFFLINE:
+            raise Absent(f"{file}: offline=true, and not in the hub's cache", again)
+        if not self._reachable:
+            # Without a network the library retries for half a minute.
+            raise Absent(f"{file}: no network, and not in the hub's cache", again)
+        try:
+            return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=revision))
+        except errors.LocalEntryNotFoundError as problem:
+            raise Absent(f"{file}: {_short(problem)}", again) from problem
+        except errors.EntryNotFoundError as problem:
+            raise Absent(f"{file}: no such file there", again) from problem
+        except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
+            raise UserError(
+                f"{self.typed}: {name}: {_short(problem)}",
+                "see that the name and the revision are right, or give a local folder",
+            ) from problem
+
+    @cached_property
+    def _reachable(self) -> bool:
+        from huggingface_hub import constants
+
+        return answers(constants.ENDPOINT)
+
+
+def _short(problem: Exception) -> str:
+    return masked(" ".join(str(problem).split()))[:160]
+
+
+# Where published weights lie: a local folder in Hugging Face's layout, or `hf://org/name@revision` in the hub's
+# cache.
+#
+# Imports no torch by itself: a command's configuration is decoded with it. Only the files named here are ever read,
+# and nothing in a folder is executed.
+
 
 CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -56,12 +139,12 @@ Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
-class PublishedFolder:
+class HFFolder:
     """A folder and its config.json. checkpoint: what the user typed. revision: the commit on the hub, None locally."""
 
     checkpoint: str
     path: Path
-    config: PublishedConfig
+    config: HFConfig
     revision: str | None = None
 
     def family(self) -> Any:
@@ -70,7 +153,7 @@ class PublishedFolder:
         name = FAMILIES.get(given) if isinstance(given, str) else None
         entry = None if name is None else lookup("model", name)
         module = None if entry is None else builder_module(entry)
-        if not hasattr(module, "from_published_config"):
+        if not hasattr(module, "from_hf_config"):
             known = ", ".join(sorted(FAMILIES))
             raise UserError(
                 f"checkpoint={self.checkpoint}: model_type={given!r} in its config.json; lmtool reads {known}", _GIVE
@@ -80,7 +163,7 @@ class PublishedFolder:
     def model_section(self) -> dict[str, Any]:
         """Its `model` section, as the decoder takes it. UserError where it is a variant that we do not compute."""
         family = self.family()
-        return self._readable(lambda: dict(family.from_published_config(self.config)))
+        return self._readable(lambda: dict(family.from_hf_config(self.config)))
 
     def _readable(self, read: Callable[[], Read]) -> Read:
         """What is read of its config.json; UserError, naming the checkpoint, where it cannot be."""
@@ -140,7 +223,7 @@ class PublishedFolder:
 
     def _unlike(self) -> str | None:
         """Its class and why the head of that is not read; None where it is."""
-        names, unlike = self.config.get("architectures"), self.family().PUBLISHED.unlike
+        names, unlike = self.config.get("architectures"), self.family().HF_FORMAT.unlike
         known = [name for name in names if name in unlike] if isinstance(names, list) else []
         return f"{known[0]}, whose head lmtool does not read: {unlike[known[0]]}" if known else None
 
@@ -158,7 +241,7 @@ class PublishedFolder:
         return self._readable(lambda: task_of(self.config))
 
 
-def published_folder(checkpoint: str, offline: bool = False) -> PublishedFolder | None:
+def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
     """The published folder that a `checkpoint=` names, with its config.json and tokenizer at hand; None where it names
     something else, such as a run of lmtool. UserError where it cannot be had or read."""
     if "://" in checkpoint:
@@ -172,10 +255,10 @@ def published_folder(checkpoint: str, offline: bool = False) -> PublishedFolder 
         if os.path.lexists(path / name) and not (path / name).is_file():  # it would be read as if there were none
             raise UserError(f"checkpoint={checkpoint}: {path / name} is no regular file", "copy the folder again")
     config = read_object(checkpoint, path / CONFIG)
-    return None if isinstance(config.get("model"), dict) else PublishedFolder(checkpoint, path, PublishedConfig(config))
+    return None if isinstance(config.get("model"), dict) else HFFolder(checkpoint, path, HFConfig(config))
 
 
-def weight_file(folder: PublishedFolder, offline: bool = False) -> Path:
+def weight_file(folder: HFFolder, offline: bool = False) -> Path:
     """The file with its weights, or the index of several; fetched where it is on the hub. UserError where there is
     none."""
     for name in WEIGHTS:
@@ -188,11 +271,11 @@ def weight_file(folder: PublishedFolder, offline: bool = False) -> Path:
     )
 
 
-def _missing(folder: PublishedFolder, offline: bool) -> str:
+def _missing(folder: HFFolder, offline: bool) -> str:
     return "the hub's cache (offline=true)" if folder.revision is not None and offline else str(folder.path)
 
 
-def fetched(folder: PublishedFolder, name: str, offline: bool, required: bool = True) -> Path | None:
+def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -> Path | None:
     """A file of the folder, by its plain name or that of a sub-folder and its own. None where it is not there and not
     required."""
     parts = name.split("/")
@@ -231,7 +314,7 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
     return folder
 
 
-def _from_hub(checkpoint: str, offline: bool) -> PublishedFolder:
+def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
     address = Address.of("checkpoint", checkpoint, _GIVE)
     path = address.file(CONFIG, offline)
     # The cache keeps a folder for each commit: what is read later is of the same one, whatever happens to a branch.
@@ -239,7 +322,7 @@ def _from_hub(checkpoint: str, offline: bool) -> PublishedFolder:
     for name in (*TOKENIZER, GENERATION):
         with suppress(Absent):
             address.file(name, offline, commit)
-    return PublishedFolder(checkpoint, path.parent, PublishedConfig(read_object(checkpoint, path)), commit)
+    return HFFolder(checkpoint, path.parent, HFConfig(read_object(checkpoint, path)), commit)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
-from lmtool.models.heads.lm import lm_head, masked_lm_head
-from lmtool.models.heads.replaced_token import ReplacedTokenHead
+from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler, summary
-from lmtool.nn.dropout import Draws
+from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.stack import Side, Tap
 from lmtool.types import Packed
 from lmtool.weights.loading import by_part
@@ -44,7 +43,7 @@ class CheckpointModel(ModelWithHeads):
         self.heads = nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
         self.form = form_of(backbone.config, task or {})
         name = str((task or {}).get("name"))
-        published = self._published_head(task)
+        published = self._hf_head(task)
         given, self.of_tokens = name if name in self.heads else published.name, published.tokens
         self.of_inputs = published.name == WORDS and backbone.config.token_states == "inputs"
         self.pooled = backbone.pooler_on_tokens if self.of_tokens else self.form.pooled
@@ -56,7 +55,7 @@ class CheckpointModel(ModelWithHeads):
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
-    def _published_head(self, task: Mapping[str, Any] | None) -> TaskHead:
+    def _hf_head(self, task: Mapping[str, Any] | None) -> TaskHead:
         """That of the task; without one, what the tensors have a head of."""
         known = None if task is None else head_of_task(task)
         return known or next((head for name, head in HEADS.items() if name in self.heads), HEADS[CLASSIFIER])
@@ -69,12 +68,12 @@ class CheckpointModel(ModelWithHeads):
         self,
         inputs: Packed,
         outputs: Packed | None = None,
-        draws: Draws | None = None,
+        rng: DropoutRng | None = None,
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
         """What heads read; of words that the encoder's states stand for, these."""
-        return super().hidden(inputs, None if self.of_inputs else outputs, draws, read_M, tap)
+        return super().hidden(inputs, None if self.of_inputs else outputs, rng, read_M, tap)
 
     def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
         """(N, C) of a task, (T, C) of one that scores tokens; else (T, V) of a language model, or (T,) of replaced

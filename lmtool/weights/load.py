@@ -21,9 +21,8 @@ from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.learners.model import ModelWithHeads
 from lmtool.learners.writing import writer_of
-
-# The families, and the tuning methods, enter themselves into the tables.
 from lmtool.models import decoder_configs as decoder_configs
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
@@ -32,16 +31,19 @@ from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import shifted
 from lmtool.models.heads.lm import LMHead
+from lmtool.system.terminal import counted
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tuning import configs as tuning_configs  # noqa: F401
 from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
-from lmtool.weights.folders import published_folder
+from lmtool.weights.exporting import Folded
+from lmtool.weights.folders import hf_folder
 from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.loading import LoadReport
-from lmtool.weights.reading import read
-from lmtool.weights.unread import unread_layout
+from lmtool.weights.reading import Weights, read, unread_layout
+
+# The families, and the tuning methods, enter themselves into the tables.
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     have.
     """
     checkpoint = str(checkpoint)
-    published = published_folder(checkpoint, offline)
+    published = hf_folder(checkpoint, offline)
     if published is not None:
         published.require_read_head()
     weights = read(checkpoint, offline)
@@ -157,7 +159,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
         tokenizer = Tokenizer.load(weights.folder, parses)
     parts, report = assemble(saved, tokenizer, trained=weights)
     assert report is not None
-    if tokenizer is not None and saved.task is None and published_folder(checkpoint, offline) is not None:
+    if tokenizer is not None and saved.task is None and hf_folder(checkpoint, offline) is not None:
         report = replace(report, ignored=(*report.ignored, *unread_layout(tokenizer, saved.model)))
     roles = {} if tokenizer is None else tokenizer.roles
     if tokenizer is not None and parts.first_token is not None:
@@ -201,7 +203,7 @@ def saved_model(checkpoint: str, saved: Mapping[str, Any], tensors: Mapping[str,
 
 def saved_config(checkpoint: str, offline: bool = False) -> dict[str, Any]:
     """The configuration in a checkpoint, of its model at least; not decoded yet."""
-    published = published_folder(checkpoint, offline)
+    published = hf_folder(checkpoint, offline)
     if published is not None:
         return published.saved_config()
     saved = read_config(find(checkpoint))
@@ -247,3 +249,65 @@ def _padded(values: Tensor, real_BL: Tensor) -> Tensor:
     padded = values.new_zeros(*real_BL.shape, *values.shape[1:])
     padded[real_BL] = values
     return padded
+
+
+# Weights of a tuned checkpoint as those of a plain model, what its method added folded in; or as those of a tuned one
+# without what its method needs in training alone.
+
+
+def merged(weights: Weights, saved: Mapping[str, Any]) -> Weights:
+    """The weights with what a tuning method added merged into the others; the same ones where it added nothing.
+
+    saved: the configuration of their checkpoint. UserError where the method cannot be merged.
+    """
+    model = saved_model(weights.origin, saved, weights.tensors)
+    if model.tuned_by is None:
+        return weights
+    with torch.device("meta"):
+        planned, _ = assemble(model, None)
+    if not planned.added:
+        _merge(planned, weights.origin)
+        return weights
+    parts, _ = assemble(model, None, trained=weights)
+    # Heads that stand for nothing outside of their training are in no model of a checkpoint.
+    rest = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
+    _merge(parts, weights.origin)
+    tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
+    left = [name for name in tensors if name in planned.added]
+    if left:
+        more = f" and {counted(len(left) - 1, 'more tensor')}" if len(left) > 1 else ""
+        raise UserError(
+            f"checkpoint={weights.origin}: {left[0]}{more}, which its tuning method added, cannot be merged into "
+            f"model={model.model.name}",
+            "format=delta exports them beside their base; start from that base, or from a run whose method merges "
+            "(tuning=lora)",
+        )
+    return replace(weights, tensors={**rest, **tensors}, merged=True)
+
+
+def _merge(parts: ModelWithHeads, origin: str) -> None:
+    assert parts.tuning is not None
+    try:
+        parts.tuning.merge(parts)
+    except UserError as error:
+        raise UserError(f"checkpoint={origin}: {error.message}", error.hint) from error
+
+
+def folded(weights: Weights, own: Mapping[str, Tensor], saved: Mapping[str, Any]) -> Folded | None:
+    """A tuned checkpoint with what training alone needs (the map of a prefix) replaced by what it computes; None where
+    there is no such thing.
+
+    weights: complete. own: of these the ones that the checkpoint holds. saved: its configuration.
+    """
+    model = saved_model(weights.origin, saved, weights.tensors)
+    if model.tuned_by is None:
+        return None
+    parts, _ = assemble(model, None, trained=weights)
+    assert parts.tuning is not None
+    before, config = parts.added, parts.tuning.fold(parts)
+    if config == model.tuned_by:
+        return None
+    state = parts.state_dict()
+    tensors = {name: tensor for name, tensor in own.items() if name not in before}
+    tensors |= {name: state[name] for name in sorted(parts.added)}
+    return Folded(tensors, {**saved, "tuning": config.model_dump(mode="json")})

@@ -1,20 +1,31 @@
-"""Start a learner from a checkpoint's tensors, and say what was taken, dropped and made new.
-
-Tensors are named `backbone.` (what finetuning starts from), `heads.NAME.` and `objective.`. The backbone is taken
-whole or not at all: a partial load is an error. A head is taken where the checkpoint has one of that name and shape;
-only heads may be new, and the report says so.
-"""
+"""Start a learner from a checkpoint's tensors and report the outcome; the base of a tuned run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
+import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from lmtool.config.checkpoint import read_json, read_manifest
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
 from lmtool.models.heads.lm import LMHead
+from lmtool.system.manifest import Damaged
+from lmtool.system.secrets import masked
 from lmtool.types import part_of
+
+# Start a learner from a checkpoint's tensors, and say what was taken, dropped and made new.
+#
+# Tensors are named `backbone.` (what finetuning starts from), `heads.NAME.` and `objective.`. The backbone is taken
+# whole or not at all: a partial load is an error. A head is taken where the checkpoint has one of that name and
+# shape; only heads may be new, and the report says so.
 
 
 @dataclass(frozen=True)
@@ -90,3 +101,108 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, wh
         return {part: sum(tensor.numel() for tensor in parts[part].values()) for part in parts if part in names}
 
     return LoadReport(sizes(wanted, kept), sizes(given, set(given) - kept), new)
+
+
+# The base of a tuned run: the weights that its checkpoints leave out, because the method leaves them as they were.
+#
+# base.json {"checkpoint": as it was typed, "path" or "revision": where that was then, "parts": of which tensors are
+# left out, "sha256": of those tensors, "tokenizer": sha256 of what the run's tokenizer does}
+#
+# What learns, what the method added and the heads of what is learned stand in the checkpoint; everything else is read
+# from the base, and only where its hash is the same. Runs from random weights, of tuning=full, and from weights that
+# were merged from a tuned run have no base: their checkpoints hold everything.
+
+
+BASE = "base.json"
+
+
+@dataclass(frozen=True)
+class Base:
+    """checkpoint: as it was typed. path: its folder then; revision: its commit, where it is on the hub. parts: of which
+    all tensors that the tuned checkpoint lacks are the base's. sha256: of these, see `digest`. tokenizer: the
+    fingerprint of the run's. names: of these tensors; a file does not carry them."""
+
+    checkpoint: str
+    path: str | None
+    revision: str | None
+    parts: tuple[str, ...]
+    sha256: str
+    tokenizer: str
+    names: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @property
+    def addresses(self) -> list[str]:
+        """What `checkpoint=` may name it by, the surest first."""
+        if self.revision is not None:
+            return [f"{self.checkpoint.partition('@')[0]}@{self.revision}"]
+        return [*([] if self.path is None else [self.path]), self.checkpoint]
+
+    def address(self) -> str | None:
+        """The first of them that is there; None where it is gone."""
+        for place in self.addresses:
+            if "://" in place or os.path.exists(os.path.expanduser(place)):
+                return place
+        return None
+
+    def held(self, tensors: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
+        """Of a base's tensors those that a tuned checkpoint lacks. own: the names of the ones that it has."""
+        return {name: tensor for name, tensor in tensors.items() if part_of(name) in self.parts and name not in own}
+
+    def require_same(self, held: Mapping[str, Tensor], address: str, checkpoint: str) -> None:
+        """UserError where these tensors are not the base's. address: where they are from. checkpoint: the tuned one."""
+        given = digest(held)
+        if given != self.sha256:
+            raise UserError(
+                f"checkpoint={checkpoint} was tuned on other weights than those of {address}: sha256 "
+                f"{self.sha256[:16]} then, {given[:16]} there",
+                f"bring {self.checkpoint} back as it was when the run began",
+            )
+
+    def to_plain(self) -> dict[str, Any]:
+        """What base.json holds. A commit looks like a key, and is none."""
+        plain = asdict(self)
+        del plain["names"]
+        path = None if self.path is None else masked(self.path)
+        return {**plain, "checkpoint": masked(self.checkpoint), "path": path}
+
+
+def left_to_base(learner: BaseLearner, report: LoadReport) -> frozenset[str]:
+    """Names of the tensors of a learner, tuned and not trained yet, that stay what they are in the checkpoint that it
+    starts from: what was taken of it, without what learns and without the heads of what is learned, whose thresholds
+    are calibrated."""
+    if learner.tuning is None:
+        return frozenset()
+    own = learner.tuning.delta(learner) | {name for group in learner.parameter_groups() for name, _ in group.parameters}
+    named = dict(learner.named_parameters(remove_duplicate=False))
+    learned = {id(named[name]) for name in own if name in named}
+    own |= {name for name, parameter in named.items() if id(parameter) in learned}
+    parts = set(report.taken) - {f"heads.{term}" for term in learner.weights}
+    frozen = {name for name in learner.state_dict() if name not in own and part_of(name) in parts}
+    # A method that freezes no parameter has no base, whatever constants the model has.
+    return frozenset(frozen) if frozen & named.keys() else frozenset()
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, types, shapes and bytes, in the order of the names: whatever file they are from."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def saved_base(folder: Path) -> Base | None:
+    """The base of a checkpoint of lmtool; None where it holds everything. UserError where base.json is damaged."""
+    try:
+        if BASE not in read_manifest(folder).files:
+            return None
+    except Damaged:
+        return None  # whoever reads its tensors says so
+    plain = read_json(folder, BASE)
+    try:
+        return TypeAdapter(Base).validate_python({key: value for key, value in plain.items() if key != "names"})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise UserError(f"{folder / BASE}: {where}: {problem['msg']}", "copy the checkpoint again") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.errors import UserError
-from lmtool.weights.folders import PublishedFolder, fetched, read_settings
+from lmtool.weights.folders import HFFolder, fetched, read_settings
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 READING = tuple(
@@ -119,7 +119,7 @@ class SentenceEncoder:
 class _Settings(dict[str, Any]):
     """A JSON object of a folder, empty where the file is not there. name: of the file in the folder."""
 
-    def __init__(self, folder: PublishedFolder, name: str, offline: bool, required: bool = False):
+    def __init__(self, folder: HFFolder, name: str, offline: bool, required: bool = False):
         path = fetched(folder, name, offline, required)
         super().__init__({} if path is None else _read(path, dict))
         self.folder, self.name, self.found = folder, name, path is not None
@@ -150,7 +150,7 @@ class _Settings(dict[str, Any]):
         return value
 
 
-def sentence_encoder(folder: PublishedFolder, offline: bool) -> SentenceEncoder | None:
+def sentence_encoder(folder: HFFolder, offline: bool) -> SentenceEncoder | None:
     """What a folder says; None where it is no sentence encoder's. UserError, naming it, for what lmtool does not do,
     and for files that cannot be read."""
     modules = _modules(folder, offline)
@@ -184,7 +184,7 @@ def sentence_encoder(folder: PublishedFolder, offline: bool) -> SentenceEncoder 
     )
 
 
-def dense_file(folder: PublishedFolder, module: Dense, offline: bool) -> Path:
+def dense_file(folder: HFFolder, module: Dense, offline: bool) -> Path:
     """The file with the weights of a linear map. UserError where there is none."""
     path = fetched(folder, f"{module.place}/model.safetensors", offline, required=False)
     path = path or fetched(folder, f"{module.place}/pytorch_model.bin", offline)
@@ -192,7 +192,7 @@ def dense_file(folder: PublishedFolder, module: Dense, offline: bool) -> Path:
     return path
 
 
-def refused(folder: PublishedFolder, problem: str) -> UserError:
+def refused(folder: HFFolder, problem: str) -> UserError:
     """The error of something in a sentence encoder's folder that lmtool does not do."""
     return UserError(
         f"checkpoint={folder.checkpoint}: its {problem}, which lmtool does not do",
@@ -200,7 +200,7 @@ def refused(folder: PublishedFolder, problem: str) -> UserError:
     )
 
 
-def _modules(folder: PublishedFolder, offline: bool) -> list[tuple[str, str]] | None:
+def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
     """Kind and sub-folder of the modules behind the model, the pooling first; none where nothing is pooled. None where
     no file lists them."""
     path = fetched(folder, MODULES, offline, required=False)
@@ -233,7 +233,7 @@ def _modes(pooling: _Settings) -> tuple[str, ...]:
     return tuple(modes)
 
 
-def _module(folder: PublishedFolder, kind: str, place: str, offline: bool) -> Dense | Normalize:
+def _module(folder: HFFolder, kind: str, place: str, offline: bool) -> Dense | Normalize:
     """A module behind the pooling."""
     settings = _Settings(folder, f"{place}/config.json", offline, required=kind == "Dense")
     names = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding")
@@ -251,7 +251,7 @@ def _module(folder: PublishedFolder, kind: str, place: str, offline: bool) -> De
     return Dense(place, inputs, outputs, bias, _ACTIVATIONS[activation], residual)
 
 
-def _longest(folder: PublishedFolder) -> int | None:
+def _longest(folder: HFFolder) -> int | None:
     """The longest text that its tokenizer reads, in tokens; one without a limit has one of 10^30."""
     length = read_settings(folder.path).get("model_max_length")
     return int(length) if isinstance(length, int | float) and 1 <= length <= 10**9 else None

@@ -11,7 +11,7 @@ from lmtool.models.published import unnamed
 
 # The heads of tasks as transformers publishes them: a class a kind of output. Imports no torch.
 #
-# To add one: its line in `HEADS`, its class with its tensors in `PUBLISHED.classes` of each family that has it, and
+# To add one: its line in `HEADS`, its class with its tensors in `HF_FORMAT.classes` of each family that has it, and
 # the section of a task that such a folder stands for, below.
 
 

@@ -162,13 +162,13 @@ def test_a_head_over_pairs_of_a_run(objective: str, place: Path, capsys: pytest.
     assert capsys.readouterr().out.split("  ")[1] == "a | b\n"
 
 
-PUBLISHED = [
+HF_FORMAT = [
     ("bert", 3), ("roberta", 3), ("distilbert", 1), ("albert", 3), ("electra", 2), ("gpt", 3), ("gpt1", 2), ("bart", 3),
     ("t5", 2), *((family, count) for family in ("bert", "gpt", "bart") for count in (1, 2)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "count"), slow_but({("bert", 3), ("distilbert", 1)}, PUBLISHED))
+@pytest.mark.parametrize(("family", "count"), slow_but({("bert", 3), ("distilbert", 1)}, HF_FORMAT))
 def test_a_published_classifier(family: str, count: int, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Used straight from its folder, imported, and exported from both, with its labels."""
     names = {1: ["score"], 2: ["POSITIVE", "NEGATIVE"], 3: None}[count]

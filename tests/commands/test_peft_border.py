@@ -17,10 +17,10 @@ import lmtool
 from lmtool.cli import main as cli
 from lmtool.config.tables import Choice, build
 from lmtool.types import part_of
-from lmtool.weights.bases import Base, digest
-from lmtool.weights.folders import published_folder
-from lmtool.weights.importing import write_import
+from lmtool.weights.exporting import write_import
+from lmtool.weights.folders import hf_folder
 from lmtool.weights.load import load
+from lmtool.weights.loading import Base, digest
 from lmtool.weights.peft import adapter
 from lmtool.weights.reading import read
 from tests.breadth import slow_but
@@ -286,7 +286,7 @@ PROMPTS = ("prompt", "p-tuning", "deep p-tuning", "prefix")
 
 def tuned_checkpoint(folder: Path, section: dict[str, Any], output: Path) -> None:
     """A checkpoint as a run leaves it: what a method adds and what learns of a published model, its head too."""
-    described, loaded = published_folder(str(folder)), load(folder)
+    described, loaded = hf_folder(str(folder)), load(folder)
     method, parts = Choice("tuning").validate(section), loaded.model.parts
     parts.weights = dict.fromkeys(["classifier"], 1.0) if parts.task else {}
     parts.tune(build(method), frozenset())

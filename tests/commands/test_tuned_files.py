@@ -49,7 +49,7 @@ def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     place = copied(trained, tmp_path / "copy", monkeypatch)
     for file in (place / "runs/low/checkpoints").glob("*/base.json"):
         assert str(trained) in file.read_text()
-    monkeypatch.setattr("lmtool.weights.bases.Base.addresses", property(lambda base: [base.checkpoint]))
+    monkeypatch.setattr("lmtool.weights.loading.Base.addresses", property(lambda base: [base.checkpoint]))
     return place
 
 
@@ -200,7 +200,7 @@ def test_merged_weights_predict_what_the_run_does(place: Path, capsys: pytest.Ca
 
 def their_backbone(checkpoint: str) -> dict[str, torch.Tensor]:
     """A BERT's backbone under the names of transformers."""
-    published = bert.to_published(read(checkpoint).tensors, BertConfig())
+    published = bert.to_hf(read(checkpoint).tensors, BertConfig())
     return {name: tensor for name, tensor in published.items() if "encoder" in name}
 
 

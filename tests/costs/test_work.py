@@ -32,7 +32,7 @@ from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.models.word_configs import CnnConfig
 from lmtool.models.xlnet import Xlnet
 from lmtool.nn.attention import only
-from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.nn.dropout import TokenRng, token_keys
 from lmtool.nn.stack import Tap
 from lmtool.objectives.configs import (
     ClmConfig,
@@ -305,8 +305,8 @@ def test_what_is_frozen_keeps_less(name: str, attention_dropout: float) -> None:
     learner.tune(build(METHODS[name]))
     batch = Packed(torch.arange(96) % 20, (24,) * 4)
     numbers = torch.arange(4)
-    draws = TokenDraws(token_keys(0, 1, numbers, numbers, batch))
-    saved = saved_bytes(learner, lambda: learner.backbone(batch, draws))
+    rng = TokenRng(token_keys(0, 1, numbers, numbers, batch))
+    saved = saved_bytes(learner, lambda: learner.backbone(batch, rng))
     kept = kept_of(learner, Formats(), 24)
     planned = 96 * (kept.activations + kept.scores) + copied_bytes(learner, Formats())
     assert planned == pytest.approx(saved, rel=0.2) if name != "head" else planned == saved == 0

@@ -19,9 +19,9 @@ from lmtool.distillation.interchange import Site
 from lmtool.distillation.seen import Teacher
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import BertConfig
-from lmtool.models.heads.losses import loss_sum
+from lmtool.models.heads.base import loss_sum
 from lmtool.models.heads.sequence import SequenceHead, summary_index
-from lmtool.nn.stack import Entered, Stack
+from lmtool.nn.stack import Stack, StackState
 from lmtool.training.precision import FP32_CPU
 from lmtool.types import Batch, Packed, StepOutput, Target
 
@@ -60,9 +60,9 @@ class Circuit(nn.Module):
     def initialize(self, *_):
         pass
 
-    def forward(self, inputs, draws=None, read_M=None):
+    def forward(self, inputs, rng=None, read_M=None):
         x_TH = nn.functional.pad(nn.functional.one_hot(inputs.tokens, SYMBOLS + 1).float(), (0, 1))
-        x_TH = self.stack.run(Entered(x_TH, inputs, inputs.positions, None))
+        x_TH = self.stack.run(StackState(x_TH, inputs, inputs.positions, None))
         return x_TH if read_M is None else x_TH[read_M]
 
 
@@ -78,7 +78,9 @@ class Classifier(BaseLearner):
         return {"label": float(len(batch.targets["label"].labels))}
 
     def forward(self, batch, step):
-        first_NH = self.backbone(batch.inputs, self.draws(batch, step), read_M=summary_index(batch.inputs, "first"))
+        first_NH = self.backbone(
+            batch.inputs, self.dropout_rng(batch, step), read_M=summary_index(batch.inputs, "first")
+        )
         total = loss_sum(self.heads["label"](first_NH), batch.targets["label"].labels)
         return StepOutput({"label": total}, self.weights)
 

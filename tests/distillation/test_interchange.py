@@ -8,8 +8,8 @@ import torch
 from lmtool.distillation.interchange import Site, Swap, Swapped, interventions, kept_for, parts_of, swapped
 from lmtool.distillation.seen import Kept
 from lmtool.learners.mixed_examples import joined
-from lmtool.nn.dropout import TokenDraws, token_keys
-from lmtool.nn.stack import Place, Stack, Tap
+from lmtool.nn.dropout import TokenRng, token_keys
+from lmtool.nn.stack import Stack, Tap, TapPoint
 from lmtool.types import Batch, Packed
 from tests.models.test_read import FAMILIES, LENGTHS, packed
 from tests.models.test_taps import of_family
@@ -40,7 +40,7 @@ def test_a_source_that_is_the_base_changes_nothing(family):
     def run(own, tap=None):
         for stack in stacks(backbone):
             stack.tap = own
-        return backbone(packed(1), TokenDraws(*keys), **outputs, tap=tap)
+        return backbone(packed(1), TokenRng(*keys), **outputs, tap=tap)
 
     kept = kept_for(backbone.config.depths, sites, teacher=False)
     plain, seen = run(None), run(kept)
@@ -96,7 +96,7 @@ def test_every_example_has_a_site_of_its_own():
     assert sum(len(plan.swaps[number].to_S) for number in (0, 1)) // 8 + len(plan.swaps[2].to_S) // 5 == 30
     # One place of the teacher's, where several of the student's layers are aligned with it.
     merged = swapped(Kept([]), [plan], [Site("inputs", 1, 2), Site("inputs", 2, 2), sites[2]], teacher=True)
-    assert len(merged.swaps[0][Place(2)].to_S) == sum(len(plan.swaps[number].to_S) for number in (0, 1))
+    assert len(merged.swaps[0][TapPoint(2)].to_S) == sum(len(plan.swaps[number].to_S) for number in (0, 1))
 
 
 def test_a_text_alone_has_no_source():
@@ -110,10 +110,10 @@ def test_members_of_a_mixture_swap_among_themselves():
 
 
 def test_some_dimensions_alone():
-    kept = Kept([Place(1)])
+    kept = Kept([TapPoint(1)])
     states = torch.arange(24.0).view(4, 6)
-    kept(Place(1), states)
-    tap = Swapped(kept, [{Place(1): Swap(torch.tensor([0]), torch.tensor([3]))}], (0.5, 1.0))
+    kept(TapPoint(1), states)
+    tap = Swapped(kept, [{TapPoint(1): Swap(torch.tensor([0]), torch.tensor([3]))}], (0.5, 1.0))
     first, given = tap.begin("inputs")
-    changed = tap(Place(1), given)
+    changed = tap(TapPoint(1), given)
     assert first == 1 and changed[0].tolist() == [0, 1, 2, 21, 22, 23] and torch.equal(changed[1:], states[1:])

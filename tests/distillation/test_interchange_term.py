@@ -8,7 +8,7 @@ import torch
 from lmtool.config.tables import build
 from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
 from lmtool.distillation.seen import Kept, Teacher, see
-from lmtool.nn.stack import Place
+from lmtool.nn.stack import TapPoint
 from lmtool.objectives.configs import ClmConfig, DenoisingConfig, MlmConfig, SpanCorruptionConfig
 from lmtool.training.precision import FP32_CPU
 from tests.objectives.objective_fixtures import backbone, rows_of, split, store, tokenizer
@@ -87,7 +87,7 @@ def test_the_gradient_passes_through_the_source_and_the_base(tokens):
     term = run.distill["interchange"]
     kept = term.tap(teacher=False)
     seen = see(student, batch, 1, kept, losses=False)
-    (states,) = kept.states[Place(1)]
+    (states,) = kept.states[TapPoint(1)]
     states.retain_grad()
     (total,) = term.sums(seen, run.teacher.see(batch, term.tap(teacher=True)), 1).values()
     total.backward()

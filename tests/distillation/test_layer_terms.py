@@ -18,7 +18,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import joined
 from lmtool.models.configs import BertConfig, ModelConfig
 from lmtool.nn.prefix import VirtualTokens
-from lmtool.nn.stack import Place, Tap
+from lmtool.nn.stack import Tap, TapPoint
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed, StepOutput, Target
 from tests.breadth import slow_but
@@ -37,7 +37,7 @@ class Reader(BaseLearner):
         return {"nothing": 1.0}
 
     def forward(self, batch, step):
-        hidden_TH = self.hidden_of(batch, self.draws(batch, step))
+        hidden_TH = self.hidden_of(batch, self.dropout_rng(batch, step))
         return StepOutput({"nothing": hidden_TH.sum() * 0.0}, self.weights)
 
     examples = score = predictors = None
@@ -141,7 +141,7 @@ def states_behind_first(model, packed):
             return x_TH
 
     model.backbone(packed, tap=Keep())
-    return kept[Place(1)]
+    return kept[TapPoint(1)]
 
 
 def test_a_projection_only_where_widths_differ():
@@ -175,7 +175,7 @@ def test_empty_texts_and_an_unread_side():
     mode = distilled(student, teacher, {"hidden": None, "patience": None, "attention": None, "states": None})
     both = replace(batch, outputs=batch.inputs)
     for part in (student, teacher):
-        part.hidden_of = lambda own, draws, read_M=None, part=part: part.hidden(own.inputs, None, draws, read_M)
+        part.hidden_of = lambda own, rng, read_M=None, part=part: part.hidden(own.inputs, None, rng, read_M)
     one_side, both_sides = losses(mode, batch), losses(mode, both)
     assert all(one_side[name] == pytest.approx(both_sides[name], rel=1e-5) for name in mode.distill)
 
@@ -224,7 +224,7 @@ def test_members_of_a_mixture_are_read_one_after_the_other():
         parts.append(Batch(Packed(tokens, lengths), {"nothing": Target(None)}, numbers, numbers * 0))
     for part in (student, teacher):
         read = part.hidden_of
-        part.hidden_of = lambda mixed, draws, read=read: torch.cat([read(own, draws) for _, own in mixed.members])
+        part.hidden_of = lambda mixed, rng, read=read: torch.cat([read(own, rng) for _, own in mixed.members])
     mode.teacher = SimpleNamespace(see=lambda batch, tap: see(teacher, batch, 0, tap, losses=False))
     mixed = losses(mode, joined([("one", parts[0]), ("other", parts[1])]))
     assert all(mixed[name] == pytest.approx(whole[name], rel=1e-4) for name in TERMS)

@@ -15,7 +15,7 @@ from lmtool.distillation.store.outputs import Format
 from lmtool.distillation.store.teacher import CutTeacher, Passes, StoredTeacher
 from lmtool.errors import UserError
 from lmtool.models.heads.predicted import TopWords
-from lmtool.nn.stack import Place
+from lmtool.nn.stack import TapPoint
 from lmtool.training.precision import FP32_CPU
 from tests.breadth import slow_but
 from tests.distillation.test_every_kind import KINDS, OBJECTIVES
@@ -57,7 +57,7 @@ def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
     batch = next(iter(Passes.of(read, fixed, 0).batches()))
     same(whole.see(batch).predicted, live.see(batch).predicted, 0.0)
     batch = next(iter(read.loader.steps(None))).batches[0]
-    places = [Place(depth, side) for side, depth in learner.backbone.config.depths.items()]
+    places = [TapPoint(depth, side) for side, depth in learner.backbone.config.depths.items()]
     there, here = Kept(states=places), Kept(states=places)
     same(whole.see(batch, there).predicted, live.see(batch, here).predicted, 1e-5)
     for place, kept in here.states.items() if states else ():
@@ -69,11 +69,15 @@ def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
 
 def same(stored, live, tolerance):
     assert stored.keys() == live.keys() and stored
-    for term, shares in live.items():
-        assert len(stored[term]) == len(shares) and type(stored[term]) is not TopWords or type(shares) is TopWords
+    for term, probabilities in live.items():
+        assert (
+            len(stored[term]) == len(probabilities)
+            and type(stored[term]) is not TopWords
+            or type(probabilities) is TopWords
+        )
         for temperature in TEMPERATURES:
-            there = stored[term].shares(temperature)
-            torch.testing.assert_close(there, shares.shares(temperature), rtol=tolerance, atol=tolerance)
+            there = stored[term].probabilities(temperature)
+            torch.testing.assert_close(there, probabilities.probabilities(temperature), rtol=tolerance, atol=tolerance)
 
 
 def test_what_has_no_targets_is_refused(tokens, tmp_path):

@@ -64,11 +64,11 @@ def test_parameter_groups_hold_each_learning_tensor_once():
 
 def test_draws_only_in_training_and_by_example():
     learner = Plain(None, build(BertConfig(**SIZES), 0), None, 0)
-    assert learner.eval().draws(batch_of(), 1) is None
+    assert learner.eval().dropout_rng(batch_of(), 1) is None
     learner.train()
-    keys = learner.draws(batch_of(), 1).keys_T
-    assert torch.equal(keys[3:], learner.draws(batch_of((6,), (9,)), 1).keys_T)
-    assert not torch.equal(keys, learner.draws(batch_of(), 2).keys_T)
+    keys = learner.dropout_rng(batch_of(), 1).keys_T
+    assert torch.equal(keys[3:], learner.dropout_rng(batch_of((6,), (9,)), 1).keys_T)
+    assert not torch.equal(keys, learner.dropout_rng(batch_of(), 2).keys_T)
 
 
 @pytest.mark.parametrize("attention_dropout", [0.0, 0.2])
@@ -78,9 +78,9 @@ def test_gradient_with_dropout_does_not_depend_on_micro_batches(attention_dropou
     learner.double().train()
 
     def step(batch):
-        draws = learner.draws(batch, 7)
-        hidden = learner.backbone(batch.inputs, draws)
-        rows = draws.rows(summary_index(batch.inputs, "first"))
+        rng = learner.dropout_rng(batch, 7)
+        hidden = learner.backbone(batch.inputs, rng)
+        rows = rng.rows(summary_index(batch.inputs, "first"))
         learner.heads["sst2"](summary(hidden, batch.inputs, "first"), rows).square().sum().backward()
 
     step(batch_of((3, 6, 20), (4, 9, 2)))

@@ -26,7 +26,7 @@ CONFIG = BigbirdConfig(
     vocab_size=97, num_layers=3, hidden_size=36, num_heads=3, feedforward_size=52, max_positions=80, block_size=4,
     random_blocks=2, dropout=0.0, attention_dropout=0.0,
 )  # fmt: skip
-PUBLISHED = TheirConfig(
+HF_FORMAT = TheirConfig(
     vocab_size=97, num_hidden_layers=3, hidden_size=36, num_attention_heads=3, intermediate_size=52,
     max_position_embeddings=80, block_size=4, num_random_blocks=2, initializer_range=0.2, hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0, sep_token_id=3, num_labels=4,
@@ -36,25 +36,25 @@ LENGTHS = (80, 69, 29)
 POOLER = ("bert.pooler.weight", "bert.pooler.bias")
 
 
-def from_published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def from_hf(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Without the pooler of every published class: it is no part of these two."""
-    return bigbird.from_published({name: tensor for name, tensor in tensors.items() if name not in POOLER})
+    return bigbird.from_hf({name: tensor for name, tensor in tensors.items() if name not in POOLER})
 
 
-MAPS = (bigbird.to_published, from_published)
+MAPS = (bigbird.to_hf, from_hf)
 
 
 def masked_pair() -> Pair:
     torch.manual_seed(GENERATOR_SEED)
     backbone = build(CONFIG, 0)
-    return Pair(Checkpoint(backbone, masked_lm=masked_lm_head(backbone)), BigBirdForMaskedLM(PUBLISHED), *MAPS)
+    return Pair(Checkpoint(backbone, masked_lm=masked_lm_head(backbone)), BigBirdForMaskedLM(HF_FORMAT), *MAPS)
 
 
 def classifier_pair() -> Pair:
     torch.manual_seed(GENERATOR_SEED)
     backbone = build(CONFIG, 0)
     heads = {"pooler": pooler(backbone), "classifier": SequenceHead(36, 4)}
-    return Pair(Checkpoint(backbone, **heads), BigBirdForSequenceClassification(PUBLISHED), *MAPS)
+    return Pair(Checkpoint(backbone, **heads), BigBirdForSequenceClassification(HF_FORMAT), *MAPS)
 
 
 def texts() -> tuple[Packed, list[tuple[Tensor, Tensor]]]:
@@ -108,24 +108,24 @@ def test_classifier():
 def test_key_map_in_both_directions(make):
     pair = loaded(make())
     ours, theirs = pair.ours.state_dict(), pair.theirs.state_dict()
-    published = pair.to_published(ours)
+    published = pair.to_hf(ours)
     copies = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias", *POOLER}
     assert published.keys() == theirs.keys() - copies
     assert all(torch.equal(tensor, theirs[key]) for key, tensor in published.items())
-    back = pair.from_published(published)
+    back = pair.from_hf(published)
     assert back.keys() == ours.keys() and all(torch.equal(back[key], tensor) for key, tensor in ours.items())
-    bare = pair.from_published(BigBirdModel(PUBLISHED).state_dict())
+    bare = pair.from_hf(BigBirdModel(HF_FORMAT).state_dict())
     assert bare.keys() - {"pooler.weight", "pooler.bias"} == {name for name in ours if name.startswith("backbone.")}
 
 
 def test_config_map_in_both_directions():
-    published = bigbird.published_config(CONFIG)
-    theirs = PUBLISHED.to_dict()
+    published = bigbird.to_hf_config(CONFIG)
+    theirs = HF_FORMAT.to_dict()
     assert {key: value for key, value in published.items() if theirs.get(key) != value} == {"initializer_range": 0.02}
-    section = bigbird.from_published_config(TheirConfig(**published).to_dict())
+    section = bigbird.from_hf_config(TheirConfig(**published).to_dict())
     assert BigbirdConfig.model_validate({**CONFIG.model_dump(), **section}) == CONFIG
     with pytest.raises(UserError, match="pattern_seed=3"):
-        bigbird.published_config(CONFIG.model_copy(update={"pattern_seed": 3}))
+        bigbird.to_hf_config(CONFIG.model_copy(update={"pattern_seed": 3}))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_config_map_in_both_directions():
 )
 def test_a_variant_that_is_not_computed_is_refused(changed, said):
     with pytest.raises(UserError, match=said):
-        bigbird.from_published_config({**bigbird.published_config(CONFIG), **changed})
+        bigbird.from_hf_config({**bigbird.to_hf_config(CONFIG), **changed})
 
 
 def test_longer_texts_alone_are_seen_by_blocks():

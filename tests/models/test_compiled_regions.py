@@ -10,12 +10,12 @@ from torch._dynamo.utils import counters
 
 from lmtool.config.tables import build, entries
 from lmtool.nn import regions
-from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
+from lmtool.nn.dropout import DeviceRng, TokenRng, token_keys
 from lmtool.nn.prefix import KeyPrefix
 from lmtool.nn.stack import Stack, Tap, recompute_layers
 from lmtool.training.compiling import compiled
 from lmtool.tuning.base import layers
-from lmtool.tuning.lora import LoraLinear, hand_draws
+from lmtool.tuning.lora import LoraLinear, set_dropout_rng
 from lmtool.types import Packed
 from tests.models.test_read import ATTENDING, SIZES, config_of
 
@@ -45,10 +45,10 @@ def outcome(model, lengths, number, device_draws=False, **given):
         sides.append(texts(tuple(length % 7 + 1 for length in lengths), number + 50))
     examples = torch.arange(len(lengths))
     keys = [token_keys(0, number, examples, 0 * examples, side, at > 0) for at, side in enumerate(sides)]
-    draws = DeviceDraws(number, torch.device("cpu")) if device_draws else TokenDraws(keys[0], keys[-1])
+    rng = DeviceRng(number, torch.device("cpu")) if device_draws else TokenRng(keys[0], keys[-1])
     model.zero_grad()
     read_M = torch.arange(0, len(sides[-1].tokens), 2)
-    hidden_MH = model(sides[0], draws, *sides[1:], read_M=read_M, **given)
+    hidden_MH = model(sides[0], rng, *sides[1:], read_M=read_M, **given)
     if hidden_MH.requires_grad:
         hidden_MH.sin().sum().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -93,7 +93,7 @@ def edited():
         lora.lora_dropout.site = number
         torch.nn.init.normal_(lora.lora_a), torch.nn.init.normal_(lora.lora_b)
         setattr(part, name, lora)
-        place.layer.register_forward_pre_hook(hand_draws)
+        place.layer.register_forward_pre_hook(set_dropout_rng)
     model.layers[2].norm1.requires_grad_(True)
     return model
 
@@ -102,7 +102,7 @@ def edited():
 def test_an_edited_model():
     model = edited()
     assert assert_same(model) > 0  # layers that differ have graphs of their own
-    assert all(part.placed is None for part in model.modules() if hasattr(part, "placed"))
+    assert all(part.rng_tensors is None for part in model.modules() if hasattr(part, "rng_tensors"))
 
 
 class Doubling(Tap):

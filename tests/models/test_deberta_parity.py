@@ -18,7 +18,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.models import deberta, deberta_v3
-from lmtool.models.disentangled import BucketedPlaces
+from lmtool.models.disentangled import BucketedTable
 from lmtool.models.encoder_configs import DebertaConfig, DebertaV3Config, DisentangledConfig
 from lmtool.models.heads.lm import masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler, summary
@@ -44,12 +44,12 @@ class Generation:
         return getattr(transformers, self.prefix + name)
 
     def published(self, config: DisentangledConfig) -> Any:
-        data = {**self.module.published_config(config), "initializer_range": 0.2, "num_labels": 4}
+        data = {**self.module.to_hf_config(config), "initializer_range": 0.2, "num_labels": 4}
         return self.their("Config")(**data)
 
     def pair(self, ours: Checkpoint, theirs: Any) -> Pair:
-        read = partial(self.module.from_published, config=theirs.config.to_dict())
-        return Pair(ours, theirs, self.module.to_published, read)
+        read = partial(self.module.from_hf, config=theirs.config.to_dict())
+        return Pair(ours, theirs, self.module.to_hf, read)
 
     def masked(self, **fields: Any) -> Pair:
         torch.manual_seed(GENERATOR_SEED)
@@ -113,24 +113,24 @@ def test_classifier(generation):
 def test_key_map_in_both_directions(generation):
     pair = loaded(generation.masked(num_heads=4))
     ours, theirs = pair.ours.state_dict(), pair.theirs.state_dict()
-    given = pair.to_published(ours)
+    given = pair.to_hf(ours)
     assert given.keys() == theirs.keys() - {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     assert all(torch.equal(tensor, theirs[key]) for key, tensor in given.items())
-    back = pair.from_published(given)
+    back = pair.from_hf(given)
     assert back.keys() == ours.keys() and all(torch.equal(back[key], tensor) for key, tensor in ours.items())
-    bare = pair.from_published(generation.their("Model")(pair.theirs.config).state_dict())
+    bare = pair.from_hf(generation.their("Model")(pair.theirs.config).state_dict())
     assert bare.keys() == {name for name in ours if name.startswith("backbone.")}
 
 
 def test_rows_that_are_not_those_of_whole_heads_are_refused():
     tensors = V1.masked().theirs.state_dict()
     with pytest.raises(UserError, match="num_attention_heads=5 .* 108 rows"):
-        deberta.from_published(tensors, {"num_attention_heads": 5})
+        deberta.from_hf(tensors, {"num_attention_heads": 5})
 
 
 @pytest.mark.parametrize("buckets,farthest", [(256, 512), (32, 128), (8, 20)])
 def test_buckets_are_the_published_ones(buckets, farthest):
-    places = BucketedPlaces(buckets, 4, torch.nn.Identity(), farthest)
+    places = BucketedTable(buckets, 4, torch.nn.Identity(), farthest)
     distances = torch.arange(-3 * farthest, 3 * farthest + 1)
     assert torch.equal(places.place(distances), make_log_bucket_position(distances, buckets, farthest).long())
 
@@ -156,10 +156,10 @@ def test_a_text_reads_the_same_beside_a_long_one(generation):
 @both
 def test_config_map_in_both_directions(generation):
     config = generation.sized()
-    given = generation.module.published_config(config)
+    given = generation.module.to_hf_config(config)
     theirs = generation.published(config).to_dict()
     assert {key: value for key, value in given.items() if theirs[key] != value} == {"initializer_range": 0.02}
-    read = generation.module.from_published_config
+    read = generation.module.from_hf_config
     section = read(generation.their("Config")(**given).to_dict())
     assert type(config).model_validate_json(json.dumps({**json.loads(config.model_dump_json()), **section})) == config
     assert read({**given, "pos_att_type": "p2c|c2p"})["scores"] == ["p2c", "c2p"]
@@ -181,12 +181,12 @@ def test_config_map_in_both_directions(generation):
 )
 def test_a_variant_that_is_not_computed_is_refused(generation, changed, said):
     with pytest.raises(UserError, match=said):
-        generation.module.from_published_config({**generation.module.published_config(generation.sized()), **changed})
+        generation.module.from_hf_config({**generation.module.to_hf_config(generation.sized()), **changed})
 
 
 @both
 def test_without_a_word_of_relative_places_it_is_another_model(generation):
-    given = generation.module.published_config(generation.sized())
+    given = generation.module.to_hf_config(generation.sized())
     del given["relative_attention"]
     with pytest.raises(UserError, match="relative_attention=False"):
-        generation.module.from_published_config(given)
+        generation.module.from_hf_config(given)

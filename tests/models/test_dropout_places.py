@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.nn.dropout import TokenRng, token_keys
 from lmtool.types import Packed
 from tests.models.test_read import FAMILIES, LENGTHS, config_of, packed
 
 
-class Recording(TokenDraws):
+class Recording(TokenRng):
     """Keyed draws that write down where they are asked, and on which side."""
 
     seen: list[tuple[int, int]]
 
-    def _of(self, other: TokenDraws) -> Recording:
+    def _of(self, other: TokenRng) -> Recording:
         own = Recording(other.keys_T, other._output_keys_T, other._place)
         own.seen = self.seen
         return own
@@ -54,10 +54,10 @@ def test_every_call_has_a_place_of_its_own(family):
     def places(tokens: Packed) -> list[tuple[int, int]]:
         examples = torch.arange(len(LENGTHS))
         sides = [token_keys(0, 1, examples, examples * 0, tokens, outputs=side) for side in (False, True)]
-        draws = Recording(*sides)
-        draws.seen = []
-        backbone(*((tokens, draws) if outputs is None else (tokens, draws, outputs)))
-        return draws.seen
+        rng = Recording(*sides)
+        rng.seen = []
+        backbone(*((tokens, rng) if outputs is None else (tokens, rng, outputs)))
+        return rng.seen
 
     seen = places(inputs)
     # The embedding, and the attention and the two sublayers of each layer; of ModernBERT the first sublayer alone.

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from lmtool.config.tables import build
-from lmtool.models.characters import Spellings
+from lmtool.models.characters import VocabularyBytes
 from lmtool.models.elmo import Elmo
 from lmtool.models.recurrent_configs import ElmoConfig
-from lmtool.nn.stack import Place, Tap
+from lmtool.nn.stack import Tap, TapPoint
 from lmtool.types import Packed
 
 SIZES = {
@@ -33,7 +33,7 @@ def elmo(**fields) -> Elmo:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5)
-    model.reader.spell(Spellings.of_bytes(ENTRIES, np.array(CONTINUES), model.reader.longest, begins=9, ends=5))
+    model.reader.spell(VocabularyBytes.of_bytes(ENTRIES, np.array(CONTINUES), model.reader.longest, begins=9, ends=5))
     return model
 
 
@@ -103,10 +103,10 @@ def test_states_and_gradients_equal_the_definition_text_by_text():
 class Replaced(Tap):
     """The states behind the embedding as a leaf of their own."""
 
-    def wants(self, place: Place) -> bool:
+    def wants(self, place: TapPoint) -> bool:
         return place.layer == 0
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         self.leaf = x_TH.detach().requires_grad_()
         return self.leaf
 

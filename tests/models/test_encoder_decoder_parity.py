@@ -54,7 +54,7 @@ def t5_pair(version: str) -> Pair:
         # transformers ties it by force and keeps the scaling only.
         theirs.lm_head.weight = nn.Parameter(torch.randn(97, 36) * 0.2)
     backbone = build(config, 0)
-    return Pair(Checkpoint(backbone, lm=lm_head(backbone)), theirs, t5.to_published, t5.from_published)
+    return Pair(Checkpoint(backbone, lm=lm_head(backbone)), theirs, t5.to_hf, t5.from_hf)
 
 
 def bart_pair() -> Pair:
@@ -76,7 +76,7 @@ def bart_pair() -> Pair:
     theirs = BartForConditionalGeneration(published)
     theirs.final_logits_bias.normal_()
     backbone = build(config, 0)
-    return Pair(Checkpoint(backbone, lm=lm_head(backbone)), theirs, bart.to_published, bart.from_published)
+    return Pair(Checkpoint(backbone, lm=lm_head(backbone)), theirs, bart.to_hf, bart.from_hf)
 
 
 def transformer_pair() -> Pair:
@@ -103,7 +103,7 @@ def transformer_pair() -> Pair:
     )
     theirs = MarianMTModel(published)
     backbone = build(config, 0)
-    maps = transformer.to_published, transformer.from_published
+    maps = transformer.to_hf, transformer.from_hf
     return Pair(Checkpoint(backbone, lm=lm_head(backbone)), theirs, *maps)
 
 
@@ -155,13 +155,13 @@ def test_forward_loss_and_gradients(name):
 def test_key_map_in_both_directions(name):
     pair = loaded(PAIRS[name]())
     ours, theirs = pair.ours.state_dict(), pair.theirs.state_dict()
-    published = pair.to_published(ours)
+    published = pair.to_hf(ours)
     copies = TIED - {"lm_head.weight"} if name == "t5_v11" else TIED
     copies = copies | CONSTANT if name == "transformer" else copies
     assert published.keys() == theirs.keys() - copies
     for key, tensor in published.items():
         assert torch.equal(tensor, theirs[key]), key
-    back = pair.from_published(published)
+    back = pair.from_hf(published)
     assert back.keys() == ours.keys()
     assert all(torch.equal(back[key], tensor) for key, tensor in ours.items())
 
@@ -181,36 +181,36 @@ def test_packed_is_each_text_alone(name):
 
 def test_bare_bart_is_read():
     pair = bart_pair()
-    tensors = bart.from_published(BartModel(pair.theirs.config).state_dict())
+    tensors = bart.from_hf(BartModel(pair.theirs.config).state_dict())
     assert tensors.keys() == {name for name in pair.ours.state_dict() if name != "heads.lm.bias"}
 
 
 def test_leftovers_of_old_files_are_dropped():
     table = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-    assert t5.from_published({table: torch.zeros(32, 8)}) == {}
-    assert bart.from_published({"encoder.version": torch.zeros(1), "model.decoder.version": torch.zeros(1)}) == {}
+    assert t5.from_hf({table: torch.zeros(32, 8)}) == {}
+    assert bart.from_hf({"encoder.version": torch.zeros(1), "model.decoder.version": torch.zeros(1)}) == {}
 
 
 def test_head_of_t5_is_told_from_a_copy_of_the_table():
     tensors = t5_pair("1.0").theirs.state_dict()
-    assert "lm_head.weight" in tensors and "heads.lm.output.weight" not in t5.from_published(tensors)
+    assert "lm_head.weight" in tensors and "heads.lm.output.weight" not in t5.from_hf(tensors)
     tensors["lm_head.weight"] = tensors["lm_head.weight"] + 1
-    assert "heads.lm.output.weight" in t5.from_published(tensors)
+    assert "heads.lm.output.weight" in t5.from_hf(tensors)
 
 
 def test_transformer_refuses_constants():
     tensors = transformer_pair().theirs.state_dict()
     tensors["final_logits_bias"] = torch.ones(1, 97)
     with pytest.raises(UserError, match="final_logits_bias"):
-        transformer.from_published(tensors)
+        transformer.from_hf(tensors)
 
 
 def test_key_map_keeps_what_it_does_not_know():
     for family, config in ((t5, T5Config()), (bart, BartConfig()), (transformer, Transformer2017Config())):
-        assert family.from_published({"encoder.strange.weight": torch.zeros(2)}).keys() <= {
+        assert family.from_hf({"encoder.strange.weight": torch.zeros(2)}).keys() <= {
             "encoder.strange.weight", "model.encoder.strange.weight",
         }  # fmt: skip
-        assert "heads.sst2.output.weight" in family.to_published(
+        assert "heads.sst2.output.weight" in family.to_hf(
             {"heads.sst2.output.weight": torch.zeros(2), "backbone.embed.token.weight": torch.zeros(4, 2)}, config
         )
 
@@ -226,7 +226,7 @@ CLASSES = {"t5": PublishedT5Config, "bart": PublishedBartConfig, "marian": Publi
 @pytest.mark.parametrize("name", PAIRS)
 def test_config_map_in_both_directions(name):
     pair, family = PAIRS[name](), MAPS[name]
-    published = family.published_config(pair.ours.backbone.config)
+    published = family.to_hf_config(pair.ours.backbone.config)
     kind = CLASSES[published["model_type"]]
     loaded_by_them = kind(**{key: value for key, value in published.items() if key != "model_type"}).to_dict()
     theirs = pair.theirs.config.to_dict()
@@ -243,7 +243,7 @@ def test_config_map_in_both_directions(name):
         key: value for key, value in theirs.items() if key not in neutral
     }
     for data in (published, json.loads(json.dumps(loaded_by_them))):
-        section = {**section_of(pair), **family.from_published_config(data)}
+        section = {**section_of(pair), **family.from_hf_config(data)}
         assert type(pair.ours.backbone.config).model_validate_json(json.dumps(section)) == pair.ours.backbone.config
 
 
@@ -252,16 +252,16 @@ def test_what_has_no_place_in_a_published_config_is_refused(name):
     pair, family = PAIRS[name](), MAPS[name]
     other = type(pair.ours.backbone.config).model_validate({**section_of(pair), "positions": {"name": "alibi"}})
     with pytest.raises(UserError, match="model.positions=alibi"):
-        family.published_config(other)
-    published = family.published_config(pair.ours.backbone.config)
+        family.to_hf_config(other)
+    published = family.to_hf_config(pair.ours.backbone.config)
     wrong = {"feed_forward_proj": "gated-silu"} if family is t5 else {"activation_function": "swish"}
     with pytest.raises(UserError, match=next(iter(wrong))):
-        family.from_published_config({**published, **wrong})
+        family.from_hf_config({**published, **wrong})
     if family is not t5:
         with pytest.raises(UserError, match="decoder_ffn_dim"):
-            family.from_published_config({**published, "decoder_ffn_dim": 7})
+            family.from_hf_config({**published, "decoder_ffn_dim": 7})
         with pytest.raises(UserError, match="norm_epsilon"):
-            family.published_config(type(other).model_validate({**section_of(pair), "norm_epsilon": 1e-6}))
+            family.to_hf_config(type(other).model_validate({**section_of(pair), "norm_epsilon": 1e-6}))
 
 
 def test_config_of_the_first_t5_is_read():
@@ -272,16 +272,14 @@ def test_config_of_the_first_t5_is_read():
         "layer_norm_epsilon": 1e-06, "model_type": "t5", "n_positions": 512, "num_heads": 8, "num_layers": 6,
         "output_past": True, "pad_token_id": 0, "relative_attention_num_buckets": 32, "vocab_size": 32128,
     }  # fmt: skip
-    section = T5Config.model_validate(t5.from_published_config(data))
+    section = T5Config.model_validate(t5.from_hf_config(data))
     assert (section.feedforward, section.tied, section.layers_of_decoder) == ("relu", True, 6)
     gated = {**data, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-    section = T5Config.model_validate(t5.from_published_config(gated))
+    section = T5Config.model_validate(t5.from_hf_config(gated))
     assert (section.feedforward, section.tied) == ("gated_gelu", False)
 
 
 def test_marian_defaults_are_no_transformer():
-    published = transformer.published_config(transformer_pair().ours.backbone.config)
+    published = transformer.to_hf_config(transformer_pair().ours.backbone.config)
     with pytest.raises(UserError, match="activation_function='gelu'"):
-        transformer.from_published_config(
-            {key: value for key, value in published.items() if key != "activation_function"}
-        )
+        transformer.from_hf_config({key: value for key, value in published.items() if key != "activation_function"})

@@ -11,10 +11,10 @@ from test_model_presets import CONF, read, written
 
 from lmtool.config.tables import build
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
-from lmtool.models.heads.lm import FamilyLMHead, lm_head
+from lmtool.models.heads.lm import BackboneLMHead, lm_head
 from lmtool.types import Packed
 
-PUBLISHED = {
+HF_FORMAT = {
     "t5": 222_903_552,
     "t5_small": 60_506_624,
     "t5_large": 737_668_096,
@@ -48,8 +48,8 @@ def test_preset_builds_on_the_meta_device(name):
         model = build(config, 0)
         head = lm_head(model)
     parameters = sum(parameter.numel() for part in (model, head) for parameter in part.parameters())
-    if name in PUBLISHED:
-        assert parameters == PUBLISHED[name]
+    if name in HF_FORMAT:
+        assert parameters == HF_FORMAT[name]
     else:
         assert name.endswith("_tiny") and parameters < 2.2e6
 
@@ -95,8 +95,8 @@ def test_head_of_a_family():
         return lm_head(build(config, 0))
 
     tied, own = head(T5Config(**SMALL)), head(T5Config(**SMALL, tied=False))
-    assert isinstance(tied, FamilyLMHead) and tied.scale == 96**-0.5 and not list(tied.parameters())
-    assert isinstance(own, FamilyLMHead) and own.scale == 1.0 and own.output.weight.shape == (300, 96)
+    assert isinstance(tied, BackboneLMHead) and tied.scale == 96**-0.5 and not list(tied.parameters())
+    assert isinstance(own, BackboneLMHead) and own.scale == 1.0 and own.output.weight.shape == (300, 96)
     bart = head(BartConfig(**SMALL))
     assert not list(bart.parameters()) and bart.state_dict()["bias"].shape == (300,)
     hidden, table = torch.randn(4, 96), torch.randn(300, 96)

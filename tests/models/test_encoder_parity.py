@@ -23,8 +23,7 @@ from lmtool.models.encoder_configs import (
     RobertaConfig,
     SpanbertConfig,
 )
-from lmtool.models.heads.lm import MaskedLMHead
-from lmtool.models.heads.replaced_token import ReplacedTokenHead
+from lmtool.models.heads.lm import MaskedLMHead, ReplacedTokenHead
 from lmtool.models.heads.sequence import Pooler, SequenceHead, summary
 from lmtool.nn.configs import RotaryPositionsConfig
 from lmtool.types import Packed
@@ -75,7 +74,7 @@ def pair_of(name: str) -> Pair:
         heads["masked_lm"] = MaskedLMHead(36, 97, backbone.head_activation, config.norm_epsilon, table_width)
     if family == "albert":
         heads |= {"pooler": Pooler(36), "sentence_order": SequenceHead(36, 2)}
-    published = module.published_config(config)
+    published = module.to_hf_config(config)
     theirs = CLASSES[family](transformers.AutoConfig.for_model(**published))
     with torch.no_grad():
         for parameter in theirs.parameters():
@@ -83,7 +82,7 @@ def pair_of(name: str) -> Pair:
                 parameter.mul_(10)
     # The head of ALBERT's sentence order has a dropout of its own.
     theirs.eval()
-    return Pair(Checkpoint(backbone, **heads), theirs, module.to_published, module.from_published)
+    return Pair(Checkpoint(backbone, **heads), theirs, module.to_hf, module.from_hf)
 
 
 def texts(segments: int) -> tuple[Packed, dict[str, Tensor], Tensor]:
@@ -143,13 +142,13 @@ def test_forward_loss_and_gradients(name: str) -> None:
 def test_key_map_in_both_directions(name: str) -> None:
     pair = loaded(pair_of(name))
     ours, theirs = pair.ours.state_dict(), pair.theirs.state_dict()
-    published = pair.to_published(ours)
+    published = pair.to_hf(ours)
     tied = {key for key in theirs if key.endswith(("decoder.weight", "decoder.bias"))}
     tied |= {"vocab_projector.weight", "generator_lm_head.weight"}
     assert published.keys() == theirs.keys() - tied
     for key, tensor in published.items():
         assert torch.equal(tensor, theirs[key]), key
-    back = pair.from_published(published)
+    back = pair.from_hf(published)
     assert back.keys() == ours.keys()
     assert all(torch.equal(back[key], tensor) for key, tensor in ours.items())
 
@@ -166,7 +165,7 @@ BARE: dict[str, Callable] = {
 @pytest.mark.parametrize("name", BARE)
 def test_key_map_reads_bare_models(name: str) -> None:
     pair = pair_of(name)
-    tensors = pair.from_published(BARE[name](pair.theirs.config).state_dict())
+    tensors = pair.from_hf(BARE[name](pair.theirs.config).state_dict())
     backbone = {key for key in pair.ours.state_dict() if key.startswith("backbone.")}
     pooler = {"heads.pooler.dense.weight", "heads.pooler.dense.bias"}
     assert backbone <= tensors.keys() <= backbone | pooler
@@ -188,27 +187,27 @@ def test_classifiers(name: str) -> None:
     pair, module = pair_of(name), MODULES[name]
     backbone = pair.ours.backbone
     heads = {"pooler": Pooler(36, backbone.pooler_activation), "classifier": SequenceHead(36, 4)}
-    published = transformers.AutoConfig.for_model(**module.published_config(CONFIGS[name]), num_labels=4)
+    published = transformers.AutoConfig.for_model(**module.to_hf_config(CONFIGS[name]), num_labels=4)
     pair = loaded(Pair(Checkpoint(backbone, **heads), CLASSIFIERS[name](published).eval(), *pair_functions(module)))
     packed, given, _ = texts(getattr(CONFIGS[name], "segments", 0))
     pooled = pair.ours.heads["pooler"](summary(backbone(packed), packed, "first"))
     ours = pair.ours.heads["classifier"](pooled)
     torch.testing.assert_close(ours, pair.theirs(**given).logits, rtol=1e-5, atol=1e-5)
-    written = pair.to_published(pair.ours.state_dict())
+    written = pair.to_hf(pair.ours.state_dict())
     assert written.keys() == pair.theirs.state_dict().keys()
-    assert module.PUBLISHED.class_of_heads(heads).name == CLASSIFIERS[name].__name__
+    assert module.HF_FORMAT.class_of_heads(heads).name == CLASSIFIERS[name].__name__
 
 
 def pair_functions(module) -> tuple[Callable, Callable]:
-    return module.to_published, module.from_published
+    return module.to_hf, module.from_hf
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_configuration_in_both_directions(name: str) -> None:
     """Through transformers' own reading and writing of a config.json."""
     module, config = MODULES[name.split("_")[0]], CONFIGS[name]
-    written = transformers.AutoConfig.for_model(**module.published_config(config)).to_dict()
-    assert type(config)(**module.from_published_config(written)) == config
+    written = transformers.AutoConfig.for_model(**module.to_hf_config(config)).to_dict()
+    assert type(config)(**module.from_hf_config(written)) == config
 
 
 @pytest.mark.parametrize(
@@ -225,18 +224,18 @@ def test_configuration_in_both_directions(name: str) -> None:
 )
 def test_variants_are_refused(module, key: str, value: object) -> None:
     with pytest.raises(UserError, match=f"config.json: {key}={value!r}"):
-        module.from_published_config({key: value})
+        module.from_hf_config({key: value})
 
 
 @pytest.mark.parametrize("name", BARE)
 def test_other_positions_have_no_published_form(name: str) -> None:
     with pytest.raises(UserError, match="rotary has no place in a published"):
-        MODULES[name].published_config(CONFIGS[name].model_copy(update={"positions": RotaryPositionsConfig()}))
+        MODULES[name].to_hf_config(CONFIGS[name].model_copy(update={"positions": RotaryPositionsConfig()}))
 
 
 def test_a_distilbert_has_one_epsilon() -> None:
     with pytest.raises(UserError, match="norm_epsilon=1e-05"):
-        distilbert.published_config(DistilbertConfig(norm_epsilon=1e-5))
+        distilbert.to_hf_config(DistilbertConfig(norm_epsilon=1e-5))
 
 
 def test_albert_has_one_layer() -> None:

@@ -40,7 +40,7 @@ def gpt1_pair() -> Pair:
         initializer_range=0.2,
     )
     ours = Checkpoint(build(config, 0), lm=LMHead())
-    return Pair(ours, OpenAIGPTLMHeadModel(published), gpt1.to_published, gpt1.from_published)
+    return Pair(ours, OpenAIGPTLMHeadModel(published), gpt1.to_hf, gpt1.from_hf)
 
 
 def test_forward_loss_and_gradients():
@@ -61,14 +61,14 @@ def test_forward_loss_and_gradients():
 def test_key_map_in_both_directions():
     pair = loaded(gpt1_pair())
     ours, theirs = pair.ours.state_dict(), pair.theirs.state_dict()
-    published = pair.to_published(ours)
+    published = pair.to_hf(ours)
     assert published.keys() == theirs.keys() - {"lm_head.weight"}
     assert all(torch.equal(tensor, theirs[key]) for key, tensor in published.items())
-    back = pair.from_published(published)
+    back = pair.from_hf(published)
     assert back.keys() == ours.keys() and all(torch.equal(back[key], tensor) for key, tensor in ours.items())
     bare = OpenAIGPTModel(pair.theirs.config).state_dict()
-    assert pair.from_published(bare).keys() == ours.keys()
-    assert gpt1.from_published({"h.0.attn.bias": torch.zeros(2), "strange": torch.zeros(2)}).keys() == {"strange"}
+    assert pair.from_hf(bare).keys() == ours.keys()
+    assert gpt1.from_hf({"h.0.attn.bias": torch.zeros(2), "strange": torch.zeros(2)}).keys() == {"strange"}
 
 
 @torch.no_grad()
@@ -89,12 +89,12 @@ def test_packed_and_cached_are_each_text_alone():
 def test_config_map_in_both_directions():
     pair = gpt1_pair()
     config = pair.ours.backbone.config
-    published = gpt1.published_config(config)
+    published = gpt1.to_hf_config(config)
     theirs = pair.theirs.config.to_dict()
     assert {key: value for key, value in published.items() if theirs[key] != value} == {"initializer_range": 0.02}
-    section = gpt1.from_published_config(OpenAIGPTConfig(**published).to_dict())
+    section = gpt1.from_hf_config(OpenAIGPTConfig(**published).to_dict())
     assert Gpt1Config.model_validate({**config.model_dump(), **section}) == config
     with pytest.raises(UserError, match="feedforward_size=100"):
-        gpt1.published_config(Gpt1Config.model_validate({**config.model_dump(), "feedforward_size": 100}))
+        gpt1.to_hf_config(Gpt1Config.model_validate({**config.model_dump(), "feedforward_size": 100}))
     with pytest.raises(UserError, match="afn='relu'"):
-        gpt1.from_published_config({**published, "afn": "relu"})
+        gpt1.from_hf_config({**published, "afn": "relu"})

@@ -15,7 +15,7 @@ from lmtool.learners.generation.scoring import CandidateScorer
 from lmtool.models.heads.lm import lm_head
 from lmtool.nn.cache import Cache
 from lmtool.nn.context import EncoderState
-from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.nn.dropout import TokenRng, token_keys
 from lmtool.nn.prefix import KeyPrefix
 from lmtool.types import Packed, Segments
 from tests.models.test_read import ATTENDING, LENGTHS, READ, SIZES, packed
@@ -136,7 +136,7 @@ def test_packed_is_alone_with_dropout_and_each_layer_learns_its_own(family):
         texts = [part(packed(seed), documents) for seed in (1, 2)]
         numbers = torch.tensor(documents)
         keys = [token_keys(0, 1, numbers, numbers * 0, text, outputs=side) for side, text in enumerate(texts)]
-        return backbone(texts[0], TokenDraws(*keys), **({"outputs": texts[1]} if outputs else {}))
+        return backbone(texts[0], TokenRng(*keys), **({"outputs": texts[1]} if outputs else {}))
 
     together = hidden([0, 1, 2, 3])
     for document, wanted in enumerate(together.split(LENGTHS)):

@@ -40,7 +40,7 @@ def pair_of(family: str, tied: bool = True) -> Pair:
     if not tied:
         head.untie(97, 48)
     model = language_model(published)
-    return Pair(Checkpoint(build(config, 0), lm=head), model, module.to_published, module.from_published)
+    return Pair(Checkpoint(build(config, 0), lm=head), model, module.to_hf, module.from_hf)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -66,12 +66,12 @@ def test_forward_loss_and_gradients(family, tied):
 def test_key_map_in_both_directions(family):
     pair, bare = loaded(pair_of(family)), FAMILIES[family][-1]
     ours, theirs = pair.ours.state_dict(), pair.theirs.state_dict()
-    published = pair.to_published(ours)
+    published = pair.to_hf(ours)
     assert published.keys() == theirs.keys() - {"lm_head.weight"}
     assert all(torch.equal(tensor, theirs[key]) for key, tensor in published.items())
-    back = pair.from_published(published)
+    back = pair.from_hf(published)
     assert back.keys() == ours.keys() and all(torch.equal(back[key], tensor) for key, tensor in ours.items())
-    assert pair.from_published(bare(pair.theirs.config).state_dict()).keys() == ours.keys()
+    assert pair.from_hf(bare(pair.theirs.config).state_dict()).keys() == ours.keys()
 
 
 @torch.no_grad()
@@ -101,17 +101,17 @@ def test_grouped_queries_read_their_own_head():
 def test_config_map_in_both_directions(family):
     pair, (ours, module, theirs, *_) = pair_of(family), FAMILIES[family]
     config = pair.ours.backbone.config
-    published = module.published_config(config)
+    published = module.to_hf_config(config)
     given = pair.theirs.config.to_dict()
     assert {key: value for key, value in published.items() if given[key] != value} == {"initializer_range": 0.02}
-    section = module.from_published_config(theirs(**published).to_dict())
+    section = module.from_hf_config(theirs(**published).to_dict())
     assert ours.model_validate({**config.model_dump(), **section}) == config
     old = {key: value for key, value in published.items() if key != "rope_parameters"}
-    assert module.from_published_config(old)["positions"]["base"] == 10_000.0
-    assert module.from_published_config({**old, "rope_theta": 7.0})["positions"]["base"] == 7.0
+    assert module.from_hf_config(old)["positions"]["base"] == 10_000.0
+    assert module.from_hf_config({**old, "rope_theta": 7.0})["positions"]["base"] == 7.0
     interleaved = RotaryPositionsConfig(base=5000.0, layout="interleaved")
     with pytest.raises(UserError, match="layout=interleaved"):
-        module.published_config(config.model_copy(update={"positions": interleaved}))
+        module.to_hf_config(config.model_copy(update={"positions": interleaved}))
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_config_map_in_both_directions(family):
     ],
 )
 def test_a_variant_that_is_not_computed_is_refused(changed, said):
-    published = llama.published_config(pair_of("llama").ours.backbone.config)
+    published = llama.to_hf_config(pair_of("llama").ours.backbone.config)
     with pytest.raises(UserError, match=said):
-        llama.from_published_config({**published, **changed})
+        llama.from_hf_config({**published, **changed})
 
 
 def test_fewer_heads_of_keys_than_a_divisor_are_refused():

@@ -14,7 +14,7 @@ from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig
 from lmtool.models.encoder_configs import DebertaConfig, DebertaV3Config
 from lmtool.models.heads.lm import EnhancedMaskedLMHead, masked_lm_head
-from lmtool.nn.stack import Place, Tap
+from lmtool.nn.stack import Tap, TapPoint
 from lmtool.types import Packed
 
 CONFIGS = {"deberta": DebertaConfig(**SIZES), "deberta_v3": DebertaV3Config(**SIZES, buckets=8)}
@@ -26,7 +26,7 @@ class Before(Tap):
     """Keeps the states before the last layer."""
 
     def __init__(self, layers):
-        self.place = Place(layers - 1)
+        self.place = TapPoint(layers - 1)
 
     def wants(self, place):
         return place == self.place

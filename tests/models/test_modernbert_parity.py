@@ -25,7 +25,7 @@ CONFIG = ModernbertConfig(
     vocab_size=97, num_layers=5, hidden_size=36, num_heads=3, feedforward_size=52, max_positions=40, local_window=3,
     positions=RotaryPositionsConfig(base=700.0), local_rotary_base=50.0, dropout=0.0,
 )  # fmt: skip
-PUBLISHED = TheirConfig(
+HF_FORMAT = TheirConfig(
     vocab_size=97, num_hidden_layers=5, hidden_size=36, num_attention_heads=3, intermediate_size=52,
     max_position_embeddings=40, local_attention=6, initializer_range=0.2, pad_token_id=0, cls_token_id=2,
     sep_token_id=3, bos_token_id=None, eos_token_id=None, num_labels=4,
@@ -34,20 +34,20 @@ PUBLISHED = TheirConfig(
         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
     },
 )  # fmt: skip
-MAPS = (modernbert.to_published, modernbert.from_published)
+MAPS = (modernbert.to_hf, modernbert.from_hf)
 
 
 def masked_pair() -> Pair:
     torch.manual_seed(GENERATOR_SEED)
     backbone = build(CONFIG, 0)
-    return Pair(Checkpoint(backbone, masked_lm=masked_lm_head(backbone)), ModernBertForMaskedLM(PUBLISHED), *MAPS)
+    return Pair(Checkpoint(backbone, masked_lm=masked_lm_head(backbone)), ModernBertForMaskedLM(HF_FORMAT), *MAPS)
 
 
 def classifier_pair() -> Pair:
     torch.manual_seed(GENERATOR_SEED)
     backbone = build(CONFIG, 0)
     heads = {"pooler": pooler(backbone), "classifier": SequenceHead(36, 4)}
-    return Pair(Checkpoint(backbone, **heads), ModernBertForSequenceClassification(PUBLISHED), *MAPS)
+    return Pair(Checkpoint(backbone, **heads), ModernBertForSequenceClassification(HF_FORMAT), *MAPS)
 
 
 def test_forward_loss_and_gradients():
@@ -82,23 +82,23 @@ def test_classifier():
 def test_key_map_in_both_directions(make):
     pair = loaded(make())
     ours, theirs = pair.ours.state_dict(), pair.theirs.state_dict()
-    published = pair.to_published(ours)
+    published = pair.to_hf(ours)
     assert published.keys() == theirs.keys() - {"decoder.weight"}
     assert all(torch.equal(tensor, theirs[key]) for key, tensor in published.items())
-    back = pair.from_published(published)
+    back = pair.from_hf(published)
     assert back.keys() == ours.keys() and all(torch.equal(back[key], tensor) for key, tensor in ours.items())
-    bare = pair.from_published(ModernBertModel(PUBLISHED).state_dict())
+    bare = pair.from_hf(ModernBertModel(HF_FORMAT).state_dict())
     assert bare.keys() == {name for name in ours if name.startswith("backbone.")}
 
 
 def test_config_map_in_both_directions():
-    published = modernbert.published_config(CONFIG)
-    theirs = PUBLISHED.to_dict()
+    published = modernbert.to_hf_config(CONFIG)
+    theirs = HF_FORMAT.to_dict()
     assert {key: value for key, value in published.items() if theirs[key] != value} == {"initializer_range": 0.02}
-    section = modernbert.from_published_config(TheirConfig(**published).to_dict())
+    section = modernbert.from_hf_config(TheirConfig(**published).to_dict())
     assert ModernbertConfig.model_validate({**CONFIG.model_dump(), **section}) == CONFIG
     old = {key: value for key, value in published.items() if key not in ("rope_parameters", "layer_types")}
-    again = modernbert.from_published_config({**old, "global_attn_every_n_layers": 2, "local_rotary_theta": 1.0})
+    again = modernbert.from_hf_config({**old, "global_attn_every_n_layers": 2, "local_rotary_theta": 1.0})
     assert (again["global_every"], again["positions"]["base"]) == (2, 160_000.0)
 
 
@@ -113,7 +113,7 @@ def test_config_map_in_both_directions():
 )
 def test_a_variant_that_is_not_computed_is_refused(changed, said):
     with pytest.raises(UserError, match=said):
-        modernbert.from_published_config({**modernbert.published_config(CONFIG), **changed})
+        modernbert.from_hf_config({**modernbert.to_hf_config(CONFIG), **changed})
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

@@ -38,9 +38,9 @@ class Pair:
     ours: Checkpoint
     theirs: nn.Module
     names: Callable
-    from_published: Callable
+    from_hf: Callable
 
-    def to_published(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def to_hf(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return self.names(tensors, self.ours.backbone.config)
 
 
@@ -64,7 +64,7 @@ def bert_pair() -> Pair:
         pooler=Pooler(36),
         next_sentence=SequenceHead(36, 2),
     )
-    return Pair(ours, BertForPreTraining(published), bert.to_published, bert.from_published)
+    return Pair(ours, BertForPreTraining(published), bert.to_hf, bert.from_hf)
 
 
 def gpt_pair() -> Pair:
@@ -84,9 +84,7 @@ def gpt_pair() -> Pair:
         bos_token_id=0,
         eos_token_id=0,
     )
-    return Pair(
-        Checkpoint(build(config, 0), lm=LMHead()), GPT2LMHeadModel(published), gpt.to_published, gpt.from_published
-    )
+    return Pair(Checkpoint(build(config, 0), lm=LMHead()), GPT2LMHeadModel(published), gpt.to_hf, gpt.from_hf)
 
 
 PAIRS = {"bert": bert_pair, "gpt": gpt_pair}
@@ -98,7 +96,7 @@ def loaded(pair: Pair) -> Pair:
         for parameter in pair.theirs.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    pair.ours.load_state_dict(pair.from_published(pair.theirs.state_dict()), strict=True)
+    pair.ours.load_state_dict(pair.from_hf(pair.theirs.state_dict()), strict=True)
     return pair
 
 
@@ -116,7 +114,7 @@ def texts() -> tuple[Packed, Tensor, Tensor, Tensor]:
 
 def assert_gradients_equal(pair: Pair) -> None:
     """Their gradients, renamed, are ours, relative to each tensor's largest; a key's bias has none but rounding."""
-    theirs = pair.from_published({name: parameter.grad for name, parameter in pair.theirs.named_parameters()})
+    theirs = pair.from_hf({name: parameter.grad for name, parameter in pair.theirs.named_parameters()})
     ours = {name: parameter.grad for name, parameter in pair.ours.named_parameters()}
     assert theirs.keys() == ours.keys()
     for name, gradient in theirs.items():
@@ -170,12 +168,12 @@ def test_gpt_forward_loss_and_gradients():
 def test_key_map_in_both_directions(name):
     pair = loaded(PAIRS[name]())
     ours, theirs = pair.ours.state_dict(), pair.theirs.state_dict()
-    published = pair.to_published(ours)
+    published = pair.to_hf(ours)
     tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "lm_head.weight"}
     assert published.keys() == theirs.keys() - tied
     for key, tensor in published.items():
         assert torch.equal(tensor, theirs[key]), key
-    back = pair.from_published(published)
+    back = pair.from_hf(published)
     assert back.keys() == ours.keys()
     assert all(torch.equal(back[key], tensor) for key, tensor in ours.items())
 
@@ -183,18 +181,18 @@ def test_key_map_in_both_directions(name):
 @pytest.mark.parametrize("name,bare", [("bert", BertModel), ("gpt", GPT2Model)])
 def test_key_map_reads_bare_models(name, bare):
     pair = PAIRS[name]()
-    tensors = pair.from_published(bare(pair.theirs.config).state_dict())
+    tensors = pair.from_hf(bare(pair.theirs.config).state_dict())
     wanted = {key for key in pair.ours.state_dict() if key.startswith(("backbone.", "heads.pooler."))}
     assert tensors.keys() == wanted
 
 
 def test_key_map_keeps_what_it_does_not_know():
     strange = {"bert.encoder.layer.0.adapter.weight": torch.zeros(2), "cls.predictions.bias": torch.zeros(3)}
-    assert bert.from_published(strange).keys() == {"bert.encoder.layer.0.adapter.weight", "heads.masked_lm.bias"}
+    assert bert.from_hf(strange).keys() == {"bert.encoder.layer.0.adapter.weight", "heads.masked_lm.bias"}
     kept = {"heads.sst2.output.weight": torch.zeros(2)}
-    assert gpt.to_published(kept, GptConfig()).keys() == kept.keys()
+    assert gpt.to_hf(kept, GptConfig()).keys() == kept.keys()
 
 
 def test_key_map_reads_old_names():
     old = {"bert.embeddings.LayerNorm.gamma": torch.zeros(2), "bert.embeddings.position_ids": torch.zeros(2)}
-    assert bert.from_published(old).keys() == {"backbone.embed.norm.weight"}
+    assert bert.from_hf(old).keys() == {"backbone.embed.norm.weight"}

@@ -8,7 +8,7 @@ import torch
 from lmtool.config.tables import build, entries
 from lmtool.models import configs, decoder_configs, encoder_configs, encoder_decoder_configs, recurrent_configs
 from lmtool.models.configs import TransformerConfig
-from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.nn.dropout import TokenRng, token_keys
 from lmtool.types import Packed
 
 SIZES = {
@@ -63,8 +63,8 @@ def test_some_tokens_alone(family):
     runs = []
     for read in (None, READ):
         keys = [token_keys(0, 1, examples, examples * 0, side) for side in (inputs, outputs) if side is not None]
-        draws = TokenDraws(keys[0], keys[-1])
-        sides = (inputs, draws) if outputs is None else (inputs, draws, outputs)
+        rng = TokenRng(keys[0], keys[-1])
+        sides = (inputs, rng) if outputs is None else (inputs, rng, outputs)
         hidden = backbone(*sides, read_M=read)
         chosen = hidden if read is not None else hidden[READ]
         backbone.zero_grad()

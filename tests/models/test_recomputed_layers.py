@@ -10,11 +10,11 @@ import torch
 from lmtool.config.tables import build, entries
 from lmtool.errors import UserError
 from lmtool.nn.cache import Carried
-from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
+from lmtool.nn.dropout import DeviceRng, TokenRng, token_keys
 from lmtool.nn.prefix import KeyPrefix
 from lmtool.nn.stack import Stack, Tap, recompute_layers
 from lmtool.tuning.base import layers
-from lmtool.tuning.lora import LoraLinear, hand_draws
+from lmtool.tuning.lora import LoraLinear, set_dropout_rng
 from lmtool.types import Packed
 from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, config_of, packed
 
@@ -50,12 +50,12 @@ def model_of(family, **fields):
     return model
 
 
-def draws_of(device_draws, *sides):
+def select_rng(device_draws, *sides):
     if device_draws:
-        return DeviceDraws(5, torch.device("cpu"))
+        return DeviceRng(5, torch.device("cpu"))
     examples = torch.arange(len(LENGTHS))
     keys = [token_keys(0, 1, examples, 0 * examples, side, number > 0) for number, side in enumerate(sides)]
-    return TokenDraws(keys[0], keys[-1])
+    return TokenRng(keys[0], keys[-1])
 
 
 def gradients_of(model, recomputes, device_draws=False, tap=None, after=None):
@@ -65,7 +65,7 @@ def gradients_of(model, recomputes, device_draws=False, tap=None, after=None):
         stack.recomputes = recomputes
     model.zero_grad()
     model.calls.clear()
-    hidden_MH = model(sides[0], draws_of(device_draws, *sides), *sides[1:], read_M=READ, tap=tap)
+    hidden_MH = model(sides[0], select_rng(device_draws, *sides), *sides[1:], read_M=READ, tap=tap)
     loss = hidden_MH.square().sum()
     if tap is not None and getattr(tap, "taken", None):
         loss = loss + sum(taken.q_TAD.square().sum() for taken in tap.taken)
@@ -98,7 +98,7 @@ def test_the_generators_state_is_no_part_of_it():
     model = model_of("bert")
     kept, _ = gradients_of(model, False, device_draws=True)
     disturbed, _ = gradients_of(model, True, device_draws=True, after=lambda: torch.manual_seed(99))
-    other = DeviceDraws(6, torch.device("cpu"))
+    other = DeviceRng(6, torch.device("cpu"))
     assert all(torch.equal(kept[name], disturbed[name]) for name in kept)
     assert not torch.equal(model(packed(1), other, read_M=READ), kept["hidden"])  # there is dropout
 
@@ -138,7 +138,7 @@ def test_lora_and_a_prefix():
         lora.lora_dropout.site = 7
         torch.nn.init.normal_(lora.lora_a), torch.nn.init.normal_(lora.lora_b)
         place.layer.self_attn.v_proj = lora
-        place.layer.register_forward_pre_hook(hand_draws)
+        place.layer.register_forward_pre_hook(set_dropout_rng)
     plain, _, _ = assert_equal(model)
     assert len(plain) == 2 + 2 * SIZES["num_layers"]
 
@@ -174,7 +174,7 @@ def test_a_segment_behind_carried_state(family):
     model, outcomes = model_of(family, memory_length=3), []
     columns = {"segment": torch.zeros(12, dtype=torch.int64), "rank": torch.arange(12)}
     text = Packed(torch.arange(1, 13), (6, 6), columns)
-    draws = TokenDraws(token_keys(0, 1, torch.arange(2), torch.zeros(2), text))
+    rng = TokenRng(token_keys(0, 1, torch.arange(2), torch.zeros(2), text))
     reads = {"asked_M": torch.tensor([3, 5, 10]), "reuse": 3} if family == "xlnet" else {}
     for recomputes in (False, True):
         model.recomputes = recomputes
@@ -183,7 +183,7 @@ def test_a_segment_behind_carried_state(family):
         for segment in range(2):
             model.calls.clear()
             carried = Carried(state, (6 * segment,) * 2)
-            model(text, draws, carried=carried, **reads).square().sum().backward()
+            model(text, rng, carried=carried, **reads).square().sum().backward()
             state = {name: tensor.detach() for name, tensor in carried.after.items()}
         assert model.calls and set(model.calls.values()) == {1 + recomputes}
         gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}

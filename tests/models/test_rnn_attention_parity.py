@@ -128,7 +128,7 @@ def test_step_by_step_with_beams_is_the_whole_text(pair):
     cache = ours.new_cache(3, 40)
     first = ours.decode(encoded, Packed(torch.stack([text[0] for text in texts_of]), (1, 1, 1)), cache=cache)
     torch.testing.assert_close(first[:1], whole[0][:1], rtol=0, atol=1e-12)
-    assert encoded.kept[ours.decoder.layers[0].cross_attn][0].shape == (36, A)
+    assert encoded.cached[ours.decoder.layers[0].cross_attn][0].shape == (36, A)
     # The first input alone goes on, with two texts that begin alike.
     cache.select([0, 0])
     encoded.select([0], 2)

@@ -11,8 +11,8 @@ import torch
 from lmtool.config.tables import build
 from lmtool.nn import tiled as attended
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import TokenDraws, token_keys
-from lmtool.nn.stack import Place, Tap, Taps
+from lmtool.nn.dropout import TokenRng, token_keys
+from lmtool.nn.stack import Tap, TapPoint, Taps
 from lmtool.types import Packed
 from lmtool.weights.load import load
 from tests.models.test_read import FAMILIES as OWN
@@ -92,7 +92,7 @@ def test_states_are_those_of_transformers(published):
     backbone, sides, output, hidden_TH, tap = published
     for side, real in sides.items():
         expected = [states[real] for states in output[named(side, sides, "hidden_states")]]
-        states = [tap.states[Place(layer, side)] for layer in range(len(expected))]
+        states = [tap.states[TapPoint(layer, side)] for layer in range(len(expected))]
         # The last ones are given behind the final norm there.
         if side == list(sides)[-1]:
             states[-1] = hidden_TH
@@ -111,7 +111,7 @@ def test_weights_are_those_of_transformers(published):
         kinds.append(("outputs", "inputs", "cross_attn", "cross_attentions"))
     for side, read, kind, name in kinds:
         for layer, expected in enumerate(output[name], 1):
-            for row, weights_ALK in enumerate(tap.attentions[Place(layer, side), kind]):
+            for row, weights_ALK in enumerate(tap.attentions[TapPoint(layer, side), kind]):
                 wanted_ALK = expected[row][:, sides[side][row]][..., sides[read][row]]
                 torch.testing.assert_close(weights_ALK, wanted_ALK, rtol=0, atol=1e-5)
     assert len(tap.attentions) == sum(len(output[name]) for *_, name in kinds)
@@ -126,7 +126,7 @@ def test_a_tap_that_only_sees_changes_nothing(family):
     assert torch.equal(plain, tapped)
     depths = backbone.config.depths
     assert depths.keys() == {"inputs", *outputs}
-    assert set(tap.states) == {Place(layer, side) for side in depths for layer in range(depths[side] + 1)}
+    assert set(tap.states) == {TapPoint(layer, side) for side in depths for layer in range(depths[side] + 1)}
 
 
 @pytest.mark.parametrize("family", OWN)
@@ -136,7 +136,7 @@ def test_what_a_tap_replaces_is_computed_with(family, layer):
     backbone, outputs = of_family(family)
     side = "outputs" if outputs else "inputs"
     depth = backbone.config.depths[side]
-    seen, changed = Seen(), Changed(Place(min(layer, depth), side), lambda x_TH: x_TH.flip(0) + 1.0)
+    seen, changed = Seen(), Changed(TapPoint(min(layer, depth), side), lambda x_TH: x_TH.flip(0) + 1.0)
     with torch.no_grad():
         plain, got = backbone(packed(1), **outputs, tap=seen), backbone(packed(1), **outputs, tap=changed)
         x_TH = seen.states[changed.place].flip(0) + 1.0
@@ -158,8 +158,8 @@ def test_a_tap_sees_every_token_whichever_are_read(family):
     examples = torch.arange(len(LENGTHS))
     keys = [token_keys(0, 1, examples, examples * 0, packed(1), outputs=side) for side in (False, True)]
     results = []
-    for tap, read_M in ((None, None), (Seen(), READ), (Changed(Place(1), lambda x_TH: 2 * x_TH), READ)):
-        hidden = backbone(packed(1), TokenDraws(*keys), **outputs, read_M=read_M, tap=tap)
+    for tap, read_M in ((None, None), (Seen(), READ), (Changed(TapPoint(1), lambda x_TH: 2 * x_TH), READ)):
+        hidden = backbone(packed(1), TokenRng(*keys), **outputs, read_M=read_M, tap=tap)
         results.append(hidden if read_M is not None else hidden[READ])
         backbone.zero_grad()
         results[-1].square().sum().backward()
@@ -190,7 +190,7 @@ def test_weights_carry_gradients():
     backbone, _ = of_family("gpt")
     tap = Seen()
     backbone(packed(1), tap=tap)
-    (weights, *_) = tap.attentions[Place(2), "self_attn"]
+    (weights, *_) = tap.attentions[TapPoint(2), "self_attn"]
     weights.square().sum().backward()
     assert backbone.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))

@@ -80,7 +80,7 @@ def test_twenty_steps_give_the_same_weights(name):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    wanted = pair.from_published(pair.theirs.state_dict())
+    wanted = pair.from_hf(pair.theirs.state_dict())
     for key, tensor in pair.ours.state_dict().items():
         torch.testing.assert_close(tensor, wanted[key], rtol=0, atol=1e-5, msg=lambda text, key=key: key + text)
         if not key.startswith(("heads.pooler", "heads.next_sentence")) and not key.endswith("k_proj.bias"):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lmtool.config.tables import build
 from lmtool.models.encoder_configs import XlnetConfig
 from lmtool.models.heads.lm import lm_head
-from lmtool.nn.dropout import TokenDraws, token_keys
+from lmtool.nn.dropout import TokenRng, token_keys
 from lmtool.nn.stack import Tap
 from lmtool.types import Packed
 
@@ -53,7 +53,7 @@ def test_a_state_depends_on_the_tokens_that_it_may_see_and_on_no_others():
 
     def streams(vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         backbone.embed.tokens = lambda ids: vectors
-        query = backbone(packed, asked_M=asked, tap=Last())
+        query = backbone(packed, query_M=asked, tap=Last())
         return query, seen.pop()
 
     vectors = torch.randn(len(packed.tokens), 4, dtype=torch.float64)
@@ -70,7 +70,7 @@ def test_the_identity_permutation_is_the_causal_likelihood():
     packed, asked = texts(positions), torch.arange(sum(LENGTHS))
     backbone = build(CONFIG, 0).double()
     head, table = lm_head(backbone).double(), backbone.embed.token.weight
-    whole = head.loss_sum(backbone(packed, asked_M=asked), table, packed.tokens)
+    whole = head.loss_sum(backbone(packed, query_M=asked), table, packed.tokens)
     total = torch.zeros((), dtype=torch.float64)
     for place, label in enumerate(packed.tokens.tolist()):
         start, length = place - int(positions[place]), int(positions[place]) + 1
@@ -79,7 +79,7 @@ def test_the_identity_permutation_is_the_causal_likelihood():
         text = Packed(
             packed.tokens[start : start + length].index_fill(0, torch.tensor([length - 1]), 7), (length,), columns
         )
-        logits = head(backbone(text, asked_M=torch.tensor([length - 1])), table)
+        logits = head(backbone(text, query_M=torch.tensor([length - 1])), table)
         total = total + F.cross_entropy(logits, torch.tensor([label]))
     torch.testing.assert_close(whole, total, rtol=1e-12, atol=0)
 
@@ -93,22 +93,22 @@ def test_packed_is_alone(rate):
     backbone = build(CONFIG.model_copy(update={"dropout": rate, "attention_dropout": rate}), 0).double()
     documents = torch.arange(3)
 
-    def draws(examples, text):
-        return TokenDraws(token_keys(5, 1, examples, torch.zeros_like(examples), text))
+    def rng(examples, text):
+        return TokenRng(token_keys(5, 1, examples, torch.zeros_like(examples), text))
 
-    together = backbone(packed, draws(documents, packed), asked_M=asked)
+    together = backbone(packed, rng(documents, packed), query_M=asked)
     for number, (start, length) in enumerate(zip(packed.starts, LENGTHS, strict=True)):
         part = slice(start, start + length)
         text = Packed(packed.tokens[part], (length,), {name: column[part] for name, column in packed.columns.items()})
         own = (asked >= start) & (asked < start + length)
-        alone = backbone(text, draws(documents[number : number + 1], text), asked_M=asked[own] - start)
+        alone = backbone(text, rng(documents[number : number + 1], text), query_M=asked[own] - start)
         torch.testing.assert_close(alone, together[own], rtol=0, atol=1e-12)
     if rate:
-        content = backbone(packed, draws(documents, packed))[asked]
+        content = backbone(packed, rng(documents, packed))[asked]
         assert (content == 0).ne(together == 0).any(), "the streams draw by themselves"
 
 
 def test_a_query_stream_needs_ranks():
     packed = Packed(torch.arange(4), (4,), {})
     with pytest.raises(ValueError, match="needs the column rank"):
-        build(CONFIG, 0)(packed, asked_M=torch.tensor([1]))
+        build(CONFIG, 0)(packed, query_M=torch.tensor([1]))

@@ -11,9 +11,9 @@ from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.generate import generate
 from lmtool.models.heads.lm import lm_head
-from lmtool.nn.dropout import DeviceDraws, TokenDraws, token_keys
+from lmtool.nn.dropout import DeviceRng, TokenRng, token_keys
 from lmtool.nn.prefix import VirtualTokens
-from lmtool.nn.stack import Place
+from lmtool.nn.stack import TapPoint
 from lmtool.types import Packed
 from tests.models.test_read import FAMILIES, LENGTHS, READ, SIZES, packed
 from tests.models.test_taps import Changed, Seen, of_family
@@ -79,7 +79,7 @@ def test_packed_is_alone_with_dropout(family):
         texts = [part(packed(seed), documents) for seed in (1, 2)]
         numbers = torch.tensor(documents)
         keys = [token_keys(0, 1, numbers, numbers * 0, text, outputs=side) for side, text in enumerate(texts)]
-        return backbone(texts[0], TokenDraws(*keys), **({"outputs": texts[1]} if outputs else {}))
+        return backbone(texts[0], TokenRng(*keys), **({"outputs": texts[1]} if outputs else {}))
 
     together = hidden([0, 1, 2, 3]).split(LENGTHS)
     for document in range(len(LENGTHS)):
@@ -95,11 +95,11 @@ def part(texts: Packed, documents: list[int]) -> Packed:
 
 def test_each_virtual_token_drops_by_itself():
     numbers = torch.tensor([5])
-    draws = TokenDraws(token_keys(0, 1, numbers, numbers * 0, Packed(torch.zeros(4).long(), (4,))))
+    rng = TokenRng(token_keys(0, 1, numbers, numbers * 0, Packed(torch.zeros(4).long(), (4,))))
     insertion = VirtualTokens(3, 8).insertion(Packed(torch.zeros(4).long(), (4,)))
-    spread = draws.inserted(insertion.source_S, insertion.number_S)
-    assert len(set(spread.keys_T.tolist())) == 7 and torch.equal(spread.keys_T[3:], draws.keys_T)
-    device = DeviceDraws(0, torch.device("cpu"))
+    spread = rng.inserted(insertion.source_S, insertion.number_S)
+    assert len(set(spread.keys_T.tolist())) == 7 and torch.equal(spread.keys_T[3:], rng.keys_T)
+    device = DeviceRng(0, torch.device("cpu"))
     assert device.inserted(insertion.source_S, insertion.number_S) is device
 
 
@@ -120,10 +120,10 @@ def test_a_tap_sees_the_tokens_of_the_batch():
     with torch.no_grad():
         plain = backbone(packed(1), tap=tap)
         torch.testing.assert_close(plain, backbone(packed(1)), rtol=0, atol=1e-12)
-        changed = backbone(packed(1), tap=Changed(Place(1), lambda x_TH: x_TH + 1.0))
+        changed = backbone(packed(1), tap=Changed(TapPoint(1), lambda x_TH: x_TH + 1.0))
     assert {len(x_TH) for x_TH in tap.states.values()} == {sum(LENGTHS)}
     assert not torch.allclose(plain, changed)
-    weights = tap.attentions[Place(1), "self_attn"]
+    weights = tap.attentions[TapPoint(1), "self_attn"]
     assert [tensor.shape[1:] for tensor in weights] == [(length + 3, length + 3) for length in LENGTHS]
 
 

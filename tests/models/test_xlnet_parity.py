@@ -24,7 +24,7 @@ CONFIG = XlnetConfig(
     vocab_size=97, num_layers=3, hidden_size=36, num_heads=3, feedforward_size=52, max_positions=60, dropout=0.0,
     attention_dropout=0.0, initializer_std=0.2,
 )  # fmt: skip
-PUBLISHED = TheirConfig(
+HF_FORMAT = TheirConfig(
     vocab_size=97, n_layer=3, d_model=36, n_head=3, d_inner=52, dropout=0.0, summary_last_dropout=0.0, num_labels=4,
     initializer_range=0.2, mem_len=None,
 )  # fmt: skip
@@ -33,19 +33,19 @@ PUBLISHED = TheirConfig(
 def lm_pair() -> Pair:
     torch.manual_seed(GENERATOR_SEED)
     backbone = build(CONFIG, 0)
-    theirs = XLNetLMHeadModel(PUBLISHED).eval()
+    theirs = XLNetLMHeadModel(HF_FORMAT).eval()
     inner = theirs.transformer
     in_fp32 = inner.relative_positional_encoding
     inner.relative_positional_encoding = lambda *sizes, **more: in_fp32(*sizes, **more).to(inner.dtype)
-    return loaded(Pair(Checkpoint(backbone, lm=lm_head(backbone)), theirs, xlnet.to_published, xlnet.from_published))
+    return loaded(Pair(Checkpoint(backbone, lm=lm_head(backbone)), theirs, xlnet.to_hf, xlnet.from_hf))
 
 
 def classifier_pair() -> Pair:
     torch.manual_seed(GENERATOR_SEED)
     backbone = build(CONFIG, 0)
     ours = Checkpoint(backbone, pooler=pooler(backbone), classifier=SequenceHead(36, 4))
-    theirs = XLNetForSequenceClassification(PUBLISHED).eval()
-    return loaded(Pair(ours, theirs, xlnet.to_published, xlnet.from_published))
+    theirs = XLNetForSequenceClassification(HF_FORMAT).eval()
+    return loaded(Pair(ours, theirs, xlnet.to_hf, xlnet.from_hf))
 
 
 def ranked(packed: Packed, seed: int = 3) -> tuple[Packed, Tensor]:
@@ -101,7 +101,7 @@ def test_two_streams_loss_and_gradients(memory):
     head, table = pair.ours.heads["lm"], pair.ours.backbone.embed.token.weight
     pair.ours.backbone.config = CONFIG.model_copy(update={"memory_length": memory})
     carried = Carried({"memory": before}, (memory,) * len(ids)) if memory else None
-    hidden_MH = pair.ours.backbone(packed, asked_M=at, carried=carried, reuse=4)
+    hidden_MH = pair.ours.backbone(packed, query_M=at, carried=carried, reuse=4)
     # Where nothing is seen they look at everything.
     sees = torch.tensor(
         [
@@ -141,20 +141,20 @@ def test_classifier():
 def test_key_map_in_both_directions(make):
     pair = make()
     ours, theirs = pair.ours.state_dict(), pair.theirs.state_dict()
-    published = pair.to_published(ours)
+    published = pair.to_hf(ours)
     assert published.keys() == theirs.keys() - {"lm_loss.weight"}
     assert all(torch.equal(tensor, theirs[key]) for key, tensor in published.items())
-    back = pair.from_published(published)
+    back = pair.from_hf(published)
     assert back.keys() == ours.keys() and all(torch.equal(back[key], tensor) for key, tensor in ours.items())
-    bare = pair.from_published(XLNetModel(PUBLISHED).state_dict())
+    bare = pair.from_hf(XLNetModel(HF_FORMAT).state_dict())
     assert bare.keys() == {name for name in ours if name.startswith("backbone.")}
 
 
 def test_config_map_in_both_directions():
-    published = xlnet.published_config(CONFIG)
-    theirs = PUBLISHED.to_dict()
+    published = xlnet.to_hf_config(CONFIG)
+    theirs = HF_FORMAT.to_dict()
     assert {key: value for key, value in published.items() if theirs[key] != value} == {}
-    section = xlnet.from_published_config(TheirConfig(**published).to_dict())
+    section = xlnet.from_hf_config(TheirConfig(**published).to_dict())
     assert XlnetConfig.model_validate({**CONFIG.model_dump(), **section}) == CONFIG
 
 
@@ -171,4 +171,4 @@ def test_config_map_in_both_directions():
 )
 def test_a_variant_that_is_not_computed_is_refused(changed, said):
     with pytest.raises(UserError, match=said):
-        xlnet.from_published_config({**xlnet.published_config(CONFIG), **changed})
+        xlnet.from_hf_config({**xlnet.to_hf_config(CONFIG), **changed})

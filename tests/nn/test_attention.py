@@ -11,8 +11,8 @@ from torch import nn
 import lmtool.nn.attention
 from lmtool.nn.attention import SelfAttention, attend, project, reference_attention
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import TokenDraws, name_sites
-from lmtool.nn.keyed import keyed_attention, keyed_attention_of
+from lmtool.nn.dropout import TokenRng, name_dropouts
+from lmtool.nn.kernels import fused_attention, fused_attention_of
 from lmtool.nn.layout import Causal, Full, Layout, PrefixLM, Window
 from lmtool.nn.positions import Alibi, Position, Shaw, T5Buckets
 from lmtool.nn.tiled import tiled_attention
@@ -80,7 +80,7 @@ def test_the_path_of_keyed_dropout_equals_reference(mask, bias):
     layout = Layout(segments, segments, mask)
     inputs = tensors(*[sum(LENGTHS)] * 3)
     # So small a rate drops nothing.
-    got = attend(*inputs, layout, bias, dropout=1e-6, draws=TokenDraws(torch.arange(sum(LENGTHS))))
+    got = attend(*inputs, layout, bias, dropout=1e-6, rng=TokenRng(torch.arange(sum(LENGTHS))))
     wanted = reference_attention(*inputs, layout, bias)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
     for mine, theirs in zip(
@@ -134,11 +134,11 @@ def test_half_precision_is_computed_in_single():
 
 def test_keyed_attention_in_half_precision_is_computed_in_single():
     segments = Segments.packed(LENGTHS)
-    layout, draws = Layout(segments, segments, Full()), TokenDraws(torch.arange(sum(LENGTHS)))
+    layout, rng = Layout(segments, segments, Full()), TokenRng(torch.arange(sum(LENGTHS)))
     joined = torch.randn(sum(LENGTHS), 3 * HEADS * SIZE).bfloat16().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = keyed_attention(joined, HEADS, layout, None, 0.3, draws)
-    wanted = keyed_attention(joined.float(), HEADS, layout, None, 0.3, draws)
+        got = fused_attention(joined, HEADS, layout, None, 0.3, rng)
+    wanted = fused_attention(joined.float(), HEADS, layout, None, 0.3, rng)
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got, wanted.bfloat16(), rtol=0, atol=0)
     gradients = [torch.autograd.grad(out.float().sum(), joined)[0] for out in (got, wanted)]
@@ -200,11 +200,11 @@ def test_in_one_piece_it_drops_and_gives_what_the_pieces_do(mask, lengths):
     mask = PrefixLM(mask.prefixes[: len(lengths)]) if isinstance(mask, PrefixLM) else mask
     layout, tokens, width = Layout(segments, segments, mask), sum(lengths), HEADS * SIZE
     generator = torch.Generator().manual_seed(5)
-    draws = TokenDraws(torch.randint(-(2**60), 2**60, (tokens,), generator=generator)).at(3)
+    rng = TokenRng(torch.randint(-(2**60), 2**60, (tokens,), generator=generator)).at(3)
     joined = torch.randn(tokens, 3 * width, dtype=torch.float64, generator=generator).requires_grad_()
-    got = keyed_attention(joined, HEADS, layout, None, 0.3, draws)
+    got = fused_attention(joined, HEADS, layout, None, 0.3, rng)
     q, k, v = (part.unflatten(-1, (HEADS, SIZE)) for part in joined.split(width, -1))
-    wanted = tiled_attention(q, k, v, layout, None, None, 0.3, draws).flatten(-2)
+    wanted = tiled_attention(q, k, v, layout, None, None, 0.3, rng).flatten(-2)
     undropped = reference_attention(q, k, v, layout).flatten(-2)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
     assert (got - undropped).abs().max() > 0.01
@@ -219,12 +219,12 @@ def test_those_that_are_read_alone_get_what_they_get_among_all(mask, read):
     segments = Segments.packed(LENGTHS)
     layout, tokens, width = Layout(segments, segments, mask), sum(LENGTHS), HEADS * SIZE
     generator = torch.Generator().manual_seed(6)
-    draws = TokenDraws(torch.randint(-(2**60), 2**60, (tokens,), generator=generator)).at(3)
+    rng = TokenRng(torch.randint(-(2**60), 2**60, (tokens,), generator=generator)).at(3)
     joined = torch.randn(tokens, 3 * width, dtype=torch.float64, generator=generator).requires_grad_()
     read_M = torch.tensor(read, dtype=torch.int64)
-    wanted = keyed_attention(joined, HEADS, layout, None, 0.3, draws)[read_M]
+    wanted = fused_attention(joined, HEADS, layout, None, 0.3, rng)[read_M]
     query = joined[read_M, :width]
-    got = keyed_attention_of(query, joined[:, width:], read_M, HEADS, layout, None, 0.3, draws)
+    got = fused_attention_of(query, joined[:, width:], read_M, HEADS, layout, None, 0.3, rng)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
     weights = torch.randn(len(read), width, dtype=torch.float64, generator=generator)
     gradients = [torch.autograd.grad((out * weights).sum(), joined)[0] for out in (got, wanted)]
@@ -233,15 +233,15 @@ def test_those_that_are_read_alone_get_what_they_get_among_all(mask, read):
 
 def test_attention_takes_one_piece_where_nothing_stands_between(monkeypatch):
     calls = []
-    counted = lambda *given: calls.append(1) or keyed_attention(*given)  # noqa: E731
+    counted = lambda *given: calls.append(1) or fused_attention(*given)  # noqa: E731
     monkeypatch.setattr(lmtool.nn.attention, "keyed_attention", counted)
     packed = Packed(torch.zeros(20, dtype=torch.int64), (8, 12))
     attention = SelfAttention(24, 3, 0.2)
-    name_sites(attention)
-    x_TH, draws = torch.randn(20, 24), TokenDraws(torch.arange(20))
-    whole = attention(x_TH, replace(Context.of(packed, Full()), draws=draws))
-    some = attention(x_TH, replace(Context.of(packed, Full()), draws=draws), torch.tensor([8, 0]))
+    name_dropouts(attention)
+    x_TH, rng = torch.randn(20, 24), TokenRng(torch.arange(20))
+    whole = attention(x_TH, replace(Context.of(packed, Full()), rng=rng))
+    some = attention(x_TH, replace(Context.of(packed, Full()), rng=rng), torch.tensor([8, 0]))
     torch.testing.assert_close(some, whole[[8, 0]])
     attention.q_proj.register_forward_hook(lambda *_: None)
-    torch.testing.assert_close(attention(x_TH, replace(Context.of(packed, Full()), draws=draws)), whole)
+    torch.testing.assert_close(attention(x_TH, replace(Context.of(packed, Full()), rng=rng)), whole)
     assert len(calls) == 1

@@ -10,7 +10,7 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 
 from lmtool.nn.attention import attend, reference_attention
 from lmtool.nn.block_sparse import BlockPattern, Blocks, block_plan
-from lmtool.nn.dropout import TokenDraws
+from lmtool.nn.dropout import TokenRng
 from lmtool.nn.layout import Layout
 from lmtool.types import Packed
 
@@ -86,17 +86,17 @@ def test_weights_are_dropped_by_token_and_key():
     layout = laid_out(pattern)
     queries, keys, values = (part.detach() for part in states(layout, 2))
     tokens = torch.arange(len(queries))
-    draws = [TokenDraws(tokens * 7919 + number * 104729).at(1) for number in range(50)]
-    out = [attend(queries, keys, values, layout, None, None, rate, draw) for draw in draws]
+    rng = [TokenRng(tokens * 7919 + number * 104729).at(1) for number in range(50)]
+    out = [attend(queries, keys, values, layout, None, None, rate, draw) for draw in rng]
     assert not torch.equal(out[0], out[1])
     # Of values that are all alike, what is left of the weights: their sum is 1 less what was dropped.
     ones = torch.ones_like(values)
-    left = torch.stack([attend(queries, keys, ones, layout, None, None, rate, draw)[..., 0] for draw in draws])
+    left = torch.stack([attend(queries, keys, ones, layout, None, None, rate, draw)[..., 0] for draw in rng])
     torch.testing.assert_close(left.mean(), torch.tensor(1.0, dtype=torch.float64), rtol=0, atol=0.01)
     part = slice(65, 155)
     alone = attend(
         queries[part], keys[part], values[part], laid_out(pattern, 0, (90,)), None, None, rate,
-        TokenDraws(tokens[part] * 7919).at(1),
+        TokenRng(tokens[part] * 7919).at(1),
     )  # fmt: skip
     torch.testing.assert_close(out[0][part], alone, rtol=0, atol=1e-13)
 

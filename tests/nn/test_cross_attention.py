@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lmtool.nn.attention import CrossAttention, SelfAttention
 from lmtool.nn.blocks import PostNormCrossLayer, PreNormCrossLayer
 from lmtool.nn.context import Context, EncoderState
-from lmtool.nn.dropout import TokenDraws, name_sites, token_keys
+from lmtool.nn.dropout import TokenRng, name_dropouts, token_keys
 from lmtool.nn.feedforward import FeedForward, GatedFeedForward
 from lmtool.nn.layout import Causal
 from lmtool.types import Packed, Segments
@@ -118,8 +118,8 @@ def test_dropout_inside_the_feed_forward_part():
     part = FeedForward(6, 4096, "relu", dropout=0.25)
     x, keys = torch.randn(3, 6), token_keys(0, 1, torch.arange(1), torch.zeros(1), packed((3,)))
     part.fc_out = torch.nn.Identity()
-    name_sites(part)
-    dropped = part(x, TokenDraws(keys))
+    name_dropouts(part)
+    dropped = part(x, TokenRng(keys))
     kept = part(x)
     zero = (dropped == 0) & (kept != 0)
     assert zero.sum() / (kept != 0).sum() == pytest.approx(0.25, abs=0.02)
@@ -135,11 +135,11 @@ def test_outputs_have_draws_of_their_own():
     # The same whatever the other documents of the batch.
     alone = token_keys(3, 1, examples[2:3], parts[2:3], packed(OUTPUTS[2:3]), outputs=True)
     assert torch.equal(alone, output_keys[6:24])
-    draws, x = TokenDraws(keys, output_keys), torch.ones(sum(INPUTS), 64)
+    rng, x = TokenRng(keys, output_keys), torch.ones(sum(INPUTS), 64)
     assert sum(INPUTS) > sum(OUTPUTS)
     # At the same place of the model, and whichever side is asked first.
-    first = draws.at(3).for_outputs().drop(x[: sum(OUTPUTS)], 0.5)
-    assert not torch.equal(first, draws.at(3).drop(x, 0.5)[: sum(OUTPUTS)])
-    assert torch.equal(first, draws.for_outputs().at(3).drop(x[: sum(OUTPUTS)], 0.5))
+    first = rng.at(3).for_outputs().drop(x[: sum(OUTPUTS)], 0.5)
+    assert not torch.equal(first, rng.at(3).drop(x, 0.5)[: sum(OUTPUTS)])
+    assert torch.equal(first, rng.for_outputs().at(3).drop(x[: sum(OUTPUTS)], 0.5))
     with pytest.raises(ValueError, match="keys of the outputs"):
-        TokenDraws(keys).for_outputs()
+        TokenRng(keys).for_outputs()

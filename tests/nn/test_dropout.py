@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from lmtool.nn.attention import SelfAttention
 from lmtool.nn.blocks import PreNormLayer
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import DeviceDraws, Dropout, TokenDraws, mix, name_sites, token_keys
+from lmtool.nn.dropout import DeviceRng, Dropout, TokenRng, mix, name_dropouts, token_keys
 from lmtool.nn.feedforward import FeedForward
 from lmtool.nn.layout import Causal, Full
 from lmtool.types import Packed
@@ -19,13 +19,13 @@ def packed_of(*lengths: int) -> Packed:
     return Packed(torch.zeros(sum(lengths), dtype=torch.int64), lengths)
 
 
-def draws_for(lengths, examples, parts=None, step=1, seed=0) -> TokenDraws:
+def draws_for(lengths, examples, parts=None, step=1, seed=0) -> TokenRng:
     parts = [0] * len(lengths) if parts is None else parts
-    return TokenDraws(token_keys(seed, step, torch.tensor(examples), torch.tensor(parts), packed_of(*lengths)))
+    return TokenRng(token_keys(seed, step, torch.tensor(examples), torch.tensor(parts), packed_of(*lengths)))
 
 
-def kept(draws: TokenDraws, tokens: int, channels: int, rate: float = 0.5) -> torch.Tensor:
-    return draws.drop(torch.ones(tokens, channels), rate) > 0
+def kept(rng: TokenRng, tokens: int, channels: int, rate: float = 0.5) -> torch.Tensor:
+    return rng.drop(torch.ones(tokens, channels), rate) > 0
 
 
 def test_without_draws_or_rate_nothing_happens():
@@ -48,12 +48,12 @@ def test_rate_and_scale(rate):
 
 
 def test_choices_are_independent():
-    draws = draws_for((500, 500), (0, 1))
-    site0, site1 = kept(draws.at(0), 1000, 256), kept(draws.at(1), 1000, 256)
+    rng = draws_for((500, 500), (0, 1))
+    site0, site1 = kept(rng.at(0), 1000, 256), kept(rng.at(1), 1000, 256)
     others = {
         "site": (site0, site1),
-        "place within a place": (site0, kept(draws.at(0).at(0), 1000, 256)),
-        "order of places": (kept(draws.at(0).at(1), 1000, 256), kept(draws.at(1).at(0), 1000, 256)),
+        "place within a place": (site0, kept(rng.at(0).at(0), 1000, 256)),
+        "order of places": (kept(rng.at(0).at(1), 1000, 256), kept(rng.at(1).at(0), 1000, 256)),
         "channel": (site0[:, :-1], site0[:, 1:]),
         "lane": (site0[:, :-4], site0[:, 4:]),
         "position": (site0[:-1], site0[1:]),
@@ -83,10 +83,10 @@ def test_packing_does_not_change_it():
 
 
 def test_rows_are_the_tokens_draws():
-    draws = draws_for((4, 6), (1, 2)).at(3)
-    rows = draws.rows(torch.tensor([0, 4]))
-    assert torch.equal(kept(rows, 2, 20), kept(draws, 10, 20)[[0, 4]])
-    assert torch.equal(kept(rows.at(1), 2, 20), kept(draws.at(1), 10, 20)[[0, 4]])
+    rng = draws_for((4, 6), (1, 2)).at(3)
+    rows = rng.rows(torch.tensor([0, 4]))
+    assert torch.equal(kept(rows, 2, 20), kept(rng, 10, 20)[[0, 4]])
+    assert torch.equal(kept(rows.at(1), 2, 20), kept(rng.at(1), 10, 20)[[0, 4]])
 
 
 def test_gradient_uses_the_same_choice():
@@ -122,10 +122,10 @@ def test_the_hash_does_not_depend_on_what_else_is_hashed():
 def test_attention_dropout_has_its_rate_and_follows_the_token(mask):
     torch.manual_seed(0)
     attention = SelfAttention(24, 3, 0.25).double()
-    name_sites(attention)
+    name_dropouts(attention)
     x = torch.randn(40, 24, dtype=torch.float64)
-    together = attention(x, Context.of(packed_of(11, 29), mask, draws=draws_for((11, 29), (5, 6))))
-    alone = attention(x[11:], Context.of(packed_of(29), mask, draws=draws_for((29,), (6,))))
+    together = attention(x, Context.of(packed_of(11, 29), mask, rng=draws_for((11, 29), (5, 6))))
+    alone = attention(x[11:], Context.of(packed_of(29), mask, rng=draws_for((29,), (6,))))
     torch.testing.assert_close(together[11:], alone, rtol=0, atol=1e-13)
     assert not torch.allclose(alone, attention(x[11:], Context.of(packed_of(29), mask)))
     weights = torch.ones(2, 3, 40, 40)
@@ -137,7 +137,7 @@ def layer_of(rate: float) -> PreNormLayer:
     torch.manual_seed(0)
     parts = SelfAttention(24, 3, rate), FeedForward(24, 32, "gelu", dropout=rate), torch.nn.LayerNorm(24)
     layer = PreNormLayer(*parts, torch.nn.LayerNorm(24), rate).double()
-    name_sites(layer, "layers.0.")
+    name_dropouts(layer, "layers.0.")
     return layer
 
 
@@ -145,30 +145,30 @@ def test_micro_batches_give_the_same_gradient():
     layer = layer_of(0.2)
     lengths, examples = (5, 20, 1, 18), (9, 2, 4, 7)
     x = torch.randn(sum(lengths), 24, dtype=torch.float64)
-    layer(x, Context.of(packed_of(*lengths), Causal(), draws=draws_for(lengths, examples))).square().sum().backward()
+    layer(x, Context.of(packed_of(*lengths), Causal(), rng=draws_for(lengths, examples))).square().sum().backward()
     whole = [parameter.grad.clone() for parameter in layer.parameters()]
     layer.zero_grad()
     parts = dict(zip(range(4), x.split(lengths), strict=True))
     for members in ((3, 1), (2,), (0,)):
         some = tuple(lengths[member] for member in members)
         part = torch.cat([parts[member] for member in members])
-        draws = draws_for(some, tuple(examples[member] for member in members))
-        layer(part, Context.of(packed_of(*some), Causal(), draws=draws)).square().sum().backward()
+        rng = draws_for(some, tuple(examples[member] for member in members))
+        layer(part, Context.of(packed_of(*some), Causal(), rng=rng)).square().sum().backward()
     for parameter, wanted in zip(layer.parameters(), whole, strict=True):
         torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=1e-11)
 
 
 SOURCES = {
     "by token": lambda seed: draws_for((11, 29), (5, 6), seed=seed),
-    "by device": lambda seed: DeviceDraws(seed, torch.device("cpu")),
+    "by device": lambda seed: DeviceRng(seed, torch.device("cpu")),
 }
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_a_recomputed_layer_drops_the_same(source):
     """With a second layer between its forward and its recomputation, and without restoring a generator."""
-    first, second, draws = layer_of(0.3), layer_of(0.3), source(1)
-    own = [Context.of(packed_of(11, 29), Causal(), draws=draws.at(number)) for number in (0, 1)]
+    first, second, rng = layer_of(0.3), layer_of(0.3), source(1)
+    own = [Context.of(packed_of(11, 29), Causal(), rng=rng.at(number)) for number in (0, 1)]
     without = Context.of(packed_of(11, 29), Causal())
     gradients = []
     for recompute in (False, True):
@@ -188,7 +188,7 @@ def test_a_recomputed_layer_drops_the_same(source):
 def test_the_order_of_calls_changes_nothing(source):
     x, places = torch.ones(40, 24), ("norm", "ffn", "head")
     parts = torch.nn.ModuleDict({name: Dropout(0.5) for name in places})
-    name_sites(parts)
+    name_dropouts(parts)
     there, back = source(1), source(1)
     dropped = {name: parts[name](x, there) for name in places}
     other = {name: parts[name](x, back) for name in reversed(places)}
@@ -200,4 +200,4 @@ def test_the_order_of_calls_changes_nothing(source):
 def test_a_dropout_without_a_name_is_refused():
     with pytest.raises(ValueError, match="without a name"):
         Dropout(0.5)(torch.ones(3, 4), draws_for((3,), (0,)))
-    assert Dropout(0.5).draws(None) is None
+    assert Dropout(0.5).rng(None) is None

@@ -12,7 +12,7 @@ from kernel_stand_ins import flash_on_cpu
 
 from lmtool.nn import attention, kernels
 from lmtool.nn.attention import SelfAttention, attend, attention_path, reference_attention
-from lmtool.nn.dropout import DeviceDraws, TokenDraws
+from lmtool.nn.dropout import DeviceRng, TokenRng
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
 from lmtool.nn.layout import Causal, Full, Layout, PrefixLM
 from lmtool.nn.positions import Alibi, Position
@@ -221,13 +221,13 @@ def test_flash_attention_needs_an_ampere(monkeypatch, capability, kernel):
 
 DRAWS = {
     "none": lambda: None,
-    "device": lambda: DeviceDraws(0, torch.device("cpu")),
-    "token": lambda: TokenDraws(torch.arange(sum(LENGTHS))),
+    "device": lambda: DeviceRng(0, torch.device("cpu")),
+    "token": lambda: TokenRng(torch.arange(sum(LENGTHS))),
 }
 
 
 @pytest.mark.parametrize(
-    ("mask", "dtype", "dropout", "draws", "biased", "taken"),
+    ("mask", "dtype", "dropout", "rng", "biased", "taken"),
     [
         (Full(), torch.bfloat16, 0.0, "device", False, "flash"),
         (Causal(), torch.bfloat16, 0.0, "device", False, "flash"),
@@ -244,7 +244,7 @@ DRAWS = {
         (PrefixLM((2,) * len(LENGTHS)), torch.bfloat16, 0.0, "device", False, "tiles"),
     ],
 )
-def test_the_path_that_attend_takes(with_flash, monkeypatch, mask, dtype, dropout, draws, biased, taken):
+def test_the_path_that_attend_takes(with_flash, monkeypatch, mask, dtype, dropout, rng, biased, taken):
     paths = []
     for name, path in (("flash_attention", "flash"), ("jagged_attention", "jagged"), ("tiled_attention", "tiles")):
         real = getattr(attention, name)
@@ -252,10 +252,10 @@ def test_the_path_that_attend_takes(with_flash, monkeypatch, mask, dtype, dropou
     layout = layout_of(mask)
     inputs = [x.detach().to(dtype).contiguous() for x in projected(layout)[1]]
     with flash_on_cpu():
-        out = attend(*inputs, layout, Alibi(HEADS) if biased else None, None, dropout, DRAWS[draws]())
+        out = attend(*inputs, layout, Alibi(HEADS) if biased else None, None, dropout, DRAWS[rng]())
     assert paths == [taken]
     assert out.shape == inputs[0].shape and out.dtype == dtype and bool(out.isfinite().all())
-    if dropout == 0.0 or draws == "none":
+    if dropout == 0.0 or rng == "none":
         wide = [x.double() for x in inputs]
         wanted = reference_attention(*wide, layout, Alibi(HEADS) if biased else None)
         torch.testing.assert_close(out.double(), wanted, rtol=2**-6, atol=2**-6)
@@ -341,11 +341,11 @@ def test_dropout_on_cuda_takes_the_jagged_kernel(mask, monkeypatch):
     positions = Packed(torch.zeros(sum(lengths), device=CUDA), lengths).positions
     v = torch.eye(64, device=CUDA, dtype=torch.bfloat16)[positions][:, None].expand(-1, 4, -1).contiguous()
     whole = reference_attention(q.double(), q.double(), v.double(), layout)
-    dropped = attend(q, q, v, layout, None, None, rate, DeviceDraws(7, CUDA))
+    dropped = attend(q, q, v, layout, None, None, rate, DeviceRng(7, CUDA))
     assert taken and dropped.shape == whole.shape
     seen = whole > 1e-3
     kept = dropped[seen] != 0
     torch.testing.assert_close(dropped[seen][kept].double(), whole[seen][kept] / (1 - rate), rtol=3e-2, atol=1e-3)
     assert abs(1 - kept.double().mean() - rate) < 5 * (rate * (1 - rate) / kept.numel()) ** 0.5
-    assert torch.equal(dropped, attend(q, q, v, layout, None, None, rate, DeviceDraws(7, CUDA)))
-    assert not torch.equal(dropped, attend(q, q, v, layout, None, None, rate, DeviceDraws(8, CUDA)))
+    assert torch.equal(dropped, attend(q, q, v, layout, None, None, rate, DeviceRng(7, CUDA)))
+    assert not torch.equal(dropped, attend(q, q, v, layout, None, None, rate, DeviceRng(8, CUDA)))

@@ -17,7 +17,7 @@ from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.nn.attention import SelfAttention, attend
 from lmtool.nn.configs import PositionsConfig, RotaryPositionsConfig, ShawPositionsConfig, T5PositionsConfig
 from lmtool.nn.context import Context
-from lmtool.nn.dropout import DeviceDraws, TokenDraws, name_sites, token_keys
+from lmtool.nn.dropout import DeviceRng, TokenRng, name_dropouts, token_keys
 from lmtool.nn.layout import Causal, Full, Layout, Mask
 from lmtool.nn.positions import Alibi, Learned, Position, PositionSizes, Rotary, Shaw, Sinusoidal, T5Buckets
 from lmtool.types import Packed
@@ -129,17 +129,17 @@ def test_packed_equals_alone_and_everything_learns(config, kind: str) -> None:
 def test_attention_dropout_follows_the_token(kind: str) -> None:
     torch.manual_seed(0)
     attention, position = SelfAttention(HEADS * SIZE, HEADS, 0.25).double(), position_of(kind)
-    name_sites(attention)
+    name_dropouts(attention)
     x = torch.randn(40, HEADS * SIZE, dtype=torch.float64)
 
     def out(x: Tensor, lengths: tuple[int, ...], examples: tuple[int, ...]) -> Tensor:
         packed, numbers = packed_of(*lengths), torch.tensor(examples)
-        draws = TokenDraws(token_keys(0, 1, numbers, numbers * 0, packed))
-        return attention(x, Context.of(packed, Causal(), position, draws=draws))
+        rng = TokenRng(token_keys(0, 1, numbers, numbers * 0, packed))
+        return attention(x, Context.of(packed, Causal(), position, rng=rng))
 
     torch.testing.assert_close(out(x, (11, 29), (5, 6))[11:], out(x[11:], (29,), (6,)), rtol=0, atol=1e-12)
     native = [
-        attention(x, Context.of(packed_of(40), Causal(), position, draws=DeviceDraws(seed, torch.device("cpu"))))
+        attention(x, Context.of(packed_of(40), Causal(), position, rng=DeviceRng(seed, torch.device("cpu"))))
         for seed in (1, 1, 2)
     ]
     assert torch.equal(native[0], native[1]) and not torch.allclose(native[0], native[2])

@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtool.nn.recurrent import Lockstep, Lstm, State
+from lmtool.nn.recurrent import Lockstep, LstmCell, State
 from lmtool.types import Segments
 
 LENGTHS = (3, 1, 6, 0, 4)
 
 
-def drawn(projection: int | None, clips: tuple[float | None, float | None] = (None, None), inputs: int = 3) -> Lstm:
+def drawn(projection: int | None, clips: tuple[float | None, float | None] = (None, None), inputs: int = 3) -> LstmCell:
     torch.manual_seed(1)
-    layer = Lstm(inputs, 5, projection, *clips).double()
+    layer = LstmCell(inputs, 5, projection, *clips).double()
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.7)
     return layer
 
 
-def plain(layer: Lstm, x_TI: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def plain(layer: LstmCell, x_TI: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """One text, step by step, by the definition: what is given at each, and the last states."""
     (given, cell), outputs = state, []
     for x_I in x_TI:
@@ -124,4 +124,4 @@ def test_forget_gates_begin_open():
 
 def test_a_clip_needs_a_projection():
     with pytest.raises(ValueError, match="no projection"):
-        Lstm(3, 5, projection_clip=3.0)
+        LstmCell(3, 5, projection_clip=3.0)

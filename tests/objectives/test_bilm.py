@@ -79,7 +79,7 @@ def test_what_a_forward_keeps_is_planned(tokenizer):
     batch = examples.batch(examples.plan(0).rows, np.arange(len(examples.plan(0))), 0)
     kept = kept_of(learner, Formats(), batch.tokens / len(batch.examples)).activations
     # Texts that say the same again have hardly any words of their own.
-    kept -= VALUE_BYTES * learner.backbone.reader.kept_values
+    kept -= VALUE_BYTES * learner.backbone.reader.saved_activations
     saved = saved_bytes(learner, lambda: learner.backbone(batch.inputs))
     assert batch.tokens * kept == pytest.approx(saved, rel=0.25)
 

@@ -42,8 +42,8 @@ class Running(Decoder):
     def initial_state(self, lanes):
         return {"hidden": torch.zeros(lanes, self.hidden_size)}
 
-    def forward(self, packed, draws=None, cache=None, read_M=None, tap=None, carried=None):
-        x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, packed.positions, draws)
+    def forward(self, packed, rng=None, cache=None, read_M=None, tap=None, carried=None):
+        x_TH = self.embed.finish(self.embed.tokens(packed.tokens), packed, packed.positions, rng)
         before = self.initial_state(len(packed.lengths)) if carried is None else carried.before
         outs = [
             self.cell(part, first[None])

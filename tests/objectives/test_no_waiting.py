@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtool.config.tables import build
-from lmtool.models.heads import losses
+from lmtool.models.heads import base
 from lmtool.nn import kernels
 from lmtool.nn.attention import attention_path
 from lmtool.tasks.configs import ClassificationConfig
@@ -63,7 +63,7 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr("torch.nested._internal.sdpa._select_sdp_backend", lambda *_: SDPBackend.FLASH_ATTENTION)
     monkeypatch.setattr(kernels, "has_flash", lambda device: True)
-    monkeypatch.setitem(losses._CHUNKS, "meta", losses._CHUNKS["cuda"])
+    monkeypatch.setitem(base._CHUNKS, "meta", base._CHUNKS["cuda"])
     return META
 
 

@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 # By name: file name of the wheel, what it needs.
-PUBLISHED = {
+HF_FORMAT = {
     "lmtool": ("lmtool-0.1.0-py3-none-any.whl", ["torch>=2.11", "early", "Fast>=1", "datasets; extra == 'hub'"]),
     "early": ("early-1.0-py3-none-any.whl", ["backport; python_version < '3.12'", "ring[gold]"]),
     "fast": ("Fast-2.0-cp312-cp312-manylinux_2_17_x86_64.whl", ["arm; platform_machine == 'aarch64'", "early"]),
@@ -21,7 +21,7 @@ PUBLISHED = {
 
 
 def write_wheel(folder: Path, name: str, size: int = 10) -> None:
-    file, needed = PUBLISHED[name]
+    file, needed = HF_FORMAT[name]
     lines = ["Metadata-Version: 2.4", f"Name: {name}", *(f"Requires-Dist: {requirement}" for requirement in needed)]
     with zipfile.ZipFile(folder / file, "w") as archive:
         archive.writestr(f"{name}-1.dist-info/METADATA", "\n".join(lines) + "\n")
@@ -30,7 +30,7 @@ def write_wheel(folder: Path, name: str, size: int = 10) -> None:
 
 @pytest.fixture
 def bundle(script, monkeypatch):
-    """The script, with an index that has `PUBLISHED`; `bundle.asked` is what was asked of it."""
+    """The script, with an index that has `HF_FORMAT`; `bundle.asked` is what was asked of it."""
     module = script("bundle")
     module.asked = []
 

@@ -26,7 +26,7 @@ from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.models.configs import BertConfig, Gpt1Config, GptConfig
-from lmtool.models.heads.losses import loss_sum
+from lmtool.models.heads.base import loss_sum
 from lmtool.tasks import loading
 from lmtool.tasks.loading import load_task
 from lmtool.tuning.configs import FullConfig, HeadConfig

@@ -10,7 +10,7 @@ import torch
 from task_fixtures import backbone, evaluation, examples_of, split_data, task_config, tokenizer
 
 from lmtool.errors import UserError
-from lmtool.models.heads.spans import span_vectors
+from lmtool.models.heads.sequence import span_vectors
 from lmtool.tasks.loading import load_task
 
 TEXT = "a fine and warm film, what a lovely story: this is a waste of time"

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Regex, normalizers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers import growth
-from lmtool.tokenizers.growth import require_bounded, require_bounded_characters
+from lmtool.tokenizers import published
+from lmtool.tokenizers.published import require_bounded, require_bounded_characters
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 WORDS = {"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}
@@ -66,7 +66,7 @@ def test_no_text_grows_more_than_it_is_said_to() -> None:
             rules.append({"type": "Replace", "pattern": kind, "content": content})
         most, written = 1.0, list[str]()
         for rule in rules:
-            most *= growth._growth(rule, written)
+            most *= published._growth(rule, written)
         text = "".join(chance.choices("ab", k=20))
         # Where nothing stands is one place more than there are characters.
         assert len(normalizers.Sequence(steps).normalize_str(text)) <= most * (len(text) + 1), rules

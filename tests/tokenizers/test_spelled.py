@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.models.characters import Spellings
+from lmtool.models.characters import VocabularyBytes
 from lmtool.tokenizers.configs import SpelledConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ def test_of_a_long_word_the_first_bytes_are_kept(tokenizer):
 
 
 def test_spellings_are_bytes_and_texts_have_signs_of_their_own(tokenizer):
-    spellings = Spellings.of(tokenizer, 4)
+    spellings = VocabularyBytes.of(tokenizer, 4)
     ids = tokenizer.encode("The cats")
     rows = spellings.symbols_VB[ids]
     assert bytes(rows[0][:3].astype(np.uint8) - 1) == b"The" and rows[0][3] == 0

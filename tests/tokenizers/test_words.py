@@ -8,10 +8,10 @@ import pytest
 from test_published_folders import ADVERSARIAL, TEXTS
 
 from lmtool.config.tables import build
-from lmtool.tokenizers import words
+from lmtool.tokenizers import texts
 from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig
+from lmtool.tokenizers.texts import FlatEncoder
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.tokenizers.words import FlatEncoder
 
 ALPHABET = (
     "abcdeé\u0301ÀßİΣς中한 ก\u200b\u200d\xa0\u3000\u2028\t\n\r\x00\x1c\x85\ufeff\U0001f469.,'’[]<>#_-0１²" + " " * 12
@@ -30,7 +30,7 @@ def test_words_apart_have_the_ids_of_their_texts(lowercase, parse, tmp_path, mon
     build(WordPieceConfig(lowercase=lowercase), TEXTS, 300).save(tmp_path / "saved")
     tokenizer = Tokenizer.load(tmp_path / "saved", parse)
     assert tokenizer.reads_words_apart and tokenizer.parse_special_tokens == parse
-    monkeypatch.setattr(words, "_MOST", 2000)
+    monkeypatch.setattr(texts, "_MOST", 2000)
     corpus, encode = [*ADVERSARIAL, *TEXTS[:4], *fuzzed(3000)], FlatEncoder(tokenizer)
     for start in range(0, len(corpus), 500):
         portion = corpus[start : start + 500]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lmtool.config.tables import build
-from lmtool.nn.dropout import DeviceDraws
+from lmtool.nn.dropout import DeviceRng
 from lmtool.runs import checkpoints
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.loop import train
@@ -111,8 +111,8 @@ def test_fused_adamw_takes_the_steps_that_it_takes_on_a_cpu() -> None:
 
 def test_dropout_of_the_device_repeats_with_its_seed() -> None:
     device, x = torch.device(DEVICE, 0), torch.ones(500, 64, device=DEVICE)
-    first = DeviceDraws(3, device).drop(x, 0.25)
-    assert torch.equal(first, DeviceDraws(3, device).drop(x, 0.25))
-    assert not torch.equal(first, DeviceDraws(4, device).drop(x, 0.25))
+    first = DeviceRng(3, device).drop(x, 0.25)
+    assert torch.equal(first, DeviceRng(3, device).drop(x, 0.25))
+    assert not torch.equal(first, DeviceRng(4, device).drop(x, 0.25))
     assert abs(float((first == 0).double().mean()) - 0.25) < 5 * (0.25 * 0.75 / x.numel()) ** 0.5
     assert sorted(first.unique().tolist()) == pytest.approx([0.0, 4 / 3])

@@ -13,8 +13,8 @@ from lmtool.config.tables import build
 from lmtool.costs.memory_of_run import learning_by_role
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig
-from lmtool.nn.dropout import TokenDraws, token_keys
-from lmtool.nn.stack import Place
+from lmtool.nn.dropout import TokenRng, token_keys
+from lmtool.nn.stack import TapPoint
 from lmtool.tuning.configs.adapter import TrainedAdapter
 from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
@@ -62,9 +62,9 @@ def disturbed(family: str, **fields: Any) -> Any:
 def hidden(learner: Any, **more: Any) -> torch.Tensor:
     """States of a batch, with dropout."""
     examples, sides = torch.arange(len(LENGTHS)), [side(), side(seed=2)]
-    draws = TokenDraws(*[token_keys(0, 1, examples, examples * 0, tokens) for tokens in sides])
+    rng = TokenRng(*[token_keys(0, 1, examples, examples * 0, tokens) for tokens in sides])
     outputs = {"outputs": sides[1]} if learner.backbone.config.architecture == "encoder_decoder" else {}
-    return learner.backbone(sides[0], draws, **outputs, **more)
+    return learner.backbone(sides[0], rng, **outputs, **more)
 
 
 @PAIRS
@@ -120,7 +120,7 @@ def test_saved_and_built_again_it_gives_the_same(family: str, fields: dict[str, 
 def test_tokens_that_are_read_alone_and_taps(family: str, placement: str) -> None:
     learner = disturbed(family, placement=placement)
     whole = hidden(learner)
-    for tap in (None, Changed(Place(1), lambda x_TH: x_TH)):
+    for tap in (None, Changed(TapPoint(1), lambda x_TH: x_TH)):
         torch.testing.assert_close(hidden(learner, read_M=READ, tap=tap), whole[READ], rtol=1e-10, atol=1e-12)
     learner.eval()
     together = learner.outputs(batch_for(learner), 0)

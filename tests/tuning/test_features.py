@@ -84,9 +84,9 @@ def test_the_backbone_only_extracts(layers):
     learner = tuned(model_config("bert", num_layers=4), {"name": "head", "layers": layers})
     batch = batch_for(learner)
     learner.train()
-    draws = learner.draws(batch, 1)
-    assert torch.equal(learner.hidden_of(batch, draws), learner.hidden_of(batch, None))
-    assert learner.hidden_of(batch, draws).requires_grad == (layers == "scalar_mix")
+    rng = learner.dropout_rng(batch, 1)
+    assert torch.equal(learner.hidden_of(batch, rng), learner.hidden_of(batch, None))
+    assert learner.hidden_of(batch, rng).requires_grad == (layers == "scalar_mix")
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     train(learner)
     moved = {name for name, tensor in learner.state_dict().items() if not torch.equal(tensor, before[name])}

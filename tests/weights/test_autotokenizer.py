@@ -70,7 +70,7 @@ def exported(model: str, tokenizer: Tokenizer, split: bool, folder: Path) -> Pat
     config = entry.config()
     if isinstance(config, EncoderDecoderConfig) and config.start_role not in tokenizer.roles:
         return None
-    content = builder_module(entry).published_config(config)
+    content = builder_module(entry).to_hf_config(config)
     write_export(Export("", content, {}, {}, ()), config, tokenizer, Reading(False, 60, split), "", folder)
     return folder
 

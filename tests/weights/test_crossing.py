@@ -18,7 +18,7 @@ from lmtool.models.encoder_configs import (
 )
 from lmtool.nn.configs import RotaryPositionsConfig
 from lmtool.types import Packed
-from lmtool.weights.crossing import crossed, largest_difference
+from lmtool.weights.conversion.architectures import crossed, largest_difference
 from lmtool.weights.heads import CheckpointModel
 
 SIZES = {

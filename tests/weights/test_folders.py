@@ -17,7 +17,7 @@ import lmtool
 from lmtool.errors import UserError
 from lmtool.system import network
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights.folders import published_folder, tokenizer_folder
+from lmtool.weights.folders import hf_folder, tokenizer_folder
 from lmtool.weights.reading import read
 from tests.weights.published_folders import make
 
@@ -70,7 +70,7 @@ def test_what_is_no_file_is_not_read_as_if_there_were_none(folder: Path, name: s
     for make_it in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nowhere")):
         make_it(folder / name)
         with pytest.raises(UserError, match=f"{name} is no regular file"):
-            published_folder(str(folder))
+            hf_folder(str(folder))
         (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink()
 
 
@@ -143,8 +143,8 @@ def test_broken_configurations_are_named(folder: Path) -> None:
     for content, message in (("{", r"config\.json:1: not JSON"), ("[]", "no JSON object")):
         (folder / "config.json").write_text(content)
         with pytest.raises(UserError, match=message):
-            published_folder(str(folder))
-    assert published_folder(str(folder.parent)) is None
+            hf_folder(str(folder))
+    assert hf_folder(str(folder.parent)) is None
 
 
 def cache(original: Path, root: Path, *leave_out: str) -> str:
@@ -181,7 +181,7 @@ def test_the_hub_cache_is_read_without_a_socket(
     commit = cache(original, tmp_path)
     expected = read(str(original)).tensors
     for address in ("hf://some/bert", "hf://some/bert@main", f"hf://some/bert@{commit}"):
-        folder = published_folder(address, offline=True)
+        folder = hf_folder(address, offline=True)
         assert folder is not None and folder.revision == commit
         assert equal(read(address, offline=True).tensors, expected)
     assert not no_network
@@ -192,7 +192,7 @@ def test_the_hub_cache_is_read_without_a_socket(
         read("hf://some/other")
     for wrong in ("hf://a/b/c", "s3://bucket/name", "hf://some/bert@"):
         with pytest.raises(UserError, match="no address that lmtool reads"):
-            published_folder(wrong, offline=True)
+            hf_folder(wrong, offline=True)
 
 
 def test_a_tokenizer_on_the_hub_is_read_without_a_socket(

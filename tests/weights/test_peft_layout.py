@@ -13,10 +13,9 @@ import torch
 from lmtool.config.tables import build, lookup
 from lmtool.errors import UserError
 from lmtool.weights.load import load
-from lmtool.weights.peft import adapter, prompts
-from lmtool.weights.peft.maps import published_maps
+from lmtool.weights.peft import adapter
+from lmtool.weights.peft.maps import HFBase, Tuned, hf_linears
 from lmtool.weights.peft.settings import settings_of
-from lmtool.weights.peft.tuned import PublishedBase, Tuned
 from lmtool.weights.reading import their_names
 from tests.weights.published_folders import FAMILIES, logits_of, make, sample
 
@@ -38,7 +37,7 @@ def tuned(folder: Path, **fields: Any) -> tuple[Any, Tuned]:
                 parameter.normal_(0, 0.3)
     added = {name: tensor for name, tensor in parts.state_dict().items() if name in parts.added}
     ours = {name: tensor for name, tensor in parts.state_dict().items() if name not in parts.added}
-    base = PublishedBase(loaded.config, ours, their_names(loaded.config, ours), published_maps(loaded.config, ours))
+    base = HFBase(loaded.config, ours, their_names(loaded.config, ours), hf_linears(loaded.config, ours))
     return loaded, Tuned(json.loads(config.model_dump_json()), added, base, None)
 
 
@@ -204,7 +203,7 @@ def test_prompts_that_peft_reads_elsewhere_are_refused(
     added = {f"backbone.{'embed.' if name == 'virtual' else ''}{name}.weight": torch.zeros(2, 64)}
     config = lookup("model", model).config(num_layers=1, hidden_size=32, num_heads=2)
     with pytest.raises(UserError, match="with this head in another way"):
-        prompts.to_peft(Tuned({"name": "prompt"}, added, PublishedBase(config, {}, {}, ()), task_type, learned))
+        adapter.prompt_to_peft(Tuned({"name": "prompt"}, added, HFBase(config, {}, {}, ()), task_type, learned))
 
 
 def test_a_method_without_a_layout_names_another_export() -> None:

@@ -16,9 +16,9 @@ import lmtool
 from lmtool.cli import main as cli
 from lmtool.data.formats import with_format
 from lmtool.errors import UserError
-from lmtool.models.published import PublishedConfig
+from lmtool.models.published import HFConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights.folders import PublishedFolder
+from lmtool.weights.folders import HFFolder
 from lmtool.weights.sentence_encoders import MODES, SentenceEncoder, sentence_encoder
 from tests.breadth import slow_but
 from tests.commands.conftest import pretrain, write_text
@@ -166,11 +166,11 @@ def test_files_of_old_and_new_versions(config: dict[str, Any], modes: tuple[str,
     np.testing.assert_allclose(embedded(tmp_path / "encoder"), theirs.encode(TEXTS), rtol=0, atol=2e-5)
     assert theirs[1].pooling_mode in (modes, *modes[:1])
     (tmp_path / "encoder/modules.json").unlink()
-    given = sentence_encoder(PublishedFolder("x", tmp_path / "encoder", PublishedConfig({})), True)
+    given = sentence_encoder(HFFolder("x", tmp_path / "encoder", HFConfig({})), True)
     assert given == SentenceEncoder("1_Pooling/config.json", modes)
     for name in ("max_tokens", "cls_token"):
         (tmp_path / "encoder/1_Pooling/config.json").write_text(json.dumps(flags(name)))
-        fields = sentence_encoder(PublishedFolder("x", tmp_path / "encoder", PublishedConfig({})), True)
+        fields = sentence_encoder(HFFolder("x", tmp_path / "encoder", HFConfig({})), True)
         assert fields is not None and fields.task_fields("x")["pooling"] in ("max", "first")
 
 
@@ -256,7 +256,7 @@ def test_what_reads_behind_a_decoder_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_sentence_encoder_says_nothing(tmp_path: Path) -> None:
-    empty = PublishedFolder(str(tmp_path), tmp_path, PublishedConfig({}))
+    empty = HFFolder(str(tmp_path), tmp_path, HFConfig({}))
     assert sentence_encoder(empty, True) is None
     (tmp_path / "modules.json").write_text(json.dumps([MODEL]))
     assert sentence_encoder(empty, True) is None

@@ -22,13 +22,11 @@ from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models import llama
 from lmtool.models.base import Backbone
-from lmtool.models.family import PublishedClass, over_words
-from lmtool.models.heads.lm import lm_head, masked_lm_head
-from lmtool.models.heads.replaced_token import ReplacedTokenHead
+from lmtool.models.family import HFClass, over_words
+from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler
-from lmtool.weights.exporting import export_of
-from lmtool.weights.importing import write_import
-from lmtool.weights.parity import parity
+from lmtool.weights.conversion.parity import parity
+from lmtool.weights.exporting import export_of, write_import
 from lmtool.weights.task_heads import HEADS
 from tests.breadth import slow_but
 from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, sample
@@ -69,11 +67,11 @@ def module_of(family: str) -> Any:
 def config_of(family: str) -> Any:
     """The tiny model of a family as our configuration."""
     published = FAMILIES[family][0]().config.to_dict()
-    return Choice("model").validate(module_of(family).from_published_config(published))
+    return Choice("model").validate(module_of(family).from_hf_config(published))
 
 
-def classes_of(family: str) -> tuple[PublishedClass, ...]:
-    classes: tuple[PublishedClass, ...] = module_of(family).PUBLISHED.classes
+def classes_of(family: str) -> tuple[HFClass, ...]:
+    classes: tuple[HFClass, ...] = module_of(family).HF_FORMAT.classes
     return classes
 
 
@@ -97,7 +95,7 @@ def head_of(name: str, backbone: Backbone) -> nn.Module:
     return SequenceHead(backbone.hidden_size, 2)
 
 
-def write_checkpoint(family: str, published: PublishedClass, folder: Path, **fields: Any) -> None:
+def write_checkpoint(family: str, published: HFClass, folder: Path, **fields: Any) -> None:
     """A checkpoint of ours with the heads of a class of transformers: a task's learner's, or those of pretraining.
     fields: of the model's configuration, in the place of the tiny one's."""
     torch.manual_seed(11)
@@ -225,11 +223,11 @@ def test_a_map_that_is_wrong_in_both_directions_is_noticed(
 ) -> None:
     """Only the other side sees it: what lmtool reads again is what it wrote."""
     wrong = over_words("LlamaForTokenClassification", "classifier")
-    declared = replace(llama.PUBLISHED, classes=(wrong, *llama.PUBLISHED.classes[1:]))
+    declared = replace(llama.HF_FORMAT, classes=(wrong, *llama.HF_FORMAT.classes[1:]))
     declared = replace(declared, outside=(*declared.outside, "classifier."))
-    for name in ("to_published", "from_published"):
+    for name in ("to_hf", "from_hf"):
         monkeypatch.setattr(llama, name, getattr(declared, name))
-    monkeypatch.setattr(llama, "PUBLISHED", declared)
+    monkeypatch.setattr(llama, "HF_FORMAT", declared)
     write_checkpoint("llama", wrong, tmp_path / "ours")
     capsys.readouterr()
     exported(tmp_path, 3)
@@ -403,7 +401,7 @@ def test_no_class_is_forgotten(family: str) -> None:
     models = {name for name in module.__all__ if issubclass(getattr(module, name), base)}
     models -= {name for name in models if name.endswith(("TrainedModel", "PretrainedModel", "PretrainedBartModel"))}
     assert models == set(known_classes(family))
-    declared = module_of(family).PUBLISHED
+    declared = module_of(family).HF_FORMAT
     assert {entry.name for entry in declared.classes} | set(declared.unlike) <= models
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtool.errors import UserError
-from lmtool.weights.word_files import is_word_file, read_words, write_words
+from lmtool.weights.conversion.word_vectors import is_word_file, read_words, write_words
 
 LINES = ["the 0.5 -1 2e-3 4", "cat 1 2 3 4", "the 9 9 9 9", ". . . 0 0 0.25 1"]
 

@@ -31,9 +31,9 @@ from lmtool.distillation.store.outputs import (
 )
 from lmtool.errors import UserError
 from lmtool.learners.mixed_examples import MixedExamples, examples_of
-from lmtool.models.heads.predicted import Classes, Shares, cut
+from lmtool.models.heads.predicted import Classes, TargetProbabilities, cut
 from lmtool.nn.configs import Side
-from lmtool.nn.stack import Place, Tap
+from lmtool.nn.stack import Tap, TapPoint
 from lmtool.types import Batch
 
 
@@ -87,7 +87,7 @@ class StoredTeacher(Teacher):
                 states(place, kept.logits_MC.float())
         return Seen(self.learner, batch, predicted)
 
-    def _kept(self, term: str, held: Held, device: torch.device) -> Shares:
+    def _kept(self, term: str, held: Held, device: torch.device) -> TargetProbabilities:
         kept = self.terms[term].of(held, held.keys(self.by_row), device)
         if kept is None:
             raise UserError(
@@ -96,9 +96,9 @@ class StoredTeacher(Teacher):
             )
         return kept
 
-    def _last(self, side: Side) -> Place:
+    def _last(self, side: Side) -> TapPoint:
         """The last layer of the stack that reads a side."""
-        return Place(self.learner.backbone.config.depths[side], side)
+        return TapPoint(self.learner.backbone.config.depths[side], side)
 
     def _read(self, opened: Opened) -> None:
         terms = opened.facts["terms"]
@@ -130,7 +130,7 @@ class StoredTeacher(Teacher):
         self, batch: Batch, held: Sequence[tuple[str, Held]], writers: dict[str, TermWriter], folder: Path
     ) -> None:
         depths = self.learner.backbone.config.depths
-        tap = Kept(states=[Place(depth, side) for side, depth in depths.items()]) if self.states else None
+        tap = Kept(states=[TapPoint(depth, side) for side, depth in depths.items()]) if self.states else None
         predicted = dict(super().see(batch.to(self.precision.device), tap).predicted)
         loose = sorted(predicted.keys() - held_terms(batch).keys())
         if loose:
@@ -148,7 +148,7 @@ class StoredTeacher(Teacher):
                     writer.add(part, part.keys(self.by_row), values)
 
 
-def _next_states(tap: Kept, place: Place, tokens: int) -> torch.Tensor:
+def _next_states(tap: Kept, place: TapPoint, tokens: int) -> torch.Tensor:
     """The states of the next forward that a tap kept. UserError where a learner does not read each text once."""
     states = tap.states[place].pop(0) if tap.states[place] else None
     if states is None or len(states) != tokens:

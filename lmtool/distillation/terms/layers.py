@@ -20,14 +20,14 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.configs import Side
 from lmtool.nn.initialization import materialize
-from lmtool.nn.stack import Place, Stack, Tap
-from lmtool.nn.tiled import Attended, TileScores
+from lmtool.nn.stack import Stack, Tap, TapPoint
+from lmtool.nn.tiled import AttentionInputs, TileScores
 from lmtool.types import Batch, Packed
 
 # What the terms between layers share: which places they compare, and what they keep of a step's forwards.
 
 
-Pair = tuple[Place, Place]
+Pair = tuple[TapPoint, TapPoint]
 """A place of the student, and the teacher's that it learns from."""
 
 
@@ -53,7 +53,7 @@ class LayerTerm(Term):
 
     def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
         """The places that are compared: by the layer map."""
-        yield from ((Place(own, side), Place(its, side)) for side, own, its in layers or ())
+        yield from ((TapPoint(own, side), TapPoint(its, side)) for side, own, its in layers or ())
 
     def tap(self, teacher: bool) -> Tap:
         places = [pair[teacher] for pair in self.pairs]
@@ -88,7 +88,7 @@ def last_places(student: BaseLearner, teacher: BaseLearner) -> Iterator[Pair]:
     """The last layers of the stacks that both have."""
     own, its = student.backbone.config, teacher.backbone.config
     for side in shared_sides(own, its):
-        yield Place(own.depths[side], side), Place(its.depths[side], side)
+        yield TapPoint(own.depths[side], side), TapPoint(its.depths[side], side)
 
 
 def texts_of(batch: Batch, side: Side) -> Sequence[Packed]:
@@ -123,14 +123,14 @@ class AttentionTerm(LayerTerm):
 
     def lost(self, student: Kept, teacher: Kept, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
         total, tokens = torch.zeros((), device=batch.inputs.tokens.device), 0
-        for own, its in zip(student.attended[pair[0]], teacher.attended[pair[1]], strict=True):
+        for own, its in zip(student.attention_inputs[pair[0]], teacher.attention_inputs[pair[1]], strict=True):
             for tiles in self.tiles(own, its):
                 total = total + self.distance(*tiles)
             tokens += len(own.q_TAD)
         return total, tokens
 
     @abstractmethod
-    def tiles(self, student: Attended, teacher: Attended) -> Iterator[Tiles]:
+    def tiles(self, student: AttentionInputs, teacher: AttentionInputs) -> Iterator[Tiles]:
         """The scores that are compared."""
 
     @abstractmethod
@@ -143,7 +143,7 @@ class Attention(AttentionTerm):
     tokens and layers: 1/h sum_i MSE(A_i student, A_i teacher) (Jiao et al. 2020, equation 8; "the attention matrix is
     used as the fitting target instead of its softmax output", section 3.1, and so in their code)."""
 
-    def tiles(self, student: Attended, teacher: Attended) -> Iterator[Tiles]:
+    def tiles(self, student: AttentionInputs, teacher: AttentionInputs) -> Iterator[Tiles]:
         return zip(student.scores(), teacher.scores(), strict=True)
 
     def distance(self, student: TileScores, teacher: TileScores) -> Tensor:
@@ -163,7 +163,7 @@ class Relations(AttentionTerm):
 
     config: RelationsConfig
 
-    def tiles(self, student: Attended, teacher: Attended) -> Iterator[Tiles]:
+    def tiles(self, student: AttentionInputs, teacher: AttentionInputs) -> Iterator[Tiles]:
         for relation in self.config.relations:
             if relation == "attention":
                 yield from zip(student.scores(), teacher.scores(), strict=True)
@@ -171,7 +171,7 @@ class Relations(AttentionTerm):
             pair = (attended.related(self._vectors(attended, relation)) for attended in (student, teacher))
             yield from zip(*pair, strict=True)
 
-    def _vectors(self, attended: Attended, relation: str) -> Tensor:
+    def _vectors(self, attended: AttentionInputs, relation: str) -> Tensor:
         x_TAD = {"queries": attended.q_TAD, "keys": attended.k_SAD, "values": attended.v_SAD}[relation]
         parts = self.config.relation_heads
         return x_TAD if parts is None else x_TAD.flatten(-2).unflatten(-1, (parts, -1))
@@ -275,7 +275,7 @@ class Embedded(Hidden):
 
     def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
         for side in shared_sides(student.backbone.config, teacher.backbone.config):
-            yield Place(0, side), Place(0, side)
+            yield TapPoint(0, side), TapPoint(0, side)
 
 
 class Patience(StateTerm):

@@ -13,7 +13,7 @@ from lmtool.distillation.interchange import Site, interventions, kept_for, parts
 from lmtool.distillation.seen import Kept, Reading, Seen, Teacher, see
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.models.heads.predicted import Predicted, Shares
+from lmtool.models.heads.predicted import Predicted, TargetProbabilities
 from lmtool.nn.stack import Tap
 from lmtool.types import Batch, Target
 
@@ -90,7 +90,7 @@ class OutputTerm(Term):
         }
 
     @abstractmethod
-    def lost(self, student: Predicted, teacher: Shares) -> Tensor:
+    def lost(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
         """The sum over the targets of one term."""
 
 
@@ -99,7 +99,7 @@ class Soft(OutputTerm):
 
     config: SoftConfig
 
-    def lost(self, student: Predicted, teacher: Shares) -> Tensor:
+    def lost(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
         return student.divergence_sum(teacher, self.config.temperature)
 
 
@@ -108,7 +108,7 @@ class Hard(OutputTerm):
 
     config: HardConfig
 
-    def lost(self, student: Predicted, teacher: Shares) -> Tensor:
+    def lost(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
         return student.hard_loss_sum(teacher.best())
 
 
@@ -171,5 +171,5 @@ class Interchange(OutputTerm):
         counterfactual = see(learner, batch, step, taps[False], losses=False)
         return super().sums(counterfactual, self.teacher.see(batch, taps[True]), step)
 
-    def lost(self, student: Predicted, teacher: Shares) -> Tensor:
+    def lost(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
         return student.divergence_sum(teacher, self.config.temperature)

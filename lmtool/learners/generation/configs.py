@@ -11,7 +11,7 @@ from lmtool.config.base import Config
 from lmtool.errors import UserError
 
 GENERATION = "generation_config.json"
-PUBLISHED = {
+HF_FORMAT = {
     "num_beams": "beams", "length_penalty": "length_penalty", "early_stopping": "early_stopping",
     "no_repeat_ngram_size": "no_repeat_ngram", "repetition_penalty": "repetition_penalty",
     "forced_eos_token_id": "forced_eos", "min_new_tokens": "min_new_tokens", "max_new_tokens": "max_new_tokens",
@@ -96,7 +96,7 @@ class GenerationConfig(Config):
 
 def published_settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """Our fields as a published generation_config.json, or a config.json from before there was one, sets them."""
-    settings = {field: data[key] for key, field in PUBLISHED.items() if data.get(key) is not None}
+    settings = {field: data[key] for key, field in HF_FORMAT.items() if data.get(key) is not None}
     if "forced_eos" in settings:
         settings["forced_eos"] = True
     if data.get("do_sample") is True:

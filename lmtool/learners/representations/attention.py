@@ -15,10 +15,10 @@ from torch import Tensor
 from lmtool.errors import UserError
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.nn.context import AttentionKind, TakesAttended
+from lmtool.nn.context import AttentionKind, AttentionObserver
 from lmtool.nn.positions import Position
-from lmtool.nn.stack import Place, Tap
-from lmtool.nn.tiled import Attended
+from lmtool.nn.stack import Tap, TapPoint
+from lmtool.nn.tiled import AttentionInputs
 from lmtool.training.precision import Precision
 from lmtool.types import Packed
 
@@ -30,14 +30,14 @@ class _Weights(Tap):
         self.layers: dict[int, Tensor] = {}
         self.terms: dict[int, dict[str, Tensor]] = {}
 
-    def wants(self, place: Place) -> bool:
+    def wants(self, place: TapPoint) -> bool:
         return False
 
-    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
+    def attention(self, place: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
         if place.side != "inputs" or kind != "self_attn":
             return None
 
-        def take(attended: Attended) -> None:
+        def take(attended: AttentionInputs) -> None:
             (weights_ALK,) = attended.weights()
             self.layers[place.layer] = weights_ALK
             _, queries, keys = weights_ALK.shape

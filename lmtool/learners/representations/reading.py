@@ -11,7 +11,7 @@ from lmtool.learners.representations.sentences import SentenceModules
 from lmtool.learners.representations.vectors import Embedder, HiddenStates, Pooling, depth_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
-from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
+from lmtool.weights.folders import HFFolder, hf_folder, read_settings
 from lmtool.weights.heads import form_of, format_of
 from lmtool.weights.load import Loaded
 from lmtool.weights.sentence_encoders import SentenceEncoder, refused, sentence_encoder
@@ -64,7 +64,7 @@ def embedder(
         raise UserError(f"pooling={pooling}: one of {', '.join(known)}", "pooling=mean")
     numbers = _numbers(layers, depth)
     states = HiddenStates(loaded.model.parts.backbone, precision, numbers)
-    published = published_folder(checkpoint, offline) if pooling == "auto" else None
+    published = hf_folder(checkpoint, offline) if pooling == "auto" else None
     encoder = None if published is None else sentence_encoder(published, offline)
     if published is not None and encoder is not None and layers == "last":
         return _of_sentences(loaded, states, published, encoder, batch_tokens, offline)
@@ -83,7 +83,7 @@ def embedder(
 def _of_sentences(
     loaded: Loaded,
     states: HiddenStates,
-    published: PublishedFolder,
+    published: HFFolder,
     encoder: SentenceEncoder,
     batch_tokens: int,
     offline: bool,

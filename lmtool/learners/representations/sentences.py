@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lmtool.errors import UserError
 from lmtool.models.heads.sequence import summary
 from lmtool.types import Packed
-from lmtool.weights.folders import PublishedFolder
+from lmtool.weights.folders import HFFolder
 from lmtool.weights.reading import read_file
 from lmtool.weights.sentence_encoders import Dense, SentenceEncoder, dense_file
 
@@ -29,7 +29,7 @@ class SentenceModules(nn.Module):
     """Pooling, and what stands behind it (Reimers and Gurevych 2019; sentence-transformers' Pooling, Dense, Normalize).
     width: D. UserError where the files of a linear map do not fit."""
 
-    def __init__(self, encoder: SentenceEncoder, folder: PublishedFolder, hidden_size: int, offline: bool):
+    def __init__(self, encoder: SentenceEncoder, folder: HFFolder, hidden_size: int, offline: bool):
         super().__init__()
         self.modes = encoder.modes
         self.behind = nn.ModuleList()

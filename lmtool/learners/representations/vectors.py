@@ -20,7 +20,7 @@ from lmtool.learners.representations.sentences import SentenceModules
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.sequence import summary
-from lmtool.nn.stack import Place, Stack, Tap
+from lmtool.nn.stack import Stack, Tap, TapPoint
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
@@ -34,7 +34,7 @@ class _Kept(Tap):
         self.layers = frozenset(layers)
         self.states: dict[int, Tensor] = {}
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         if place.side == "inputs" and place.layer in self.layers:
             self.states[place.layer] = x_TH
         return x_TH

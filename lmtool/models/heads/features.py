@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.nn.attention import only
-from lmtool.nn.context import AttentionKind, TakesAttended
-from lmtool.nn.stack import Place, Side, Tap
+from lmtool.nn.context import AttentionKind, AttentionObserver
+from lmtool.nn.stack import Side, Tap, TapPoint
 
 LAYERS = "layers"
 """Its name among the heads of a model."""
@@ -73,7 +73,7 @@ class LastFour(LayerFeatures):
         return torch.cat(tuple(states), -1)
 
 
-class KeptLayers(Tap):
+class LayerRecorder(Tap):
     """Keeps what `features` reads in a forward: of the layers of one side, below the last, the tokens that are read.
     tap: another one that sees and replaces before it."""
 
@@ -81,21 +81,21 @@ class KeptLayers(Tap):
         self.features, self.side, self.read_M, self.tap = features, side, read_M, tap
         self.states: list[Tensor] = []
 
-    def wants(self, place: Place) -> bool:
-        return self._keeps(place) or (self.tap is not None and self.tap.wants(place))
+    def wants(self, point: TapPoint) -> bool:
+        return self._records(point) or (self.tap is not None and self.tap.wants(point))
 
-    def _keeps(self, place: Place) -> bool:
-        return place.side == self.side and self.features.first <= place.layer < self.features.depth
+    def _records(self, point: TapPoint) -> bool:
+        return point.side == self.side and self.features.first <= point.layer < self.features.depth
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
-        if self.tap is not None and self.tap.wants(place):
-            x_TH = self.tap(place, x_TH)
-        if self._keeps(place):
+    def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
+        if self.tap is not None and self.tap.wants(point):
+            x_TH = self.tap(point, x_TH)
+        if self._records(point):
             self.states.append(only(x_TH, self.read_M))
         return x_TH
 
-    def attention(self, place: Place, kind: AttentionKind) -> TakesAttended | None:
-        return None if self.tap is None else self.tap.attention(place, kind)
+    def attention(self, point: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
+        return None if self.tap is None else self.tap.attention(point, kind)
 
     def read(self, last_MH: Tensor) -> Tensor:
         """(M, states * H). last_MH: what the forward gave."""

@@ -11,18 +11,19 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lmtool.errors import UserError
 from lmtool.models.base import Backbone, VocabularyHead
-from lmtool.models.heads.base import PredictingHead, TokenLogits
-from lmtool.models.heads.losses import linear_loss_sum, linear_scores, loss_sum
-from lmtool.nn.dropout import Draws
+from lmtool.models.heads.base import PredictingHead, TokenLogits, linear_loss_sum, linear_scores, loss_sum
+from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
 from lmtool.nn.regions import region
 from lmtool.types import Packed
 
-# Rows of logits over a vocabulary that are held at a time in evaluation.
+# Rows of logits over a vocabulary that are held at a time.
 _ROWS = 256
 
 
@@ -75,7 +76,7 @@ class LMHead(PredictingHead):
         return linear_scores(self.transform(hidden_MH), self.table(table_VH), self.bias, labels_M)
 
 
-class FamilyLMHead(LMHead):
+class BackboneLMHead(LMHead):
     """A family's way from hidden states to tokens: scaled, by a table of its own, with constants or a bias
     (`VocabularyHead`).
 
@@ -117,8 +118,8 @@ class AdaptiveLMHead(LMHead):
         """Rows of the table that a token is multiplied with, mean, where tokens are as frequent as Zipf's law has
         them: the first softmax's, and its own cluster's."""
         starts = list(accumulate(self.sizes))
-        shares = [math.log(end / start) / math.log(starts[-1]) for start, end in pairwise(starts)]
-        return self.sizes[0] + sum(share * size for share, size in zip(shares, self.sizes[1:], strict=True))
+        probabilities = [math.log(end / start) / math.log(starts[-1]) for start, end in pairwise(starts)]
+        return self.sizes[0] + sum(share * size for share, size in zip(probabilities, self.sizes[1:], strict=True))
 
     def _parts(self, table_VH: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Table and biases of the first softmax, then of the clusters."""
@@ -154,9 +155,9 @@ class AdaptiveLMHead(LMHead):
         first_labels, total, start = labels_M, hidden_MH.new_zeros(()), self.sizes[0]
         first, *tails = self._parts(table_VH)
         for number, (part, size) in enumerate(zip(tails, self.sizes[1:], strict=True)):
-            inside_M = (labels_M >= start) & (labels_M < start + size)
-            first_labels = first_labels.masked_fill(inside_M, self.sizes[0] + number)
-            rows = inside_M.nonzero()[:, 0]
+            in_cluster_M = (labels_M >= start) & (labels_M < start + size)
+            first_labels = first_labels.masked_fill(in_cluster_M, self.sizes[0] + number)
+            rows = in_cluster_M.nonzero()[:, 0]
             total = total + linear_loss_sum(hidden_MH[rows], *part, labels_M[rows] - start)
             start += size
         return total + linear_loss_sum(hidden_MH, *first, first_labels)
@@ -182,7 +183,7 @@ def lm_head(backbone: Backbone) -> LMHead:
         return AdaptiveLMHead(kind.cutoffs, backbone.hidden_size, backbone.config.vocab_size)
     if kind == VocabularyHead():
         return LMHead()
-    return FamilyLMHead(kind, backbone.hidden_size, backbone.config.vocab_size)
+    return BackboneLMHead(kind, backbone.hidden_size, backbone.config.vocab_size)
 
 
 class MaskedLMHead(LMHead):
@@ -213,10 +214,10 @@ class MaskedLMHead(LMHead):
         return self.norm(self.activation(self.dense(hidden_MH)))
 
     def states(
-        self, backbone: Backbone, packed: Packed, draws: Draws | None = None, read_M: Tensor | None = None
+        self, backbone: Backbone, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None
     ) -> Tensor:
         """(T, H), or (M, H) of `read_M`: the states that it reads, of a backbone over a packed batch."""
-        states: Tensor = backbone(packed, draws, read_M=read_M)
+        states: Tensor = backbone(packed, rng, read_M=read_M)
         return states
 
 
@@ -227,9 +228,9 @@ class EnhancedMaskedLMHead(MaskedLMHead):
     absolute: nn.Embedding
 
     def states(
-        self, backbone: Backbone, packed: Packed, draws: Draws | None = None, read_M: Tensor | None = None
+        self, backbone: Backbone, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None
     ) -> Tensor:
-        states: Tensor = backbone(packed, draws, read_M=read_M, absolute=self.absolute)
+        states: Tensor = backbone(packed, rng, read_M=read_M, absolute=self.absolute)
         return states
 
 
@@ -252,3 +253,69 @@ def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
     if isinstance(head, EnhancedMaskedLMHead):
         head.absolute = nn.Embedding(backbone.config.max_positions, backbone.hidden_size)
     return head
+
+
+# Heads of a model that reads a generator's text (Clark et al., "ELECTRA", 2020).
+#
+# Shape letters: T tokens, M places that predict, H hidden width, V rows of the table.
+
+
+class ReplacedTokenHead(PredictingHead):
+    """dense, activation, one number a token: positive where the token is not the original one."""
+
+    def __init__(self, hidden_size: int, activation: Activation = "gelu"):
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.activation = ACTIVATIONS[activation]
+        self.output = nn.Linear(hidden_size, 1)
+
+    def forward(self, hidden_TH: Tensor) -> Tensor:
+        """(T,) logits."""
+        return self.seen(self.output(self.activation(self.dense(hidden_TH)))[:, 0])
+
+
+class CopyGate(nn.Module):
+    """One number a token: how surely the token that is read is the original one."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.output = nn.Linear(hidden_size, 1)
+
+    def forward(self, hidden_TH: Tensor) -> Tensor:
+        """(T,) logits."""
+        return self.output(hidden_TH)[:, 0]
+
+
+def copy_losses(
+    head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor, labels_M: Tensor
+) -> Tensor:
+    """(M,) fp32 losses of a head with a copy gate (section 3.4, All-Tokens MLM): the probability of a token is that of
+    copying, where it is the one that is read, plus that of not copying times the head's.
+
+    gate_M: logits of copying. read_M: the tokens that are read. Logits are made again on the way back, so that no
+    more than a chunk of rows is held.
+    """
+
+    def part(gate: Tensor, hidden: Tensor, read: Tensor, labels: Tensor) -> Tensor:
+        generated = F.logsigmoid(-gate.float()) - F.cross_entropy(
+            head(hidden, table_VW).float(), labels, reduction="none"
+        )
+        copied = F.logsigmoid(gate.float()).masked_fill(read != labels, -torch.inf)
+        return -torch.logaddexp(copied, generated)
+
+    chunks = [
+        checkpoint(part, *chunk, use_reentrant=False)
+        for chunk in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M, labels_M)), strict=True)
+    ]
+    return torch.cat(chunks) if chunks else hidden_MH.new_zeros(0, dtype=torch.float32)
+
+
+@torch.no_grad()
+def copy_best(head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor) -> Tensor:
+    """(M,) the most probable tokens of a head with a copy gate."""
+    best = [read_M.new_zeros(0)]
+    for gate, hidden, read in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M)), strict=True):
+        copy = torch.sigmoid(gate.float())[:, None]
+        probabilities = head(hidden, table_VW).float().softmax(-1) * (1 - copy)
+        best.append(probabilities.scatter_add_(1, read[:, None], copy).argmax(-1))
+    return torch.cat(best)

@@ -18,14 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtool.models.heads.base import TokenLogits
-from lmtool.models.heads.losses import MadeForward, linear_loss_sum
+from lmtool.models.heads.base import ForwardGradient, TokenLogits, linear_loss_sum
 
 # Rows of logits over a vocabulary that are held at a time.
 ROWS = 256
 
 
-class Shares(ABC):
+class TargetProbabilities(ABC):
     """What a student learns from: the probabilities of M targets, of a teacher, of several, or of a file."""
 
     @abstractmethod
@@ -33,28 +32,30 @@ class Shares(ABC):
         """M, or how many probabilities there are where each stands alone."""
 
     @abstractmethod
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         """Of the targets from `first` to before `last`, in fp32 and without gradient: (rows, C) that add up to 1; of
         binary decisions (rows,); of values these themselves, whatever the temperature."""
 
     def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
         """The same for a student of these log probabilities (rows, C). Where shares are known of some classes alone,
         the others have what is left in proportion to the student's own: as if they were one class together."""
-        return self.shares(temperature, first, last)
+        return self.probabilities(temperature, first, last)
 
     def best(self) -> Tensor:
         """(M,) the hard labels: the most probable class of each target, the side of each binary decision as 0.0 or 1.0,
         or the values."""
         if len(self) == 0:
-            return self.hardened(self.shares())
-        return torch.cat([self.hardened(self.shares(1.0, first, first + ROWS)) for first in range(0, len(self), ROWS)])
+            return self.hardened(self.probabilities())
+        return torch.cat(
+            [self.hardened(self.probabilities(1.0, first, first + ROWS)) for first in range(0, len(self), ROWS)]
+        )
 
-    def hardened(self, shares: Tensor) -> Tensor:
+    def hardened(self, probabilities: Tensor) -> Tensor:
         """The hard labels that shares at temperature 1 stand for."""
-        return shares.argmax(-1)
+        return probabilities.argmax(-1)
 
 
-class Predicted(Shares):
+class Predicted(TargetProbabilities):
     """What a model predicts of M targets, with gradient."""
 
     @abstractmethod
@@ -65,11 +66,11 @@ class Predicted(Shares):
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
         """The shares that scores stand for."""
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         return self.normalized(self.scores(first, last), temperature)
 
     @abstractmethod
-    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+    def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
         """The sum over targets of the divergence from a teacher, a scalar; of values the squared errors."""
 
     @abstractmethod
@@ -92,11 +93,13 @@ class Classes(Predicted):
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
         return (scores / temperature).softmax(-1)
 
-    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+    def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
         logs_MC = (self.logits_MC.float() / temperature).log_softmax(-1)
-        shares_MC = teacher.completed(logs_MC.detach(), temperature)
+        probabilities_MC = teacher.completed(logs_MC.detach(), temperature)
         # What cannot be counts nothing: 0 times -inf is no number.
-        each_MC = torch.xlogy(shares_MC, shares_MC) - shares_MC * logs_MC.masked_fill(shares_MC == 0, 0.0)
+        each_MC = torch.xlogy(probabilities_MC, probabilities_MC) - probabilities_MC * logs_MC.masked_fill(
+            probabilities_MC == 0, 0.0
+        )
         return each_MC.sum() * temperature**2
 
     def hard_loss_sum(self, labels: Tensor) -> Tensor:
@@ -118,14 +121,14 @@ class Binary(Predicted):
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
         return (scores / temperature).sigmoid()
 
-    def hardened(self, shares: Tensor) -> Tensor:
-        return (shares >= 0.5).float()
+    def hardened(self, probabilities: Tensor) -> Tensor:
+        return (probabilities >= 0.5).float()
 
-    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
-        yes_M = teacher.shares(temperature)
-        crossed = F.binary_cross_entropy_with_logits(self.logits_M.float() / temperature, yes_M, reduction="sum")
-        own = torch.xlogy(yes_M, yes_M).sum() + torch.xlogy(1 - yes_M, 1 - yes_M).sum()
-        return (crossed + own) * temperature**2
+    def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
+        yes_M = teacher.probabilities(temperature)
+        cross_entropy = F.binary_cross_entropy_with_logits(self.logits_M.float() / temperature, yes_M, reduction="sum")
+        entropy = torch.xlogy(yes_M, yes_M).sum() + torch.xlogy(1 - yes_M, 1 - yes_M).sum()
+        return (cross_entropy + entropy) * temperature**2
 
     def hard_loss_sum(self, labels: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(self.logits_M.float(), labels, reduction="sum")
@@ -147,18 +150,18 @@ class Values(Predicted):
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
         return scores
 
-    def hardened(self, shares: Tensor) -> Tensor:
-        return shares
+    def hardened(self, probabilities: Tensor) -> Tensor:
+        return probabilities
 
-    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
-        return self.hard_loss_sum(teacher.shares())
+    def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
+        return self.hard_loss_sum(teacher.probabilities())
 
     def hard_loss_sum(self, labels: Tensor) -> Tensor:
         return F.mse_loss(self.values_M.float(), labels, reduction="sum") / self.unit**2
 
 
 @dataclass(frozen=True)
-class Words(Predicted):
+class TokenPredictions(Predicted):
     """One word of a vocabulary a target; its logits are made a few rows at a time."""
 
     logits: TokenLogits
@@ -173,7 +176,7 @@ class Words(Predicted):
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
         return (scores / temperature).softmax(-1)
 
-    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+    def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
         logits = self.logits
         device = logits.hidden_MW.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else logits.hidden_MW.dtype
@@ -184,7 +187,7 @@ class Words(Predicted):
         return linear_loss_sum(self.logits.hidden_MW, self.logits.table_VW, self.logits.bias_V, labels)
 
 
-class _LinearDivergenceSum(MadeForward):
+class _LinearDivergenceSum(ForwardGradient):
     """`Classes(F.linear(hidden, weight, bias)).divergence_sum(teacher)` in chunks of rows, whose gradients are made on
     the way forward, as in `linear_loss_sum`. Differentiable once."""
 
@@ -194,7 +197,7 @@ class _LinearDivergenceSum(MadeForward):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        teacher: Shares,
+        teacher: TargetProbabilities,
         temperature: float,
         kind: torch.dtype,
     ) -> Tensor:
@@ -210,10 +213,10 @@ class _LinearDivergenceSum(MadeForward):
                 logits = F.linear(rows, weight_kind).float()
                 logs = ((logits if bias is None else logits + bias) / temperature).log_softmax(-1)
             # The teacher's products in its own number format, which the caller's context is.
-            shares = teacher.completed(logs, temperature, first, first + ROWS)
+            probabilities = teacher.completed(logs, temperature, first, first + ROWS)
             with torch.autocast(hidden.device.type, enabled=False):
-                total += (torch.xlogy(shares, shares) - shares * logs).sum()
-                gradient = (logs.exp() - shares) * temperature
+                total += (torch.xlogy(probabilities, probabilities) - probabilities * logs).sum()
+                gradient = (logs.exp() - probabilities) * temperature
                 if bias_gradient is not None:
                     bias_gradient += gradient.sum(0)
                 gradient = gradient.to(kind)
@@ -221,8 +224,8 @@ class _LinearDivergenceSum(MadeForward):
                     hidden_gradients.append(gradient @ weight_kind)
                 if weight_gradient is not None:
                     weight_gradient += (gradient.T @ rows).to(weight.dtype)
-        whole = torch.cat(hidden_gradients).to(hidden.dtype) if hidden_gradients else torch.zeros_like(hidden)
-        ctx.gradients = (whole if for_hidden else None, weight_gradient, bias_gradient)
+        hidden_gradient = torch.cat(hidden_gradients).to(hidden.dtype) if hidden_gradients else torch.zeros_like(hidden)
+        ctx.gradients = (hidden_gradient if for_hidden else None, weight_gradient, bias_gradient)
         return total * temperature**2
 
 
@@ -232,16 +235,18 @@ class _LinearDivergenceSum(MadeForward):
 
 
 @dataclass(frozen=True)
-class Averaged(Shares):
+class Averaged(TargetProbabilities):
     """parts: of at least one model each. weights: adding up to 1. average: of probabilities, at the temperature that is
     asked for; of logits, which predictions alone have."""
 
-    parts: Sequence[Shares]
+    parts: Sequence[TargetProbabilities]
     weights: Sequence[float]
     average: Literal["probabilities", "logits"] = "probabilities"
 
     @classmethod
-    def of(cls, weighted: Sequence[tuple[float, Shares]], average: Literal["probabilities", "logits"]) -> Averaged:
+    def of(
+        cls, weighted: Sequence[tuple[float, TargetProbabilities]], average: Literal["probabilities", "logits"]
+    ) -> Averaged:
         """weighted: with any positive weights."""
         total = sum(weight for weight, _ in weighted)
         return cls([part for _, part in weighted], [weight / total for weight, _ in weighted], average)
@@ -249,19 +254,19 @@ class Averaged(Shares):
     def __len__(self) -> int:
         return len(self.parts[0])
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         if self.average == "logits":
             predicted = [cast(Predicted, part) for part in self.parts]
             return predicted[0].normalized(self._mean([part.scores(first, last) for part in predicted]), temperature)
-        return self._mean([part.shares(temperature, first, last) for part in self.parts])
+        return self._mean([part.probabilities(temperature, first, last) for part in self.parts])
 
     def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
         if self.average == "logits":
-            return self.shares(temperature, first, last)
+            return self.probabilities(temperature, first, last)
         return self._mean([part.completed(logs, temperature, first, last) for part in self.parts])
 
-    def hardened(self, shares: Tensor) -> Tensor:
-        return self.parts[0].hardened(shares)
+    def hardened(self, probabilities: Tensor) -> Tensor:
+        return self.parts[0].hardened(probabilities)
 
     def _mean(self, each: Sequence[Tensor]) -> Tensor:
         mean = self.weights[0] * each[0]
@@ -281,7 +286,7 @@ class Averaged(Shares):
 
 
 @dataclass(frozen=True)
-class TopWords(Shares):
+class TopWords(TargetProbabilities):
     """words_MK: the most probable words, the best first. logits_MK: of these. norms_MS: log of the sum over all words
     of exp(logit / T), by temperature. vocabulary: V."""
 
@@ -293,44 +298,48 @@ class TopWords(Shares):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, predicted: Words, k: int, temperatures: Sequence[float]) -> TopWords:
-        """The cut of a prediction. Logits are of shares: they add up to 1 at temperature 1, over all words."""
-        words, kept, norms, vocabulary = [], [], [], 0
+    def of(cls, predicted: TokenPredictions, k: int, temperatures: Sequence[float]) -> TopWords:
+        """The cut of a prediction. Logits are of probabilities: they add up to 1 at temperature 1, over all words."""
+        words, top_logits, norms, vocabulary = [], [], [], 0
         for first in range(0, max(len(predicted), 1), ROWS):
             logits_RV = predicted.logits.of(first, first + ROWS).float().log_softmax(-1)
             vocabulary = logits_RV.shape[1]
             top = logits_RV.topk(min(k, vocabulary), dim=-1)
             words.append(top.indices)
-            kept.append(top.values)
+            top_logits.append(top.values)
             norms.append(torch.stack([(logits_RV / t).logsumexp(-1) for t in temperatures], 1))
-        return cls(torch.cat(words), torch.cat(kept), torch.cat(norms), tuple(temperatures), vocabulary)
+        return cls(torch.cat(words), torch.cat(top_logits), torch.cat(norms), tuple(temperatures), vocabulary)
 
     def __len__(self) -> int:
         return len(self.words_MK)
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         """(rows, V) of the words that are kept among all; 0 for the others."""
-        shares_RK = self._kept(temperature, first, last)
-        whole_RV = shares_RK.new_zeros(len(shares_RK), self.vocabulary)
-        return whole_RV.scatter_(1, self.words_MK[first:last].long(), shares_RK)
+        probabilities_RK = self._top_probabilities(temperature, first, last)
+        probabilities_RV = probabilities_RK.new_zeros(len(probabilities_RK), self.vocabulary)
+        return probabilities_RV.scatter_(1, self.words_MK[first:last].long(), probabilities_RK)
 
     def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
-        shares_RK, words_RK = self._kept(temperature, first, last), self.words_MK[first:last].long()
+        probabilities_RK, words_RK = self._top_probabilities(temperature, first, last), self.words_MK[first:last].long()
         rest_RV = logs.exp().scatter_(1, words_RK, 0.0)
         # What rounding leaves of a rest that is nothing is nothing.
-        left_R1 = (1.0 - shares_RK.sum(1, keepdim=True)).clamp_min(0.0)
+        left_R1 = (1.0 - probabilities_RK.sum(1, keepdim=True)).clamp_min(0.0)
         rest_RV *= left_R1 / rest_RV.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-        return rest_RV.scatter_(1, words_RK, shares_RK)
+        return rest_RV.scatter_(1, words_RK, probabilities_RK)
 
     def best(self) -> Tensor:
         return self.words_MK[:, 0].long()
 
-    def _kept(self, temperature: float, first: int, last: int | None) -> Tensor:
+    def _top_probabilities(self, temperature: float, first: int, last: int | None) -> Tensor:
         """(rows, K) shares of the words that are kept."""
         norms_R = self.norms_MS[first:last, self.temperatures.index(temperature)]
         return (self.logits_MK[first:last].float() / temperature - norms_R[:, None]).exp()
 
 
-def cut(predicted: Shares, k: int | None, temperatures: Sequence[float]) -> Shares:
+def cut(predicted: TargetProbabilities, k: int | None, temperatures: Sequence[float]) -> TargetProbabilities:
     """A prediction with its k most probable words, where it is over a vocabulary. None: all."""
-    return TopWords.of(predicted, k, temperatures) if k is not None and isinstance(predicted, Words) else predicted
+    return (
+        TopWords.of(predicted, k, temperatures)
+        if k is not None and isinstance(predicted, TokenPredictions)
+        else predicted
+    )

@@ -40,8 +40,8 @@ class Sample:
 
     def log_expected(self, ids: Tensor) -> Tensor:
         """Of some words, the log of how often each is expected in such a sample."""
-        shares = torch.log1p(1 / (ids.double() + 1)) / math.log(self.words + 1)
-        return torch.log(-torch.expm1(self.tries * torch.log1p(-shares)))
+        probabilities = torch.log1p(1 / (ids.double() + 1)) / math.log(self.words + 1)
+        return torch.log(-torch.expm1(self.tries * torch.log1p(-probabilities)))
 
     def to(self, device: torch.device) -> Sample:
         """On the device."""
@@ -52,17 +52,17 @@ def log_uniform(words: int, size: int, seed: int, step: int) -> Sample:
     """`size` different words of so many, fewer than there are: a function of (seed, step). Word w is drawn with a
     chance of log((w + 2) / (w + 1)) / log(words + 1), again and again until enough different ones have come."""
     generator = np.random.default_rng(key(seed, "sample", step))
-    drawn = np.empty(0, dtype=np.int64)
+    samples = np.empty(0, dtype=np.int64)
     while True:
-        uniform = generator.random(max(2 * size, len(drawn)))
+        uniform = generator.random(max(2 * size, len(samples)))
         # The inverse of the distribution function.
         more = np.exp(uniform * np.log(words + 1)).astype(np.int64) - 1
-        drawn = np.concatenate([drawn, np.clip(more, 0, words - 1)])
-        ids, first = np.unique(drawn, return_index=True)
+        samples = np.concatenate([samples, np.clip(more, 0, words - 1)])
+        ids, first = np.unique(samples, return_index=True)
         if len(ids) >= size:
             break
     earliest = np.sort(first)[:size]
-    return Sample(torch.from_numpy(drawn[earliest]), words, int(earliest[-1]) + 1)
+    return Sample(torch.from_numpy(samples[earliest]), words, int(earliest[-1]) + 1)
 
 
 class SampledLMHead(LMHead):
@@ -76,7 +76,7 @@ class SampledLMHead(LMHead):
         self.sampled = None if sampled is None or sampled >= words else sampled
 
     @property
-    def own_table(self) -> Tensor:
+    def output_table(self) -> Tensor:
         """(V, P) what it reads words off."""
         assert self.output is not None
         return self.output.weight
@@ -84,33 +84,33 @@ class SampledLMHead(LMHead):
     @property
     def computed(self) -> int:
         """Words whose logits training computes at each target."""
-        return len(self.own_table) if self.sampled is None else self.sampled + 1
+        return len(self.output_table) if self.sampled is None else self.sampled + 1
 
     def sampled_loss_sum(self, hidden_MP: Tensor, labels_M: Tensor, sample: Sample) -> Tensor:
         """Sum of the cross entropies over the true word and the sample, in which the true one counts no second
         time."""
         assert self.bias is not None
-        table_VP, bias_V, ids_K = self.own_table, self.bias, sample.ids_K
+        table_VP, bias_V, ids_K = self.output_table, self.bias, sample.ids_K
         # Looked up together, the table has one gradient and not two.
         words = torch.cat([labels_M, ids_K])
-        true_MP, others_KP = F.embedding(words, table_VP).split([len(labels_M), len(ids_K)])
+        true_MP, sampled_KP = F.embedding(words, table_VP).split([len(labels_M), len(ids_K)])
         offsets_K = bias_V[ids_K] - sample.log_expected(ids_K).to(bias_V.dtype)
         true_M = (hidden_MP * true_MP).sum(-1, dtype=bias_V.dtype)
         true_M = true_M + bias_V[labels_M] - sample.log_expected(labels_M).to(bias_V.dtype)
         total = true_M.new_zeros(())
         for start in range(0, len(labels_M), _ROWS):
             rows = slice(start, start + _ROWS)
-            others_R: Tensor = checkpoint(
-                _logsumexp, hidden_MP[rows], others_KP, offsets_K, labels_M[rows], ids_K,
+            sampled_R: Tensor = checkpoint(
+                _logsumexp, hidden_MP[rows], sampled_KP, offsets_K, labels_M[rows], ids_K,
                 use_reentrant=False, preserve_rng_state=False,
             )  # fmt: skip
-            total = total + F.softplus(others_R - true_M[rows]).sum()
+            total = total + F.softplus(sampled_R - true_M[rows]).sum()
         return total
 
 
-def _logsumexp(hidden_RP: Tensor, others_KP: Tensor, offsets_K: Tensor, labels_R: Tensor, ids_K: Tensor) -> Tensor:
+def _logsumexp(hidden_RP: Tensor, sampled_KP: Tensor, offsets_K: Tensor, labels_R: Tensor, ids_K: Tensor) -> Tensor:
     """(R,) of the sampled words' logits; none of a row's true word."""
-    logits_RK = F.linear(hidden_RP, others_KP).to(offsets_K.dtype) + offsets_K
+    logits_RK = F.linear(hidden_RP, sampled_KP).to(offsets_K.dtype) + offsets_K
     return logits_RK.masked_fill(labels_R[:, None] == ids_K, -torch.inf).logsumexp(-1)
 
 

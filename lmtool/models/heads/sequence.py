@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import PredictingHead
-from lmtool.nn.dropout import Draws, Dropout
-from lmtool.nn.feedforward import ACTIVATIONS
+from lmtool.models.heads.lm import LMHead
+from lmtool.nn.dropout import Dropout, DropoutRng
+from lmtool.nn.feedforward import ACTIVATIONS, Activation
 from lmtool.types import Packed, send
 
 
@@ -90,8 +91,84 @@ class SequenceHead(PredictingHead):
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, outputs, bias)
 
-    def forward(self, summary_NH: Tensor, draws: Draws | None = None) -> Tensor:
-        """(N, H) to (N, C). draws: those of the summarised tokens, `draws.rows(summary_index(...))`."""
+    def forward(self, summary_NH: Tensor, rng: DropoutRng | None = None) -> Tensor:
+        """(N, H) to (N, C). rng: those of the summarised tokens, `rng.rows(summary_index(...))`."""
         if self.dense is not None:
             summary_NH = torch.tanh(self.dense(summary_NH))
-        return self.seen(self.output(self.dropout(summary_NH, draws)))
+        return self.seen(self.output(self.dropout(summary_NH, rng)))
+
+
+# Vectors of spans and heads on them, and SpanBERT's span boundary objective.
+
+
+# Vectors of spans, and a head on them.
+#
+# Shape letters: T tokens, M spans, N examples, S spans of an example, H hidden width, C classes.
+
+
+def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
+    """(M, 3H) [start; end; mean] of the hidden states of spans. span_M2: flat inclusive borders."""
+    starts_M, ends_M = span_M2.unbind(1)
+    lengths_M = ends_M - starts_M + 1
+    span_number = torch.arange(len(span_M2), device=span_M2.device).repeat_interleave(lengths_M)
+    before_M = lengths_M.cumsum(0) - lengths_M
+    index = torch.arange(len(span_number), device=span_M2.device) - before_M[span_number] + starts_M[span_number]
+    sums_MH = hidden_TH.new_zeros(len(span_M2), hidden_TH.shape[1]).index_add_(0, span_number, hidden_TH[index])
+    return torch.cat([hidden_TH[starts_M], hidden_TH[ends_M], sums_MH / lengths_M[:, None].to(sums_MH.dtype)], dim=1)
+
+
+class SpanHead(PredictingHead):
+    """Classes of S spans: a dense layer with tanh over their vectors side by side, dropout, and a linear map (the
+    two-layer classifier of Tenney et al. 2019, section 3, of spans as in Lee et al. 2017, section 4)."""
+
+    def __init__(self, hidden_size: int, spans: int, outputs: int, dropout: float = 0.0):
+        super().__init__()
+        self.dense = nn.Linear(3 * spans * hidden_size, hidden_size)
+        self.dropout = Dropout(dropout)
+        self.output = nn.Linear(hidden_size, outputs)
+
+    def forward(self, spans_ND: Tensor, rng: DropoutRng | None = None) -> Tensor:
+        """(N, 3SH) to (N, C). rng: those of the examples' first tokens."""
+        return self.seen(self.output(self.dropout(torch.tanh(self.dense(spans_ND)), rng)))
+
+
+# Predict the tokens of a span from its two neighbours (Joshi et al., "SpanBERT", 2020, section 3.2).
+#
+# Shape letters: T tokens, M tokens to predict, H hidden width, B width of a place's vector, V rows of the table, W
+# its width.
+
+
+class SpanBoundaryHead(LMHead):
+    """y = norm(gelu(W2 norm(gelu(W1 [left; right; place])))), then the tied table and a bias.
+
+    targets: the most tokens of a span that are predicted: rows of the places' vectors. position_size: B.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        targets: int,
+        position_size: int,
+        activation: Activation = "gelu",
+        norm_epsilon: float = 1e-12,
+        table_width: int | None = None,
+    ):
+        super().__init__()
+        width = hidden_size if table_width is None else table_width
+        self.position = nn.Embedding(targets, position_size)
+        self.dense1 = nn.Linear(2 * hidden_size + position_size, hidden_size)
+        self.norm1 = nn.LayerNorm(hidden_size, norm_epsilon)
+        self.dense2 = nn.Linear(hidden_size, width)
+        self.norm2 = nn.LayerNorm(width, norm_epsilon)
+        self.activation = ACTIVATIONS[activation]
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def features(self, edges_M2H: Tensor, offsets_M: Tensor) -> Tensor:
+        """(M, 2H+B) what `loss_sum` and `scores` read. edges_M2H: hidden states of the token before and behind the
+        span of each target. offsets_M: the target's number in its span, from 0."""
+        return torch.cat([edges_M2H.flatten(1), self.position(offsets_M).to(edges_M2H.dtype)], dim=-1)
+
+    def transform(self, hidden_MH: Tensor) -> Tensor:
+        inner_MH = self.norm1(self.activation(self.dense1(hidden_MH)))
+        return self.norm2(self.activation(self.dense2(inner_MH)))

@@ -217,7 +217,7 @@ class WordInspector(StreamInspector):
         tally.note("tokens a word", len(tokens), len(first_W))
         tally.note("share of words predicted as unknown", (number_W == unknown).sum(), len(first_W))
         reader = self.learner.backbone.reader
-        bytes_W = np.add.reduceat(reader.spelled_lengths()[tokens], first_W)
+        bytes_W = np.add.reduceat(reader.entry_lengths()[tokens], first_W)
         tally.note(f"share of words cut to {reader.longest} bytes", (bytes_W > reader.longest).sum(), len(first_W))
         for term, ahead in ((FORWARD, 1), (BACKWARD, -1)):
             at, labels = places_of(drawn.batch, term).numpy(), labels_of(drawn.batch, term).numpy()

@@ -15,7 +15,7 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.exits import entropy_share
 from lmtool.learners.metrics import by_class, calibration, compute, confusion
-from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.base import loss_sum, losses
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction, column_of, values_of

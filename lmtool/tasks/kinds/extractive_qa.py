@@ -24,8 +24,7 @@ from lmtool.learners.metrics import Metric
 from lmtool.learners.metrics.answers import ANSWER_METRICS, answer_scores, best_threshold, summarized, threshold_scores
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
-from lmtool.models.heads.base import TokenLogits
-from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.base import TokenLogits, loss_sum, losses
 from lmtool.models.heads.predicted import Classes, Predicted
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.system.terminal import counted
@@ -261,11 +260,11 @@ class ExtractiveQaLearner(TaskLearner):
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(T, 2) scores of each token as the start and as the end."""
-        draws = self.draws(batch, step)
-        hidden_TH = self.hidden_of(batch, draws)
-        if draws is not None and batch.outputs is not None:
-            draws = draws.for_outputs()
-        return self.heads[self.term](self.pooled(hidden_TH), draws)
+        rng = self.dropout_rng(batch, step)
+        hidden_TH = self.hidden_of(batch, rng)
+        if rng is not None and batch.outputs is not None:
+            rng = rng.for_outputs()
+        return self.heads[self.term](self.pooled(hidden_TH), rng)
 
     def inspector(self, examples: QuestionWindows, max_length: int) -> AnswerInspector:
         return AnswerInspector(self, examples, max_length)

@@ -19,8 +19,7 @@ from lmtool.learners.baseline import ConstantRates
 from lmtool.learners.metrics import Metric
 from lmtool.learners.metrics.scores import MULTI_LABEL, best_thresholds, compute_multi_label
 from lmtool.models.base import Backbone
-from lmtool.models.heads.base import TokenLogits
-from lmtool.models.heads.losses import binary_losses
+from lmtool.models.heads.base import TokenLogits, binary_losses
 from lmtool.models.heads.predicted import Binary, Predicted
 from lmtool.tasks.configs import MultiLabelConfig
 from lmtool.tasks.kinds.labels import class_names, class_numbers, class_warnings, word_of

@@ -18,8 +18,7 @@ from lmtool.data.plan import Plan
 from lmtool.data.split import Rows, SplitData
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.models.base import Backbone
-from lmtool.models.heads.base import TokenLogits
-from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.base import TokenLogits, loss_sum, losses
 from lmtool.models.heads.predicted import Classes, Predicted
 from lmtool.tasks.configs import MultipleChoiceConfig
 from lmtool.tasks.kinds.classes import OneClassKind

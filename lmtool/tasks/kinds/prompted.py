@@ -26,7 +26,7 @@ from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits
 from lmtool.models.heads.lm import LMHead, lm_head, masked_lm_head
-from lmtool.models.heads.predicted import Classes, Predicted, Words
+from lmtool.models.heads.predicted import Classes, Predicted, TokenPredictions
 from lmtool.models.heads.sequence import summary_index
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.configs.base import ANSWER
@@ -112,13 +112,13 @@ class PromptedLearner(ClassLearner):
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) logits of the words of the classes."""
         read_N = send(self.places(batch.host), batch.inputs.tokens.device)
-        return self._of_words(self.hidden(batch.inputs, draws=self.draws(batch, step), read_M=read_N))
+        return self._of_words(self.hidden(batch.inputs, rng=self.dropout_rng(batch, step), read_M=read_N))
 
     def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
         if TERM not in batch.targets:
             return StepOutput({self.term: loss(self.outputs(batch, step))}, self.weights)
         places = {self.term: self.places(batch.host), TERM: places_of(batch.host, TERM)}
-        hidden = hidden_at(self.backbone, batch, places, None if self.extracts else self.draws(batch, step))
+        hidden = hidden_at(self.backbone, batch, places, None if self.extracts else self.dropout_rng(batch, step))
         of_text = self._lm.loss_sum(hidden[TERM], self._table, labels_of(batch, TERM))
         return StepOutput({self.term: loss(self._of_words(hidden[self.term])), TERM: of_text}, self.weights)
 
@@ -129,7 +129,7 @@ class PromptedLearner(ClassLearner):
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         """The words of the classes, and with auxiliary language modelling those of the texts, come of one head."""
-        return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, Words(logits))
+        return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, TokenPredictions(logits))
 
     def places(self, batch: Batch) -> Tensor:
         """(N,) flat indices, on the host, of the tokens at which the answers are predicted."""

@@ -26,7 +26,7 @@ from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler, summary, summary_index
-from lmtool.nn.dropout import Draws
+from lmtool.nn.dropout import DropoutRng
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.domain import TARGET, Adaptation, PairedExamples
 from lmtool.tasks.kinds.labels import is_unlabelled, row_ids, text_of
@@ -138,8 +138,8 @@ class SequenceLearner(TaskLearner):
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) outputs of the head."""
-        draws = self.draws(batch, step)
-        return self._of_summary(self._summary(batch, draws), batch, draws)
+        rng = self.dropout_rng(batch, step)
+        return self._of_summary(self._summary(batch, rng), batch, rng)
 
     def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
         """The output of a training step. loss: from the (N, C) outputs of the head to the sum of their losses."""
@@ -147,9 +147,9 @@ class SequenceLearner(TaskLearner):
             return self._adapted(batch, step, loss)
         if LANGUAGE_MODEL not in self.weights:
             return StepOutput({self.term: loss(self.outputs(batch, step))}, self.weights)
-        draws = self.draws(batch, step)
-        hidden_TH = self.hidden_of(batch, draws)
-        total = loss(self._of_summary(summary(hidden_TH, batch.inputs, self.form.place), batch, draws))
+        rng = self.dropout_rng(batch, step)
+        hidden_TH = self.hidden_of(batch, rng)
+        total = loss(self._of_summary(summary(hidden_TH, batch.inputs, self.form.place), batch, rng))
         at_M = send(self._predicting(batch, self.backbone.config.vocab_size), hidden_TH.device)
         table_VH, labels_M = self.backbone.embed.token.weight, batch.inputs.tokens[at_M + 1].long()
         of_text = cast(LMHead, self.heads[LANGUAGE_MODEL]).loss_sum(hidden_TH[at_M], table_VH, labels_M)
@@ -159,10 +159,10 @@ class SequenceLearner(TaskLearner):
         """The same of texts of two domains."""
         assert self.adaptation is not None
         (_, source), (_, target) = batch.members
-        draws = self.draws(source, step)
-        source_NH = self._pooled(self._summary(source, draws))
-        target_NH = self._pooled(self._summary(target, self.draws(target, step)))
-        total = loss(self._of_features(source_NH, source, draws))
+        rng = self.dropout_rng(source, step)
+        source_NH = self._pooled(self._summary(source, rng))
+        target_NH = self._pooled(self._summary(target, self.dropout_rng(target, step)))
+        total = loss(self._of_features(source_NH, source, rng))
         classifier = dict(self.heads.items()).get(self.domain_term)
         apart = self.adaptation.loss(source_NH, target_NH, classifier, step)
         return StepOutput({self.term: total, self.domain_term: apart}, self.weights)
@@ -192,27 +192,27 @@ class SequenceLearner(TaskLearner):
         has_next_T[summary_index(inputs, "last")] = False
         return has_next_T.nonzero()[:, 0]
 
-    def _of_summary(self, summary_NH: Tensor, batch: Batch, draws: Draws | None) -> Tensor:
+    def _of_summary(self, summary_NH: Tensor, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(N, C): the pooler, where there is one, and the head."""
-        return self._of_features(self._pooled(summary_NH), batch, draws)
+        return self._of_features(self._pooled(summary_NH), batch, rng)
 
     def _pooled(self, summary_NH: Tensor) -> Tensor:
         """(N, H): what the head reads."""
         return self.heads["pooler"](summary_NH) if self.form.pooled else summary_NH
 
-    def _of_features(self, features_NH: Tensor, batch: Batch, draws: Draws | None) -> Tensor:
+    def _of_features(self, features_NH: Tensor, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(N, C): the head."""
-        if draws is not None:
-            draws = draws if batch.outputs is None else draws.for_outputs()
-            draws = draws.rows(self._place(batch))
-        return self.heads[self.term](features_NH, draws)
+        if rng is not None:
+            rng = rng if batch.outputs is None else rng.for_outputs()
+            rng = rng.rows(self._place(batch))
+        return self.heads[self.term](features_NH, rng)
 
-    def _summary(self, batch: Batch, draws: Draws | None) -> Tensor:
+    def _summary(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(N, H): one token's hidden state, the only one that the last layer gives, or the mean or maximum over the
         text."""
         if self.form.place in ("mean", "max"):
-            return summary(self.hidden_of(batch, draws), self._read(batch), self.form.place)
-        return self.hidden_of(batch, draws, self._place(batch))
+            return summary(self.hidden_of(batch, rng), self._read(batch), self.form.place)
+        return self.hidden_of(batch, rng, self._place(batch))
 
     def _place(self, batch: Batch) -> Tensor:
         """(N,) flat index of the token that stands for the text."""

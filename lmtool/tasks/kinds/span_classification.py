@@ -22,9 +22,8 @@ from lmtool.learners.baseline import ConstantPredictor
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import shifted
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
-from lmtool.models.heads.losses import loss_sum, losses
-from lmtool.models.heads.sequence import summary_index
-from lmtool.models.heads.spans import SpanHead, span_vectors
+from lmtool.models.heads.base import loss_sum, losses
+from lmtool.models.heads.sequence import SpanHead, span_vectors, summary_index
 from lmtool.tasks.configs import SpanClassificationConfig
 from lmtool.tasks.kinds.classes import OneClassKind
 from lmtool.tasks.kinds.labels import (
@@ -207,12 +206,12 @@ class SpanClassificationLearner(TaskLearner):
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) of the spans of each row."""
-        draws, target = self.draws(batch, step), batch.targets[self.term]
+        rng, target = self.dropout_rng(batch, step), batch.targets[self.term]
         assert target.span is not None
-        spans_ND = span_vectors(self.hidden_of(batch, draws), target.span).reshape(len(batch.inputs.lengths), -1)
-        if draws is not None:
-            draws = (draws if batch.outputs is None else draws.for_outputs()).rows(summary_index(batch.inputs, "first"))
-        return self.heads[self.term](spans_ND, draws)
+        spans_ND = span_vectors(self.hidden_of(batch, rng), target.span).reshape(len(batch.inputs.lengths), -1)
+        if rng is not None:
+            rng = (rng if batch.outputs is None else rng.for_outputs()).rows(summary_index(batch.inputs, "first"))
+        return self.heads[self.term](spans_ND, rng)
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {self.term: float(len(self.labels(batch)))}

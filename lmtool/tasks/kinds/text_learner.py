@@ -242,7 +242,7 @@ class TextLearner(TaskLearner):
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(M, H) hidden states at the places that predict."""
         read_M = places_of(batch, self.term) if batch.outputs is None else None
-        return self.hidden_of(batch, self.draws(batch, step), read_M)
+        return self.hidden_of(batch, self.dropout_rng(batch, step), read_M)
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         truth = share_of_truth(self.writing.scheduled_sampling, step)

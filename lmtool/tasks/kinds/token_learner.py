@@ -19,7 +19,7 @@ from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.exits import entropy_share
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
-from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.base import loss_sum, losses
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.nn.stack import Side
 from lmtool.tasks.kinds.base import TaskKind
@@ -301,11 +301,11 @@ class TokenLearner(TaskLearner):
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(M, C)."""
-        draws, at_M = self.draws(batch, step), self._places(batch)
-        hidden_MH = self.hidden_of(batch, draws, at_M)
-        if draws is not None:
-            draws = (draws if batch.outputs is None else draws.for_outputs()).rows(at_M)
-        return self.heads[self.term](self.pooled(hidden_MH), draws)
+        rng, at_M = self.dropout_rng(batch, step), self._places(batch)
+        hidden_MH = self.hidden_of(batch, rng, at_M)
+        if rng is not None:
+            rng = (rng if batch.outputs is None else rng.for_outputs()).rows(at_M)
+        return self.heads[self.term](self.pooled(hidden_MH), rng)
 
     def _places(self, batch: Batch) -> Tensor:
         """(M,) flat indices of the tokens that predict."""

@@ -34,7 +34,7 @@ class Published:
     trains_norms: bool = False
 
 
-PUBLISHED: dict[Placement, Published] = {
+HF_FORMAT: dict[Placement, Published] = {
     # Section 2.1, with the middle one of its sizes; activation and norms as in github.com/google-research/adapter-bert.
     "houlsby": Published(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
     # Section 3.1 and appendix B of "AdapterFusion"; the values of AdapterHub's `seq_bn`.
@@ -165,7 +165,7 @@ class AdapterConfig(ByDepthConfig):
     @property
     def published(self) -> Published:
         """The placement as published."""
-        return PUBLISHED[self.placement]
+        return HF_FORMAT[self.placement]
 
     @property
     def activation_used(self) -> Activation:

@@ -45,7 +45,7 @@ class TuningConfig(Config):
         """Positions that it takes in every text of the input."""
         return 0
 
-    def positions_taken(self, model: Any) -> int:
+    def reserved_positions(self, model: Any) -> int:
         """Those that a text of a model of this configuration lacks then: none where positions have no end."""
         return self.positions if getattr(getattr(model, "positions", None), "ends", False) else 0
 

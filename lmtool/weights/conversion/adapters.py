@@ -13,23 +13,21 @@ from torch import Tensor
 from lmtool.config.tables import Choice, builder_module, entry_of
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
-from lmtool.models.published import PublishedConfig, unnamed
+from lmtool.models.published import HFConfig, unnamed
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import count
 from lmtool.resolver.schema.run import ImportConfig
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
-from lmtool.weights.bases import Base, digest
-from lmtool.weights.folders import PublishedFolder, published_folder
+from lmtool.weights.exporting import write_import
+from lmtool.weights.folders import HFFolder, hf_folder
 from lmtool.weights.heads import form_of
-from lmtool.weights.importing import write_import
-from lmtool.weights.load import load, saved_config, section
-from lmtool.weights.merging import merged
+from lmtool.weights.load import load, merged, saved_config, section
+from lmtool.weights.loading import Base, digest
 from lmtool.weights.peft.adapter import TASK_TYPES, Adapter, read_adapter
-from lmtool.weights.peft.maps import published_maps
+from lmtool.weights.peft.maps import HFBase, hf_linears
 from lmtool.weights.peft.settings import CONFIG, MERGE, TargetedSettings
-from lmtool.weights.peft.tuned import PublishedBase
 from lmtool.weights.reading import Weights, our_names, read, their_names
 from lmtool.weights.task_heads import HEADS, TaskHead, head_of_class
 
@@ -44,7 +42,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     start = merged(read(address, config.offline), saved)
     model = section(address, saved, Choice("model"))
     described, head = _described(adapter, address, start, model, config.offline)
-    base = _published_base(adapter, described, start, model)
+    base = _hf_base(adapter, described, start, model)
     restored = adapter.restored(base)
     own = {**restored.added, **_in_place(adapter, described, base, start, restored.changed)}
     tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
@@ -95,41 +93,41 @@ def _base_of(adapter: Adapter) -> str:
 
 def _described(
     adapter: Adapter, address: str, start: Weights, model: ModelConfig, offline: bool
-) -> tuple[PublishedFolder, TaskHead | None]:
+) -> tuple[HFFolder, TaskHead | None]:
     """The base as a published folder, of the class that the adapter is used as, and the task's head that this has."""
     given = adapter.settings.task_type
     suffix = next((end for end, name in TASK_TYPES.items() if name == given), None)
     family = builder_module(entry_of(model))
-    published = published_folder(address, offline)
-    config = dict(family.published_config(model) if published is None else published.config)
+    published = hf_folder(address, offline)
+    config = dict(family.to_hf_config(model) if published is None else published.config)
     if any(head.suffix == suffix for head in HEADS.values()):
-        names = [entry.name for entry in family.PUBLISHED.classes if entry.name.endswith(str(suffix))]
+        names = [entry.name for entry in family.HF_FORMAT.classes if entry.name.endswith(str(suffix))]
         if not names:
             raise UserError(f"task_type={given} in its {CONFIG}: model={model.name} has no class ...{suffix}", MERGE)
         config["architectures"] = names[:1]
     elif suffix is not None:
         config["architectures"] = []
-    return PublishedFolder(address, start.folder, PublishedConfig(config), start.revision), head_of_class(config)
+    return HFFolder(address, start.folder, HFConfig(config), start.revision), head_of_class(config)
 
 
-def _published_base(adapter: Adapter, described: PublishedFolder, start: Weights, model: ModelConfig) -> PublishedBase:
+def _hf_base(adapter: Adapter, described: HFFolder, start: Weights, model: ModelConfig) -> HFBase:
     """The base under the names of the class that the adapter is used as: its head tells which, and modules without what
     stands before them in a model with a head."""
     ours = our_names(_each_table(described), adapter.others)
     tensors = {**start.tensors, **{name: tensor for name, tensor in ours.items() if name.startswith("heads.")}}
-    base = PublishedBase(model, tensors, their_names(model, tensors), published_maps(model, tensors))
-    prefix = described.family().PUBLISHED.prefix
+    base = HFBase(model, tensors, their_names(model, tensors), hf_linears(model, tensors))
+    prefix = described.family().HF_FORMAT.prefix
     edits = isinstance(adapter.settings, TargetedSettings)
     return base.bare(prefix) if edits and not any(name.startswith(prefix) for name in adapter.updates) else base
 
 
-def _each_table(described: PublishedFolder) -> PublishedFolder:
+def _each_table(described: HFFolder) -> HFFolder:
     """The same, whose tables are read as they stand there: none has to."""
-    return replace(described, config=PublishedConfig({**described.config, "tie_word_embeddings": True}))
+    return replace(described, config=HFConfig({**described.config, "tie_word_embeddings": True}))
 
 
 def _in_place(
-    adapter: Adapter, described: PublishedFolder, base: PublishedBase, start: Weights, changed: Mapping[str, Tensor]
+    adapter: Adapter, described: HFFolder, base: HFBase, start: Weights, changed: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """What an adapter gives other values, and the heads that it brings, under our names. UserError where lmtool has no
     place for a tensor."""
@@ -159,14 +157,14 @@ def _held(start: Weights, own: Mapping[str, Tensor], head: TaskHead | None) -> d
 
 
 def _labelled(
-    described: PublishedFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
-) -> tuple[PublishedFolder, bool]:
+    described: HFFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
+) -> tuple[HFFolder, bool]:
     """The same with as many labels as the head has rows, and whether these have names: PEFT keeps none, lmtool does."""
-    labelled = replace(described, config=PublishedConfig({**described.config, **adapter.labels}))
+    labelled = replace(described, config=HFConfig({**described.config, **adapter.labels}))
     rows = tensors.get(f"heads.{head.name}.output.weight")
     if rows is not None and len(labelled.label_names()) != len(rows):
         numbered = {str(number): unnamed(number) for number in range(len(rows))}
-        labelled = replace(labelled, config=PublishedConfig({**labelled.config, "id2label": numbered}))
+        labelled = replace(labelled, config=HFConfig({**labelled.config, "id2label": numbered}))
     names = labelled.label_names()
     return labelled, names != [unnamed(number) for number in range(len(names))]
 

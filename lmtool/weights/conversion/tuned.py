@@ -25,16 +25,14 @@ from lmtool.resolver.schema.run import ExportConfig
 from lmtool.runs.checkpoints import read_weights, tensor_names
 from lmtool.system.secrets import masked
 from lmtool.weights.assemble import assemble
-from lmtool.weights.bases import Base, saved_base
 from lmtool.weights.comparing import OTHER_CODE, ROUNDING, Comparison, compare_outputs, difference, tokenized
-from lmtool.weights.conversion.texts import layout_of, reading_of
+from lmtool.weights.conversion.parity import layout_of, reading_of
 from lmtool.weights.exporting import Export, export_of, write_delta, write_reading
-from lmtool.weights.folders import published_folder
-from lmtool.weights.load import Loaded, load, saved_config, saved_model
-from lmtool.weights.merging import folded
+from lmtool.weights.folders import hf_folder
+from lmtool.weights.load import Loaded, folded, load, saved_config, saved_model
+from lmtool.weights.loading import Base, saved_base
 from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
-from lmtool.weights.peft.maps import published_maps
-from lmtool.weights.peft.tuned import PublishedBase, Tuned
+from lmtool.weights.peft.maps import HFBase, Tuned, hf_linears
 from lmtool.weights.reading import Weights, read, read_base, their_names
 
 SAMPLE = ("The dog sleeps.", "What a lovely film, what an awful film; the dog saw it too.")
@@ -58,7 +56,7 @@ def export_tuned(config: ExportConfig) -> None:
 
 def tuned_checkpoint(config: ExportConfig) -> tuple[Path, Base]:
     """The tuned checkpoint that is meant, and its base. UserError where it has none: it holds everything."""
-    published = published_folder(config.checkpoint, config.offline)
+    published = hf_folder(config.checkpoint, config.offline)
     folder = None if published is not None else find(config.checkpoint)
     base = None if folder is None else saved_base(folder)
     if folder is None or base is None:
@@ -91,10 +89,10 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     task = head_to_export(loaded.saved, plain)
     tokenizer = tokenizer if task is None else tokenizer.with_padding()
     export = export_of(loaded.config, plain, task, tokenizer)
-    stands_on = PublishedBase(loaded.config, export.kept, export.tensors, published_maps(loaded.config, export.kept))
+    stands_on = HFBase(loaded.config, export.kept, export.tensors, hf_linears(loaded.config, export.kept))
     learned = {id(tensor) for name, tensor in plain.items() if name in own}
     _require_readable_base(loaded, export.architecture, base, config.offline)
-    changed = _published_names(loaded.config, export, {n for n, tensor in export.kept.items() if id(tensor) in learned})
+    changed = _hf_names(loaded.config, export, {n for n, tensor in export.kept.items() if id(tensor) in learned})
     # Heads have the names of their class, which may not be those of the family's other classes.
     changed += [name for name, tensor in export.tensors.items() if id(tensor) in learned and name not in changed]
     told = Tuned(section, added, stands_on, task_type_of(export.architecture), changed)
@@ -115,9 +113,9 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
 def _require_readable_base(loaded: Loaded, architecture: str, base: Base, offline: bool) -> None:
     """UserError where transformers would draw a new backbone: its class calls it by another prefix than the classes of
     the family do, and the base is a folder of another one."""
-    declared = builder_module(entry_of(loaded.config)).PUBLISHED
+    declared = builder_module(entry_of(loaded.config)).HF_FORMAT
     model_class = declared.named_class({"architectures": [architecture]})
-    published = published_folder(base.addresses[0], offline)
+    published = hf_folder(base.addresses[0], offline)
     names = [] if published is None else published.config.get("architectures") or []
     if declared.prefix and model_class.prefix and architecture not in names:
         raise UserError(
@@ -127,7 +125,7 @@ def _require_readable_base(loaded: Loaded, architecture: str, base: Base, offlin
         )
 
 
-def _published_names(model: ModelConfig, export: Export, names: Collection[str]) -> list[str]:
+def _hf_names(model: ModelConfig, export: Export, names: Collection[str]) -> list[str]:
     """The published tensors that ours of these names are in."""
     marks = {
         name: (torch.ones_like if name in names else torch.zeros_like)(tensor) for name, tensor in export.kept.items()
@@ -138,7 +136,7 @@ def _published_names(model: ModelConfig, export: Export, names: Collection[str])
 
 def _exports_base(base: Base) -> str | None:
     """What is typed before transformers reads the base: of a run of lmtool; None where it is published."""
-    if "://" in base.checkpoint or published_folder(base.checkpoint) is not None:
+    if "://" in base.checkpoint or hf_folder(base.checkpoint) is not None:
         return None
     return command_line("export", f"checkpoint={masked(base.checkpoint)}", "output=FOLDER")
 
@@ -150,9 +148,7 @@ def _named(base: Base) -> tuple[str, str | None]:
     return base.checkpoint.removeprefix("hf://").partition("@")[0], base.revision
 
 
-def _require_same(
-    loaded: Loaded, folder: Path, added: Mapping[str, Tensor], base: PublishedBase, checkpoint: str
-) -> None:
+def _require_same(loaded: Loaded, folder: Path, added: Mapping[str, Tensor], base: HFBase, checkpoint: str) -> None:
     """CheckFailed where the folder, read again, gives other outputs."""
     restored = read_adapter(folder).restored(base)
     parts = loaded.model.parts

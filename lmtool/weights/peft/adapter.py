@@ -13,13 +13,90 @@ import torch
 from torch import Tensor
 
 from lmtool.errors import UserError
+from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.weights.exporting import whole_folder
 from lmtool.weights.folders import read_object
-from lmtool.weights.peft import ia3, lora, prompts
+from lmtool.weights.peft import lora
+from lmtool.weights.peft.maps import HFBase, Restored, Tuned
 from lmtool.weights.peft.settings import CONFIG, AdapterSettings, PromptSettings, settings_of
-from lmtool.weights.peft.tuned import PublishedBase, Restored, Tuned
 from lmtool.weights.reading import read_file
+
+TENSOR = "prompt_embeddings"
+PROMPT_SUFFIXES = (TENSOR,)
+_VIRTUAL, _PREFIX = "backbone.embed.virtual.weight", "backbone.prefix.weight"
+_KIND = {_VIRTUAL: "PROMPT_TUNING", _PREFIX: "PREFIX_TUNING"}
+_USED = {_VIRTUAL: {"CAUSAL_LM": "decoder", "SEQ_2_SEQ_LM": "encoder_decoder"}, _PREFIX: {"CAUSAL_LM": "decoder"}}
+"""The architecture by PEFT's name for what the model is used for."""
+_OTHERWISE = {
+    (_VIRTUAL, "transformer"): "transformers scales the vectors of tokens, but none that it is handed",
+    (_PREFIX, "gpt1"): "transformers takes no keys of earlier tokens",
+}
+"""Families that PEFT, or what is below it, reads in another way."""
+
+
+def _problem(name: str, task_type: str | None, model: ModelConfig) -> str | None:
+    """Why PEFT does not read the tensor of this name as lmtool does, if it does not."""
+    if task_type is None or _USED.get(name, {}).get(task_type) != model.architecture:
+        return "only prompts of language models that write text, and prefixes of decoders that do, are read alike there"
+    return _OTHERWISE.get((name, model.name))
+
+
+def prompt_to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """PEFT's configuration, and its one tensor. UserError where a text is read in another way there."""
+    name, model = next(iter(tuned.tensors)), tuned.base.model
+    problem = _problem(name, None if len(tuned.tensors) > 1 or tuned.learned else tuned.task_type, model)
+    if problem is not None:
+        raise UserError(
+            f"PEFT reads tuning={tuned.section['name']} of model={model.name} with this head in another way: {problem}",
+            "format=delta writes what was tuned for lmtool",
+        )
+    prompt, sizes = tuned.tensors[name], _sizes(name, model)
+    config = {
+        "peft_type": _KIND[name],
+        "num_virtual_tokens": len(prompt),
+        "num_transformer_submodules": 1,
+        **sizes,
+    }
+    return config, {TENSOR: prompt}
+
+
+def _sizes(name: str, model: Any) -> dict[str, int]:
+    """What PEFT calls the sizes of a transformer. Of a prefix the heads are those of keys and values."""
+    prefix = name == _PREFIX
+    heads = model.key_value_heads if prefix else model.num_heads
+    width = heads * model.width_of_head if prefix else model.hidden_size
+    return {"token_dim": width, "num_attention_heads": heads, "num_layers": model.num_layers}
+
+
+def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
+    """The reverse: what an encoder has computed, as prompts without one. UserError where PEFT reads a text in another
+    way, and where the tensor is not what the configuration says."""
+    name = _PREFIX if settings.peft_type == "PREFIX_TUNING" else _VIRTUAL
+    sides = settings.num_transformer_submodules or (2 if settings.task_type == "SEQ_2_SEQ_LM" else 1)
+    problem = _problem(name, settings.task_type, base.model)
+    if problem is None and sides > 1:
+        problem = "num_transformer_submodules=2 puts them in front of the decoder's text too"
+    if problem is not None:
+        raise UserError(
+            f"{CONFIG}: lmtool reads peft_type={settings.peft_type}, task_type={settings.task_type} of "
+            f"model={base.model.name} in another way than PEFT: {problem}",
+            "use it with PEFT",
+        )
+    sizes = _sizes(name, base.model)
+    count, width, depth = settings.num_virtual_tokens, sizes["token_dim"], sizes["num_layers"]
+    wanted = (count, 2 * depth * width if name == _PREFIX else width)
+    if tensors[TENSOR].shape != wanted:
+        raise UserError(
+            f"{CONFIG}: num_virtual_tokens={count}, and {TENSOR} is {tuple(tensors[TENSOR].shape)}; its base reads "
+            f"{wanted}",
+            "give the base that it was trained on, or save the adapter again",
+        )
+    section = {"name": "prompt", "length": count, "init": "random"}
+    if name == _PREFIX:
+        section = {"name": "prefix", "length": count, "reparametrize": False}
+    return Restored(section, {name: tensors[TENSOR]}, {})
+
 
 WEIGHTS, LABELS = "adapter_model.safetensors", "labels.json"
 """The second is lmtool's: PEFT has no file for the names of labels, and transformers takes a folder with a config.json
@@ -37,19 +114,19 @@ _BASE_LAYER = ".base_layer"
 """Where PEFT puts the map that it edits."""
 Layout = tuple[dict[str, Any], dict[str, Tensor]]
 WRITERS: dict[str, Callable[[Tuned], Layout]] = {
-    "lora": lora.to_peft,
-    "ia3": ia3.to_peft,
-    "prompt": prompts.to_peft,
-    "ptuning": prompts.to_peft,
-    "prefix": prompts.to_peft,
+    "lora": lora.lora_to_peft,
+    "ia3": lora.ia3_to_peft,
+    "prompt": prompt_to_peft,
+    "ptuning": prompt_to_peft,
+    "prefix": prompt_to_peft,
 }
 """By the name of the tuning method."""
-READERS: dict[str, Callable[[Any, Mapping[str, Tensor], PublishedBase], Restored]] = {
-    "LORA": lora.from_peft,
-    "IA3": ia3.from_peft,
-    "PROMPT_TUNING": prompts.from_peft,
-    "P_TUNING": prompts.from_peft,
-    "PREFIX_TUNING": prompts.from_peft,
+READERS: dict[str, Callable[[Any, Mapping[str, Tensor], HFBase], Restored]] = {
+    "LORA": lora.lora_from_peft,
+    "IA3": lora.ia3_from_peft,
+    "PROMPT_TUNING": prompt_from_peft,
+    "P_TUNING": prompt_from_peft,
+    "PREFIX_TUNING": prompt_from_peft,
 }
 """By PEFT's type."""
 TASK_TYPES = {
@@ -92,7 +169,7 @@ def write_adapter(
     _require_maps_there(tuned)
     config, tensors = writer_of(str(tuned.section["name"]))(tuned)
     modules, saved = _kept_whole(tuned)
-    written = {path if path == prompts.TENSOR else _INSIDE + path: tensor for path, tensor in tensors.items()}
+    written = {path if path == TENSOR else _INSIDE + path: tensor for path, tensor in tensors.items()}
     for path in dict.fromkeys([*saved, *tuned.learned]):
         module, _, kind = path.rpartition(".")
         edited = kind == "bias" and module in config.get("target_modules", ())
@@ -164,7 +241,7 @@ class Adapter:
     updates: dict[str, Tensor]
     others: dict[str, Tensor]
 
-    def restored(self, base: PublishedBase) -> Restored:
+    def restored(self, base: HFBase) -> Restored:
         """As lmtool has it. UserError where it does not fit its base."""
         known = base.with_values({name: tensor for name, tensor in self.others.items() if name in base.tensors})
         try:
@@ -186,7 +263,7 @@ def read_adapter(folder: Path) -> Adapter:
         name.removeprefix(inside): tensor.float() if tensor.is_floating_point() else tensor
         for name, tensor in read_file(folder / WEIGHTS).items()
     }
-    ends = {"LORA": lora.ENDS, "IA3": ia3.ENDS}.get(settings.peft_type, prompts.ENDS)
+    ends = {"LORA": lora.LORA_SUFFIXES, "IA3": lora.IA3_SUFFIXES}.get(settings.peft_type, PROMPT_SUFFIXES)
     updates = {name: tensor for name, tensor in tensors.items() if name.endswith(ends)}
     if not updates:
         raise UserError(f"{folder / WEIGHTS} has no tensor that ends with {ends[0]}", "save the adapter again, whole")

@@ -1,7 +1,4 @@
-"""LoRA and DoRA (`lmtool/tuning/lora.py`) as PEFT's.
-
-Shape letters: O outputs and I inputs of a map, R rank.
-"""
+"""LoRA, DoRA and (IA)3 (`lmtool/tuning/lora.py`) in PEFT's format."""
 
 from __future__ import annotations
 
@@ -13,9 +10,13 @@ import torch
 from torch import Tensor
 
 from lmtool.errors import UserError
-from lmtool.weights.peft.maps import Part
-from lmtool.weights.peft.settings import CONFIG, MERGE, LoraSettings
-from lmtool.weights.peft.tuned import PublishedBase, Restored, Tuned
+from lmtool.weights.peft.maps import HFBase, HFLinear, Part, Restored, Tuned
+from lmtool.weights.peft.settings import CONFIG, MERGE, Ia3Settings, LoraSettings
+
+# LoRA and DoRA (`lmtool/tuning/lora.py`) as PEFT's.
+#
+# Shape letters: O outputs and I inputs of a map, R rank.
+
 
 _A, _B, _MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
 _NAMES = {
@@ -25,10 +26,10 @@ _NAMES = {
     "bias_O": "lora_B.bias",
 }
 """What PEFT calls the tensors of an update."""
-ENDS = tuple(f".{name}" for name in _NAMES.values())
+LORA_SUFFIXES = tuple(f".{name}" for name in _NAMES.values())
 
 
-def to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def lora_to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """PEFT's configuration and tensors by module. Updates of several maps that are one there become one of as many
     ranks, block by block; outputs without an update keep their length."""
     section, tensors = tuned.section, tuned.tensors
@@ -101,7 +102,7 @@ class _Update:
         return updated_OI * (self.magnitude_O / torch.linalg.vector_norm(updated_OI, dim=1))[:, None]
 
 
-def from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: PublishedBase) -> Restored:
+def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
     """The reverse. Maps of another rank or scale than the largest are filled with zeros, and their scale is put into B.
     Updates of maps that the method here does not edit are merged into these. UserError where the tensors are not those
     that the configuration speaks of."""
@@ -134,7 +135,7 @@ def from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: Publi
 
 
 def _of_one_rank(
-    settings: LoraSettings, updates: Mapping[str, _Update], base: PublishedBase, changed: dict[str, Tensor]
+    settings: LoraSettings, updates: Mapping[str, _Update], base: HFBase, changed: dict[str, Tensor]
 ) -> Restored:
     """Updates by our maps as those of one method."""
     rank = max(len(update.a_RI) for update in updates.values())
@@ -166,11 +167,9 @@ def _of_one_rank(
     return Restored(section, added, changed)
 
 
-def _updates(
-    settings: LoraSettings, tensors: Mapping[str, Tensor], base: PublishedBase
-) -> Iterator[tuple[str, _Update]]:
+def _updates(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Iterator[tuple[str, _Update]]:
     """The updates by module. UserError where one is not what the configuration says, or does not fit its map."""
-    modules = dict.fromkeys(name.removesuffix(end) for name in tensors for end in ENDS if name.endswith(end))
+    modules = dict.fromkeys(name.removesuffix(end) for name in tensors for end in LORA_SUFFIXES if name.endswith(end))
     wanted = {
         "a_RI",
         "b_OR",
@@ -208,3 +207,98 @@ def _updates(
 def _number(value: float) -> float:
     """PEFT's alpha is a whole number where it can be."""
     return int(value) if float(value).is_integer() else value
+
+
+# (IA)3 (`lmtool/tuning/lora.py`) as PEFT's.
+#
+# Shape letters: O outputs and I inputs of a map.
+
+
+_SCALE = "ia3"
+_OUTPUTS, _INPUTS = ("k_proj", "v_proj"), ("fc_out",)
+"""The maps whose outputs are scaled, and those whose inputs are."""
+IA3_SUFFIXES = (".ia3_l",)
+
+
+def ia3_to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """PEFT's configuration and tensors by module. Of several maps that are one there, those without a vector are
+    multiplied by one. UserError where PEFT's vector does not reach what ours does."""
+    tensors = tuned.tensors
+    targets, feedforward = [], []
+    written: dict[str, Tensor] = {}
+    for place in tuned.base.maps:
+        parts = [part for part in place.parts if f"{part.name}.{_SCALE}" in tensors]
+        if not parts:
+            continue
+        if parts[0].name.endswith(_OUTPUTS) and tuned.base.has_bias_apart(place):
+            raise UserError(
+                f"in transformers the biases of {parts[0].name.removeprefix('backbone.')} are added behind "
+                f"{place.module}, whose outputs alone PEFT scales",
+                "format=delta writes what was tuned for lmtool; without format= it is merged",
+            )
+        targets.append(place.module)
+        if parts[0].name.endswith(_INPUTS):
+            feedforward.append(place.module)
+            written[f"{place.module}.ia3_l"] = tensors[f"{parts[0].name}.{_SCALE}"][None, parts[0].columns_I]
+            continue
+        scale_O = torch.ones(place.outputs)
+        for part in parts:
+            scale_O[part.rows_O] = tensors[f"{part.name}.{_SCALE}"]
+        written[f"{place.module}.ia3_l"] = scale_O[:, None]
+    config = {
+        "peft_type": "IA3",
+        "target_modules": targets,
+        "feedforward_modules": feedforward,
+        "fan_in_fan_out": any(place.transposed for place in tuned.base.maps if place.module in targets),
+    }
+    return config, written
+
+
+def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
+    """The reverse. Scales of what the method here does not scale are merged into the maps. UserError where the tensors
+    are not those that the configuration speaks of."""
+    sides = {f".{kind}.weight": 0 for kind in _OUTPUTS} | {f".{kind}.weight": 1 for kind in _INPUTS}
+    added = {
+        f"{name.removesuffix('.weight')}.{_SCALE}": torch.ones(tensor.shape[side])
+        for name, tensor in base.ours.items()
+        for end, side in sides.items()
+        if ".layers." in name and name.endswith(end)
+    }
+    changed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(IA3_SUFFIXES[0])
+        weight_OI, inputs = base.weight_OI(module).clone(), settings.scales_inputs(module)
+        wanted = (1, weight_OI.shape[1]) if inputs else (len(weight_OI), 1)
+        if not settings.targets(module) or tensor.shape != wanted:
+            problem = f"{name} is {tuple(tensor.shape)}, and {wanted} is read"
+            if not settings.targets(module):
+                problem = f"{module} is none of target_modules"
+            raise UserError(
+                f"{CONFIG} and the tensors beside it disagree: {problem}",
+                "give the base that it was trained on, or save the adapter again",
+            )
+        scale, place = tensor.flatten(), base.by_module.get(module)
+        # A scale of outputs does not reach biases that are added behind the module.
+        if place is None or (not inputs and base.has_bias_apart(place)):
+            left = scale
+        else:
+            left = _taken(place, scale, inputs, added)
+        if bool((left == 1).all()):
+            continue
+        changed[f"{module}.weight"] = base.stored(module, weight_OI * (left if inputs else left[:, None]))
+        if not inputs and f"{module}.bias" in base.tensors:
+            changed[f"{module}.bias"] = base.tensors[f"{module}.bias"] * left
+    return Restored({"name": "ia3"}, added, changed)
+
+
+def _taken(place: HFLinear, scale: Tensor, inputs: bool, added: dict[str, Tensor]) -> Tensor:
+    """Enter what the method here scales too; what is left of a scale, with ones in its place."""
+    left = scale.clone()
+    for part in place.parts:
+        if inputs and part.name.endswith(_INPUTS):
+            added[f"{part.name}.{_SCALE}"][part.columns_I] = scale
+            return torch.ones_like(left)
+        if not inputs and part.name.endswith(_OUTPUTS):
+            added[f"{part.name}.{_SCALE}"] = scale[part.rows_O]
+            left[part.rows_O] = 1.0
+    return left

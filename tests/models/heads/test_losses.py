@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lmtool.models.heads import losses
-from lmtool.models.heads.losses import linear_loss_sum, linear_scores, loss_sum
+from lmtool.models.heads import base
+from lmtool.models.heads.base import linear_loss_sum, linear_scores, loss_sum
 
 
 @pytest.fixture(params=[(512, 32), (8, 3)], ids=["one chunk", "many chunks"])
 def chunks(request, monkeypatch):
-    monkeypatch.setitem(losses._CHUNKS, "cpu", request.param)
+    monkeypatch.setitem(base._CHUNKS, "cpu", request.param)
 
 
 def inputs(targets=20, dtype=torch.float64):

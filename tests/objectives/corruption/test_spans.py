@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_masking import CLS, ENTRIES, MASK, SEP, SPECIAL, STARTS, VOCABULARY, corpus, holds
 
-from lmtool.models.heads.spans import SpanBoundaryHead
+from lmtool.models.heads.sequence import SpanBoundaryHead
 from lmtool.objectives.configs import SpanConfig
 from lmtool.objectives.corruption.masking import length_shares, mask_spans
 

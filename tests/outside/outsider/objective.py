@@ -66,7 +66,7 @@ class EveryNth(BaseLearner):
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         target = batch.targets["nth"]
-        hidden_MH = self.backbone(batch.inputs, self.draws(batch, step))[target.at]
+        hidden_MH = self.backbone(batch.inputs, self.dropout_rng(batch, step))[target.at]
         total = self.heads["lm"].loss_sum(hidden_MH, self.backbone.embed.token.weight, target.labels)
         return StepOutput({"nth": total}, self.weights)
 

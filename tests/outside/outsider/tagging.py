@@ -17,7 +17,7 @@ from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.metrics import compute
 from lmtool.models.base import Backbone
-from lmtool.models.heads.losses import loss_sum, losses
+from lmtool.models.heads.base import loss_sum, losses
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
@@ -124,7 +124,7 @@ class TaggingLearner(TaskLearner):
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         target = batch.targets[self.term]
-        return self.heads[self.term](self.hidden_of(batch, self.draws(batch, step), target.at))
+        return self.heads[self.term](self.hidden_of(batch, self.dropout_rng(batch, step), target.at))
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {self.term: float(len(self.labels(batch)))}

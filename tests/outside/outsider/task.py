@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lmtool.models.base import Backbone
 from lmtool.models.heads.sequence import summary
-from lmtool.nn.dropout import Draws
-from lmtool.nn.stack import Place, Tap
+from lmtool.nn.dropout import DropoutRng
+from lmtool.nn.stack import Tap, TapPoint
 from lmtool.tasks.kinds.regression import Regression, RegressionLearner
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, StepOutput
@@ -22,16 +22,16 @@ class Layers(Tap):
     def __init__(self) -> None:
         self.states: list[Tensor] = []
 
-    def __call__(self, place: Place, x_TH: Tensor) -> Tensor:
+    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         self.states.append(x_TH)
         return x_TH
 
 
 class GradedLearner(RegressionLearner):
-    def _summary(self, batch: Batch, draws: Draws | None) -> Tensor:
+    def _summary(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(N, H): the mean over the layers and over the text."""
         layers = Layers()
-        self.backbone(batch.inputs, draws, tap=layers)
+        self.backbone(batch.inputs, rng, tap=layers)
         assert len(layers.states) == 1 + self.backbone.config.num_layers
         return summary(torch.stack(layers.states).mean(0), batch.inputs, "mean")
 

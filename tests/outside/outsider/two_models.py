@@ -14,7 +14,7 @@ from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.targets import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import MaskedLMHead
-from lmtool.nn.dropout import draws_at
+from lmtool.nn.dropout import rng_at
 from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.examples.masked import MaskedWindows
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -44,9 +44,9 @@ class TwoModels(BaseLearner):
         return dict.fromkeys(self.weights, float(len(labels_of(batch, "mlm"))))
 
     def logits(self, batch: Batch, step: int) -> list[Tensor]:
-        draws, at = self.draws(batch, step), places_of(batch, "mlm")
+        rng, at = self.dropout_rng(batch, step), places_of(batch, "mlm")
         return [
-            self.heads[head](model(batch.inputs, draws_at(draws, place), read_M=at), model.embed.token.weight).float()
+            self.heads[head](model(batch.inputs, rng_at(rng, place), read_M=at), model.embed.token.weight).float()
             for place, (head, model) in enumerate((("masked_lm", self.backbone), ("peer_lm", self.peer)))
         ]
 
