@@ -131,7 +131,7 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
 
 def task_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:
     """The training examples of the task, without a model."""
-    from lmtool.tasks.kinds.question_windows import QuestionWindows
+    from lmtool.tasks.kinds.answers import QuestionWindows
     from lmtool.tasks.kinds.texts import SequenceExamples
 
     data, length = task_data(folder, settings), settings["task"]["max_length"]

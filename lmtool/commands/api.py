@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lmtool.commands.predict import answering, columns_of
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.learners.base import BaseLearner, Inference, no_progress
 from lmtool.learners.representations.reading import Layers, embedder, layout_of
 from lmtool.learners.representations.vectors import Pooling

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from lmtool.config.tables import build
-from lmtool.data.assembly import Template
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Examples
+from lmtool.data.examples import Examples, SplitData
+from lmtool.data.formats import Template, text_format
 from lmtool.data.sources import open_source
-from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.errors import UserError
 from lmtool.learners.representations.layers import (

@@ -190,7 +190,7 @@ class PydocsConfig(DataConfig):
 # Several texts in one run, as configuration. Imports no torch.
 
 
-@component("data", "mixture", builder="lmtool.data.mixture:MixtureSource")
+@component("data", "mixture", builder="lmtool.data.sources:MixtureSource")
 class MixtureTextConfig(DataConfig):
     """Several texts in one run, each with a store of its own, by weights."""
 

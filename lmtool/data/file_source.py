@@ -29,7 +29,7 @@ from lmtool.data.configs import DataConfig, FileConfig, kind_of
 from lmtool.data.files import collecting, find, refuse
 from lmtool.data.sources import OnStage, held_out, split_place, splits_of
 from lmtool.errors import UserError
-from lmtool.system.atomic_files import draft_of
+from lmtool.system.files import draft_of
 
 VERSION = 1  # of how files become documents, and of what is kept: raise it when one changes
 LARGE = 32 << 20

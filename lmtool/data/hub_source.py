@@ -24,9 +24,8 @@ from lmtool.data.rows import no_column, objects, shown, text_of, values_of
 from lmtool.data.sources import OnStage, in_parts
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
-from lmtool.system.atomic_files import sync_path, write_bytes
-from lmtool.system.manifest import MANIFEST, Damaged, Manifest, write_manifest
-from lmtool.system.network import answers
+from lmtool.system.environment import answers
+from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, write_bytes, write_manifest
 from lmtool.system.secrets import masked
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 import numpy as np
 
 from lmtool import random_streams
-from lmtool.data.plan import Examples, Plan, batch_borders
+from lmtool.data.examples import Examples, Plan, batch_borders
 from lmtool.errors import UserError
 from lmtool.types import Batch, Step
 

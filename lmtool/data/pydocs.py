@@ -22,8 +22,7 @@ from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import OnStage, held_out, splits_of
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
-from lmtool.system.atomic_files import replace_bytes
-from lmtool.system.manifest import Damaged
+from lmtool.system.files import Damaged, replace_bytes
 
 _SHORTEST = 20  # characters of a docstring that is kept
 

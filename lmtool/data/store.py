@@ -32,8 +32,7 @@ import numpy as np
 from lmtool.data.sources import OnStage, Source, splits_of
 from lmtool.data.tokenizing import ChildDied, Tokenized, dtype_of, portions, tokenize, workers_for
 from lmtool.errors import UserError
-from lmtool.system.atomic_files import sync_path
-from lmtool.system.manifest import MANIFEST, Damaged, Manifest, write_manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 FILES = {

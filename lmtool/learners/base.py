@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.config.base import Config
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer

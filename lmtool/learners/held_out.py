@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from lmtool import random_streams
+from lmtool.data.examples import Examples, SplitData, batch_borders
 from lmtool.data.loader import PackedLoader
-from lmtool.data.plan import Examples, batch_borders
-from lmtool.data.split import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import SplitEvaluations, evaluate

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.plan import Examples, Plan
-from lmtool.data.split import SplitData
+from lmtool.data.examples import Examples, Plan, SplitData
 from lmtool.data.store import TokenStore
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, Predictor

@@ -13,7 +13,7 @@ from typing import Any, cast
 from torch import nn
 
 from lmtool.config.base import Config
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import Predictor

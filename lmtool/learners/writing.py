@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.data.examples import Rows
 from lmtool.data.formats import text_format
-from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import Evaluation, ScoresTargets, TermScorer

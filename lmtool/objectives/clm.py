@@ -13,12 +13,11 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor
 
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.targets import labels_of, places_of
+from lmtool.learners.model import labels_of, places_of
 from lmtool.learners.writing import Continuing, PerplexityScorer, TextScorer, written
 from lmtool.models.base import Decoder, through_lanes
 from lmtool.models.heads.lm import LMHead, lm_head

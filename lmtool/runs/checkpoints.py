@@ -6,7 +6,7 @@
                     state.json             step, cursor, budgets, best score: see progress.py
                     config.json            the resolved configuration
                     ...                    what the command adds (tokenizer files, data.json, ...)
-                    manifest.json          bytes and sha256 of each; written last: see system/manifest.py
+                    manifest.json          bytes and sha256 of each; written last: see system/files.py
 
 It is written to a temporary folder, every file is synced, then the manifest, then the folder is renamed.
 config/checkpoint.py finds checkpoints and verifies them.
@@ -43,8 +43,7 @@ from lmtool.config.checkpoint import (
 )
 from lmtool.errors import CheckFailed, UserError, cannot_write
 from lmtool.runs.files import to_json
-from lmtool.system.atomic_files import sync_path, write_bytes
-from lmtool.system.manifest import Damaged, write_manifest
+from lmtool.system.files import Damaged, sync_path, write_bytes, write_manifest
 
 
 def is_cut(tensor: Tensor) -> bool:

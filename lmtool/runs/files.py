@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lmtool.errors import UserError
-from lmtool.system.atomic_files import draft_of, replace_bytes, sync_path
+from lmtool.system.files import draft_of, replace_bytes, sync_path
 from lmtool.system.secrets import masked_data, masker
 
 

@@ -15,8 +15,7 @@ from typing import Any
 from lmtool.config.groups import conf_dir
 from lmtool.errors import UserError
 from lmtool.runs.files import LONGEST_ROW, to_json
-from lmtool.system.atomic_files import draft_of, real_folder, remove
-from lmtool.system.manifest import sha256
+from lmtool.system.files import draft_of, real_folder, remove, sha256
 
 # Where and how fast a run computes, and what it is called: these may differ when it resumes. Everything else is part
 # of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.

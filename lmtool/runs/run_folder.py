@@ -32,7 +32,7 @@ from lmtool.runs.checkpoints import resume_point
 from lmtool.runs.files import lines_of, plain_data, replace_link, replace_text, to_json, write_rows
 from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, differing, finished, grows, require_name
 from lmtool.runs.locks import Lock
-from lmtool.system.atomic_files import open_to_append
+from lmtool.system.files import open_to_append
 from lmtool.system.secrets import masked_data
 from lmtool.system.terminal import say, shown
 

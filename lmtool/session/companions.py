@@ -31,7 +31,7 @@ from lmtool.session.provenance import (
     teacher_digests,
 )
 from lmtool.session.session import Session
-from lmtool.system.manifest import write_bytes
+from lmtool.system.files import write_bytes
 from lmtool.system.secrets import masked
 from lmtool.training.progress import TrainingResult
 from lmtool.weights.bases import BASE, Base

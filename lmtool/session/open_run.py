@@ -29,15 +29,14 @@ from lmtool.resolver.trunks import phases_ended
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.runs.run_folder import RunFolder, choose_folder
-from lmtool.system.manifest import MANIFEST
+from lmtool.system.files import MANIFEST
 from lmtool.system.secrets import masked
 from lmtool.system.signals import Interrupts, stopped, take_late
 from lmtool.training.compiling import require_compiler
 from lmtool.training.consistency import keys, require_same, versions
-from lmtool.training.group import ALONE, Group
+from lmtool.training.group import ALONE, Group, process_group
 from lmtool.training.launching import note_run
 from lmtool.training.precision import Precision, choose_device, choose_precision
-from lmtool.training.processes import process_group
 
 _COMPARED = 10_000  # steps of the past, evenly spaced
 

@@ -11,12 +11,10 @@ import torch
 
 from lmtool.costs.plan_of_run import plan_in_phases, plan_of
 from lmtool.data.configs import DataConfig
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.mixture import MixtureSource
 from lmtool.data.phases import PhasedLoader
-from lmtool.data.plan import Examples
-from lmtool.data.sources import OnStage, Source
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.sources import MixtureSource, OnStage, Source
 from lmtool.data.store import open_store
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import examples_of

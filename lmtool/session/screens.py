@@ -25,9 +25,8 @@ from lmtool.system.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation
 from lmtool.training.configs import OptimizerConfig
-from lmtool.training.depth import levels
 from lmtool.training.group import ALONE, Group
-from lmtool.training.optimizers import training_groups
+from lmtool.training.optimizers import levels, training_groups
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress, TrainingResult
 from lmtool.weights.loading import LoadReport

@@ -24,7 +24,7 @@ from lmtool.errors import REQUEUE, LmtoolError, Stopped
 from lmtool.runs import identity as code
 from lmtool.sweeps import folders
 from lmtool.sweeps.table import end_of_job
-from lmtool.system.atomic_files import open_to_append, real_folder
+from lmtool.system.files import open_to_append, real_folder
 from lmtool.system.signals import STATUS, Interrupted, stopped, take_late
 from lmtool.system.terminal import say, say_error
 

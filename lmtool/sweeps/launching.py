@@ -34,8 +34,8 @@ from lmtool.sweeps import folders as records
 from lmtool.sweeps.folders import Place, SweepFolder
 from lmtool.sweeps.job import STOPPED, Job, Run, perform
 from lmtool.sweeps.table import Watch
-from lmtool.system.atomic_files import real_folder
 from lmtool.system.environment import SAFE_PATH, inherited
+from lmtool.system.files import real_folder
 from lmtool.system.signals import STATUS
 from lmtool.system.terminal import counted, say, say_error
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from lmtool.config.tables import build
 from lmtool.data.duplicates import Match, overlap, repeats
+from lmtool.data.examples import Rows
 from lmtool.data.files import collected
-from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig

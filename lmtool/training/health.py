@@ -14,7 +14,7 @@ from torch import Tensor
 from lmtool.errors import Diverged, NotFinite
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.runs.files import to_json
-from lmtool.system.atomic_files import draft_of, real_folder, replace_bytes
+from lmtool.system.files import draft_of, real_folder, replace_bytes
 from lmtool.training.group import ALONE, Group
 from lmtool.training.progress import Progress
 from lmtool.types import Batch, Loader, Packed, Step

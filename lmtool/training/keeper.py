@@ -33,7 +33,7 @@ from lmtool.runs.checkpoints import DELETED, TEMPORARY, gathered
 from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import RunFolder
-from lmtool.system.atomic_files import remove
+from lmtool.system.files import remove
 from lmtool.training.budgets import kept_checkpoints
 from lmtool.training.group import ALONE, Group
 from lmtool.training.optimizers import load_state_tensors, state_tensors

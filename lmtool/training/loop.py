@@ -30,6 +30,7 @@ from lmtool.system.terminal import counted
 from lmtool.training.budgets import Budget, has_row
 from lmtool.training.compiling import compiled
 from lmtool.training.consistency import require_alike
+from lmtool.training.engine import engine_for, outside_layers, shard
 from lmtool.training.group import ALONE, Group
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
@@ -43,9 +44,8 @@ from lmtool.training.progress import (
     Progress,
     TrainingResult,
     TrainingSettings,
+    training_result,
 )
-from lmtool.training.results import training_result
-from lmtool.training.sharded import engine_for, outside_layers, shard
 from lmtool.training.step import apply_gradients, gradients, row_gradients
 from lmtool.types import Learner, Loader, Step
 

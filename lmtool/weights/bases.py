@@ -24,7 +24,7 @@ from torch import Tensor
 from lmtool.config.checkpoint import read_json, read_manifest
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.system.manifest import Damaged
+from lmtool.system.files import Damaged
 from lmtool.system.secrets import masked
 from lmtool.types import part_of
 from lmtool.weights.loading import LoadReport

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lmtool.errors import UserError
-from lmtool.system.network import answers
+from lmtool.system.environment import answers
 from lmtool.system.secrets import masked
 
 

@@ -13,7 +13,7 @@ from lmtool.config import saved
 from lmtool.config.checkpoint import CONFIG, MODEL, STATE
 from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import save_tensors
-from lmtool.system.manifest import write_manifest
+from lmtool.system.files import write_manifest
 from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.bases import BASE, Base

@@ -14,11 +14,10 @@ from lmtool.config.tables import build
 from lmtool.nn.stack import recompute_layers
 from lmtool.runs.checkpoints import complete
 from lmtool.training.compiling import compiled
-from lmtool.training.engine import Plain
+from lmtool.training.engine import Plain, engine_for, shard
 from lmtool.training.group import Group
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
 from lmtool.training.precision import FP32_CPU
-from lmtool.training.sharded import engine_for, shard
 from lmtool.training.step import apply_gradients, gradients
 from tests.commands.conftest import but_for
 

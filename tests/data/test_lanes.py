@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from lmtool.data.examples import Plan
 from lmtool.data.loader import PackedLoader, segments
-from lmtool.data.plan import Plan
 from lmtool.errors import UserError
 from lmtool.types import Batch, Lanes, Packed
 

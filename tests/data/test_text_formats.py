@@ -5,9 +5,8 @@ import pytest
 
 from lmtool.config.tables import build
 from lmtool.data import formats
-from lmtool.data.assembly import Template
 from lmtool.data.configs import FORMATS
-from lmtool.data.formats import text_format, truncate_pair
+from lmtool.data.formats import Template, text_format, truncate_pair
 from lmtool.errors import UserError
 from lmtool.tokenizers.configs import ByteBpeConfig
 

@@ -7,8 +7,8 @@ import pytest
 from task_fixtures import backbone, singles, table, tokenizer
 
 from lmtool.config.tables import Choice
+from lmtool.data.examples import Rows
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import Rows
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tasks.loading import load_task

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtool.training.engine import Plain
+from lmtool.training.engine import Plain, engine_for
 from lmtool.training.group import Group
 from lmtool.training.precision import FP32_CPU
-from lmtool.training.sharded import engine_for
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Batch, Step, StepOutput
 

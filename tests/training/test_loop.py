@@ -16,7 +16,7 @@ from safetensors import safe_open
 from lmtool.config.checkpoint import find, read_state
 from lmtool.errors import Diverged, NotFinite, UserError
 from lmtool.runs import checkpoints
-from lmtool.system.manifest import MANIFEST, Manifest, write_manifest
+from lmtool.system.files import MANIFEST, Manifest, write_manifest
 from lmtool.training.configs import AdamWConfig, ConstantConfig
 from lmtool.training.engine import Plain
 from lmtool.training.loop import train

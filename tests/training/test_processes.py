@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from lmtool.errors import UserError
 from lmtool.system.ranks import Place, place_of
-from lmtool.training.group import ALONE, Group
-from lmtool.training.processes import process_group
+from lmtool.training.group import ALONE, Group, process_group
 
 from .ranks import Ranks, started
 

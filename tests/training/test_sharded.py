@@ -26,7 +26,7 @@ from lmtool.runs import checkpoints
 from lmtool.runs.checkpoints import gathered, read_tensors
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.run_folder import RunFolder
-from lmtool.system import manifest
+from lmtool.system import files
 from lmtool.training.configs import (
     AdafactorConfig,
     AdamConfig,
@@ -36,11 +36,11 @@ from lmtool.training.configs import (
     MuonConfig,
     StableAdamWConfig,
 )
+from lmtool.training.engine import engine_for, shard
 from lmtool.training.group import ALONE, Group
 from lmtool.training.loop import train
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingSettings
-from lmtool.training.sharded import engine_for, shard
 from lmtool.training.step import gradients
 from lmtool.types import Step, Target
 from tests.breadth import slow_but
@@ -175,7 +175,7 @@ def killed_in_save(group: Group, folder: str) -> None:
         saves.append(facts)
         if len(saves) == 3:
             os._exit(1)
-        manifest.write_manifest(draft, facts)
+        files.write_manifest(draft, facts)
 
     checkpoints.write_manifest = write_manifest
     run_on(group, folder, "mlm", "fsdp", max_steps=6, checkpoint_every=1)

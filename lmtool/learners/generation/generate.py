@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from lmtool.errors import UserError
-from lmtool.learners.generation.beam import BeamSearch
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import Answer, Continuation, Decoding
-from lmtool.learners.generation.strategies import Greedy, Request, Sampling, Strategy, Watch, draw_keys
+from lmtool.learners.generation.strategies import BeamSearch, Greedy, Request, Sampling, Strategy, Watch, draw_keys
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lmtool.data.assembly import Template, assemble, ragged_ranges
-from lmtool.data.plan import Examples, Plan, batch_borders
+from lmtool.data.examples import Examples, Plan, batch_borders
+from lmtool.data.formats import Template, assemble, ragged_ranges
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.metrics.intervals import ratio_standard_error

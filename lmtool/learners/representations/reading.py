@@ -7,8 +7,7 @@ from typing import Any, Literal, get_args
 
 from lmtool.data.formats import differing_layout
 from lmtool.errors import UserError
-from lmtool.learners.representations.sentences import SentenceModules
-from lmtool.learners.representations.vectors import Embedder, HiddenStates, Pooling, depth_of
+from lmtool.learners.representations.vectors import Embedder, HiddenStates, Pooling, SentenceModules, depth_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.folders import PublishedFolder, published_folder, read_settings

@@ -9,9 +9,9 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from lmtool.data.assembly import Template, ragged_ranges
+from lmtool.data.formats import Template, ragged_ranges
 from lmtool.learners.inspection import Drawn, Inspector, Tally
-from lmtool.learners.targets import labels_of, places_of
+from lmtool.learners.model import labels_of, places_of
 from lmtool.models.characters import FILL, TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS
 from lmtool.objectives.examples.words import BACKWARD, FORWARD, Pairs
 from lmtool.types import Packed

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool.data.assembly import Assembled, Template, assemble
-from lmtool.data.formats import text_format
+from lmtool.data.examples import Plan
+from lmtool.data.formats import Assembled, Template, assemble, text_format
 from lmtool.data.loader import segments
-from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MaskingConfig

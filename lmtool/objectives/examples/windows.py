@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.assembly import Assembled, Template, assemble, ragged_ranges
-from lmtool.data.formats import text_format
+from lmtool.data.examples import Plan
+from lmtool.data.formats import Assembled, Template, assemble, ragged_ranges, text_format
 from lmtool.data.loader import segments
-from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted

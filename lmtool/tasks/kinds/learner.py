@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
 from lmtool.errors import NotFinite
 from lmtool.learners.base import Answers, BaseLearner, Inference
 from lmtool.learners.baseline import Predictor, TermSums

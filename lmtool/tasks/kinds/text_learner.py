@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from lmtool import random_streams
-from lmtool.data.assembly import Template, assemble, ragged_ranges
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Plan, Rows, SplitData
+from lmtool.data.formats import Template, assemble, ragged_ranges, text_format
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import Answer, Continuation, Decoding
-from lmtool.learners.targets import places_of
+from lmtool.learners.model import places_of
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.configs import ModelConfig

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool.data.assembly import Template, assemble, ragged_ranges
-from lmtool.data.formats import text_format, truncate_pair
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows
+from lmtool.data.examples import Plan, Rows
+from lmtool.data.formats import Template, assemble, ragged_ranges, text_format, truncate_pair
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.kinds.labels import place

@@ -10,13 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.assembly import Template, assemble, ragged_ranges
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Plan, Rows, SplitData
+from lmtool.data.formats import Template, assemble, ragged_ranges, text_format
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, Predictor
-from lmtool.learners.exits import entropy_share
+from lmtool.learners.model import entropy_share
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
 from lmtool.models.heads.losses import loss_sum, losses

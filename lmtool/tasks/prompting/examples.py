@@ -15,10 +15,8 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.assembly import Assembled, Template, assemble, ragged_ranges
-from lmtool.data.formats import truncate_texts
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows
+from lmtool.data.examples import Plan, Rows
+from lmtool.data.formats import Assembled, Template, assemble, ragged_ranges, truncate_texts
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.generation.scoring import CandidateScorer
 from lmtool.learners.writing import Writer

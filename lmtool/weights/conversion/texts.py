@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtool.data.assembly import Template
 from lmtool.data.configs import FORMATS
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows
+from lmtool.data.examples import Examples, Rows
+from lmtool.data.formats import Template, text_format
 from lmtool.models.configs import ModelConfig
 from lmtool.session.trained import has_segments
 from lmtool.tasks.kinds.learner import TaskLearner

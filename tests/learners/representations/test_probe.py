@@ -10,9 +10,8 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from lmtool.data.assembly import Template
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Plan
+from lmtool.data.examples import Plan
+from lmtool.data.formats import Template, text_format
 from lmtool.errors import UserError
 from lmtool.learners.metrics.intervals import ratio_standard_error
 from lmtool.learners.representations.layers import (

@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from lmtool.data.assembly import Template, assemble
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Plan
-from lmtool.data.split import SplitData
+from lmtool.data.examples import Plan, SplitData
+from lmtool.data.formats import Template, assemble, text_format
 from lmtool.data.store import TokenStore
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, token_counts

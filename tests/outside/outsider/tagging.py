@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.assembly import Template, assemble
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Plan, Rows, SplitData
+from lmtool.data.formats import Template, assemble, text_format
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.metrics import compute
