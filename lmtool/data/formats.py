@@ -23,7 +23,7 @@ from lmtool.types import Packed
 
 
 @dataclass(frozen=True)
-class Template:
+class FormatTemplate:
     """A format as constants: the special tokens before, between and after its texts, and the columns of each.
 
     pieces: for one text (before, after), for two (before, between, after), each the ids of special tokens.
@@ -35,7 +35,7 @@ class Template:
     text_columns: dict[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, text_format: Any, texts: int) -> Template:
+    def of(cls, text_format: Any, texts: int) -> FormatTemplate:
         """Read a format (`lmtool.data.formats`) of one or two texts by giving it texts of one marked token each."""
         marks = [np.array([-1 - number], dtype=np.int64) for number in range(texts)]
         ids, columns = text_format.single(*marks) if texts == 1 else text_format.pair(*marks)
@@ -77,7 +77,7 @@ def ragged_ranges(starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts_N - (ends - lengths_N), lengths_N)
 
 
-def assemble(template: Template, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Assembled:
+def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Assembled:
     """Put N examples together.
 
     texts: for each text of the format, its ids laid end to end over the examples, and their (N,) lengths.
@@ -266,7 +266,7 @@ _TEXTS = (("a",), ("a", "b"))
 def differing_layout(tokenizer: Tokenizer, format_name: str) -> str | None:
     """How the tokenizer's file lays out a text or a pair, and how the format does, as pieces, where the two differ."""
     for texts in _TEXTS:
-        template = Template.of(text_format(format_name, tokenizer), len(texts))
+        template = FormatTemplate.of(text_format(format_name, tokenizer), len(texts))
         runs = [np.asarray(ids, dtype=np.int64) for ids in tokenizer.encode_batch(texts)]
         wanted = assemble(template, [(ids, np.array([len(ids)])) for ids in runs])
         ids, segments = tokenizer.laid_out(*texts)
@@ -282,13 +282,13 @@ def with_format(tokenizer: Tokenizer, format_name: str) -> Tokenizer:
     """The tokenizer, its file laying out texts and pairs as the format does."""
     if differing_layout(tokenizer, format_name) is None:
         return tokenizer
-    templates = [Template.of(text_format(format_name, tokenizer), len(texts)) for texts in _TEXTS]
+    templates = [FormatTemplate.of(text_format(format_name, tokenizer), len(texts)) for texts in _TEXTS]
     special = {f"t{number}": int(number) for template in templates for piece in template.pieces for number in piece}
     single, pair = (list(_written(template)) for template in templates)
     return tokenizer.with_layout(single, pair, special)
 
 
-def _written(template: Template) -> Iterator[str]:
+def _written(template: FormatTemplate) -> Iterator[str]:
     """A template as the tokenizers library writes one."""
     texts = len(template.pieces) - 1
     for number, piece in enumerate(template.pieces):

@@ -14,7 +14,7 @@ import torch
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor, TermEvaluation, TermSums
 from lmtool.nn.cache import set_aside
-from lmtool.training.group import ALONE, Group
+from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.precision import FP32_CPU, Precision
 from lmtool.types import Batch, Scores
 
@@ -136,7 +136,7 @@ def evaluate(
     scorer: Scorer,
     batches: Iterable[Batch],
     precision: Precision = FP32_CPU,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Evaluation:
     """One pass over a split in evaluation mode, without gradients. The learner is left in the mode it came in, with the
     state that it carries. NotFinite where it gives something that is no finite number.

@@ -109,7 +109,7 @@ class CausalLanguageModel(BaseLearner):
         texts = batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]
         prompts = [text[:_PROMPT].tolist() for text in texts if len(text)]
         # A document as long as the model leaves no room for more.
-        prompts = [prompt for prompt in prompts if len(prompt) <= self.writer().space.longest_prompt]
+        prompts = [prompt for prompt in prompts if len(prompt) <= self.writer().model.longest_prompt]
         new = self.writer().write(prompts, SAMPLED, self.seed)
         return [
             {"prompt": self.tokenizer.decode(prompt), "text": self.tokenizer.continuation(prompt, text)}

@@ -85,7 +85,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
         training = train(
             session.trained,
             session.loader,
-            lambda step: held_out.score(opened.precision, calibrates=True).metrics(),
+            lambda step: held_out.score(opened.precision, calibrates=True, group=opened.group).metrics(),
             opened.folder,
             settings,
             listeners=[listener, opened.trackers],

@@ -75,7 +75,7 @@ class PhaseData:
         config = self.config
         return PackedLoader(
             self.examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
-            beside=self.learner.virtual_tokens,
+            virtual_tokens=self.learner.virtual_tokens,
         )  # fmt: skip
 
 

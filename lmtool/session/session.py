@@ -85,7 +85,7 @@ class Session:
         last = self.phases[-1]
         return HeldOutSplits(
             self.learner, last.data, last.config.max_length, evaluation_tokens(last.config), self.config.seed,
-            predictors_of(self.learner, last.data["train"], last.examples), last.learner, self.run.group,
+            predictors_of(self.learner, last.data["train"], last.examples), last.learner,
         )  # fmt: skip
 
     @property

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lmtool.errors import UserError
 from lmtool.nn.stack import Stack
 from lmtool.training.configs import Parallel
-from lmtool.training.group import ALONE, Group
+from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Learner
 
@@ -39,7 +39,7 @@ class Engine(Protocol):
     """learner: what it runs. group: the processes that run it together."""
 
     learner: Learner
-    group: Group
+    group: ProcessGroup
 
     def begin(self, step: int) -> None:
         """Called before the forwards of each optimizer step, with the step's number from 1."""
@@ -55,7 +55,7 @@ class Engine(Protocol):
 class Plain:
     """The engine of one process."""
 
-    def __init__(self, learner: Learner, group: Group = ALONE):
+    def __init__(self, learner: Learner, group: ProcessGroup = ALONE):
         self.learner, self.group = learner, group
 
     def begin(self, step: int) -> None:
@@ -72,7 +72,7 @@ class Ddp(Plain):
     """torch's DistributedDataParallel around what is descended. It is wrapped again when other parameters learn than
     in the step before, as in gradual unfreezing."""
 
-    def __init__(self, learner: Learner, group: Group):
+    def __init__(self, learner: Learner, group: ProcessGroup):
         super().__init__(learner, group)
         assert isinstance(learner, nn.Module)
         self._parameters = list(learner.parameters())
@@ -162,7 +162,7 @@ def _summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
 # of a unit while it computes with it. Weights travel in fp32 and are cast under autocast, as in one process.
 
 
-def shard(learner: nn.Module, device: torch.device, group: Group) -> None:
+def shard(learner: nn.Module, device: torch.device, group: ProcessGroup) -> None:
     """Cut every parameter of a learner along its first dimension over the processes, in place. The parameters are other
     objects from then on. It may be on the host: a layer at a time goes to the device. UserError where a parameter has
     no rows, and where torch is older than this."""
@@ -210,7 +210,7 @@ class Fsdp(Plain):
     """The engine of a learner that is cut. Gradients cross processes behind every micro-batch: none has room for all of
     them."""
 
-    def __init__(self, learner: Learner, group: Group):
+    def __init__(self, learner: Learner, group: ProcessGroup):
         super().__init__(learner, group)
         assert isinstance(learner, nn.Module)
         self._named = dict(learner.named_parameters())
@@ -287,7 +287,7 @@ def _layers(learner: nn.Module) -> list[nn.Module]:
 # Which engine trains a learner.
 
 
-def engine_for(learner: Learner, parallel: Parallel, group: Group) -> Engine:
+def engine_for(learner: Learner, parallel: Parallel, group: ProcessGroup) -> Engine:
     """The engine that trains a learner in the processes of a group, which must hold the same weights; with fsdp the
     learner is cut over them already."""
     if group.size == 1:

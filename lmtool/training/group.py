@@ -26,7 +26,7 @@ from lmtool.system.ranks import ADDRESS, PORT, START_AGAIN, Place, place_of
 Value = TypeVar("Value")
 
 
-class Group(Protocol):
+class ProcessGroup(Protocol):
     """rank: of this process, from 0. size: how many there are. Every process calls the same of these methods in the
     same order, with plain objects (what pickle takes) that travel between the hosts: no device waits for them."""
 
@@ -100,7 +100,7 @@ _FRAME, _HEAD = 512, 8
 
 
 class Processes:
-    """Implements `Group` over torch's default process group, which must be there."""
+    """Implements `ProcessGroup` over torch's default process group, which must be there."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -145,7 +145,7 @@ def _length(frame: bytes) -> int:
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[Group]:
+def process_group(device: torch.device) -> Iterator[ProcessGroup]:
     """The group that this process was started in: of one process where the environment names no others.
 
     device: where this process computes. UserError where torch lacks what the processes would talk by, where the port

@@ -124,10 +124,11 @@ def torch_groups(groups: Iterable[ParameterGroup], lr: float, weight_decay: floa
     ]
 
 
-def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """Give every group its multiple of the learning rate."""
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> float:
+    """Give every group its multiple of the learning rate. Returns the learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["learning_rate_scale"]
+    return learning_rate
 
 
 def named_parameters(groups: Sequence[ParameterGroup]) -> dict[str, nn.Parameter]:

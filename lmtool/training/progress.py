@@ -18,6 +18,7 @@ from lmtool.config.checkpoint import of_step
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.configs import OptimizerConfig, Parallel, ScheduleConfig
 from lmtool.training.precision import Precision
+from lmtool.types import Step
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,11 @@ class Progress:
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
+
+    def advance(self, data: Step, tokens: int) -> None:
+        """Count a step that was taken."""
+        self.step, self.cursor, self.epoch = self.step + 1, data.cursor, data.epoch
+        self.tokens += tokens
 
     @property
     def best(self) -> Best:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lmtool.data.examples import Examples, Plan, batch_borders
-from lmtool.data.formats import Template, assemble, ragged_ranges
+from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.metrics.intervals import ratio_standard_error
@@ -119,7 +119,7 @@ class TokenTargets:
         store: TokenStore,
         windows_D: np.ndarray,
         tokenizer: Tokenizer,
-        template: Template,
+        template: FormatTemplate,
         offset: int,
         classes_V: np.ndarray,
     ):

@@ -22,7 +22,7 @@ from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.sequence import summary
 from lmtool.nn.stack import Place, Stack, Tap
-from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed
@@ -212,9 +212,8 @@ class Embedder:
         cut = 0
         for start in range(0, len(rows), portion):
             part = rows.take(np.arange(start, min(start + portion, len(rows))))
-            examples = SequenceExamples(
-                self._prompted(part), self.tokenizer, self.layout, self.max_length, "text", "input"
-            )
+            layout = InputFormat(self.tokenizer, self.layout, self.max_length)
+            examples = SequenceExamples(self._prompted(part), layout, "text", "input")
             cut += examples.truncated
             yield from self._of_examples(examples, start, len(rows), progress)
         if cut:

@@ -10,7 +10,7 @@ import torch
 
 from lmtool import random_streams
 from lmtool.data.examples import Plan
-from lmtool.data.formats import Assembled, Template, assemble, ragged_ranges, text_format, truncate_pair
+from lmtool.data.formats import Assembled, FormatTemplate, assemble, ragged_ranges, text_format, truncate_pair
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import PairsConfig
@@ -217,7 +217,7 @@ class MaskedPairs:
     ):  # fmt: skip
         self.config, self.store, self.split, self.seed = config, store, split, seed
         self.masks = masks(config, Vocabulary.of(tokenizer))
-        self.template = Template.of(text_format(format_name, tokenizer), 2)
+        self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
         self.limit = room_for(max_length, self.template.overhead, 2)
         self._plans: dict[int, Plan] = {}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import Plan, Rows
-from lmtool.data.formats import Template, assemble, ragged_ranges, text_format
+from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.configs import ExtractiveQaConfig
@@ -224,7 +224,7 @@ class QuestionWindows:
             raise UserError(f"the {split} split has no rows")
         self.rows, self.term, self.split, self.start = rows, config.name, split, start
         self.max_length, self.null_first = max_length, null_first(format_name)
-        self.template = Template.of(text_format(format_name, tokenizer), 2)
+        self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
         questions, contexts = (rows.columns[name] for name in config.text)
         self._questions, self._contexts = AlignedTexts(questions, tokenizer), AlignedTexts(contexts, tokenizer)
         room = max_length - self.template.overhead

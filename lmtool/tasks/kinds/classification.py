@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from lmtool.data.examples import Rows, SplitData, unlabelled
-from lmtool.data.formats import Template as Layout
-from lmtool.data.formats import assemble, text_format, truncate_texts
+from lmtool.data.formats import FormatTemplate, assemble, text_format, truncate_texts
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.model import hidden_at, labels_of, places_of
@@ -93,7 +92,7 @@ class PromptedLearner(ClassLearner):
 
     def examples(self, data: SplitData, max_length: int) -> PromptedExamples:
         config, rows = self.config, self.rows(data)
-        around = Layout.of(text_format(config.text_format(self.backbone.config), self.tokenizer), 1)
+        around = FormatTemplate.of(text_format(config.text_format(self.backbone.config), self.tokenizer), 1)
         wording = Wording(self.pattern, around, self.mask, self.tokens)
         demonstrations = auxiliary = None
         if config.demonstrations:
@@ -189,7 +188,7 @@ class PromptPairs(TextPairs):
         super().__init__(*others)
 
     def sourced(self, room: int) -> tuple[EncodedTexts, int]:
-        layout = Layout(tuple(np.array(tokens, dtype=np.int64) for tokens in self.pieces), {}, {})
+        layout = FormatTemplate(tuple(np.array(tokens, dtype=np.int64) for tokens in self.pieces), {}, {})
         columns = len(layout.pieces) - 1
         texts = PatternTexts(self.rows, self.pattern)
         kept = truncate_texts(texts.lengths[:columns], room_for_texts(room, layout.overhead, columns))

@@ -247,7 +247,7 @@ class TaskLearner(BaseLearner):
         if facts.get("cut_questions"):
             warn(f"{facts['cut_questions']:,} of {len(rows):,} questions are cut")
         budget = max(inference.forward_tokens, max_length + self.virtual_tokens)
-        loader = PackedLoader(examples, 0, None, budget, shuffle=False, beside=self.virtual_tokens)
+        loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=self.virtual_tokens)
         total, done = len(examples.plan(0)), 0
 
         def shown() -> Iterator[Batch]:

@@ -35,7 +35,7 @@ from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import is_unlabelled, row_ids, text_of
 from lmtool.tasks.kinds.learner import TaskInspector, TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction
-from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, StepOutput, send
 
@@ -271,9 +271,9 @@ class SequenceLearner(TaskLearner):
         model, start = self.backbone.config, None
         if isinstance(model, EncoderDecoderConfig):
             start = self.tokenizer.role(model.start_role)
-        layout = self.form.text_format
         stride = self.config.stride if getattr(self.config, "windows", "none") != "none" else None
-        return SequenceExamples(rows, self.tokenizer, layout, max_length, self.term, split, start, stride)
+        layout = InputFormat(self.tokenizer, self.form.text_format, max_length, start, stride)
+        return SequenceExamples(rows, layout, self.term, split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) outputs of the head."""
