@@ -48,7 +48,7 @@ class Rows:
             [self.origin[place] for place in places],
         )
 
-    def labels_at(self, indices: np.ndarray) -> np.ndarray | Sequence[Any] | None:
+    def labels_at(self, indices: np.ndarray) -> np.ndarray | Sequence[object] | None:
         """The labels of the rows at these places, in this order."""
         labels = self.labels
         if labels is None or isinstance(labels, np.ndarray):
@@ -107,7 +107,7 @@ class Plan:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """How many examples, their tokens, and their mean and longest length."""
         return {
             "examples": len(self),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class Source(Protocol):
     def characters(self, split: str) -> int:
         """How many characters they have together."""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What the screens and the report say about it; plain data."""
 
 
@@ -201,7 +201,7 @@ class MixtureSource:
     def characters(self, split: str) -> int:
         return sum(member.characters(split) for member in self.members.values())
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Those of each member under its title."""
         return {
             "source": "mixture",

@@ -31,7 +31,7 @@ class Evaluation:
     weights: Mapping[str, float]
     scores: dict[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, object] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -64,7 +64,7 @@ class Evaluation:
         # A single example has no standard error, and JSON has no word for that.
         return {name: value for name, value in values.items() if value is not None and np.isfinite(value)}
 
-    def records(self) -> Iterator[dict[str, Any]]:
+    def records(self) -> Iterator[dict[str, object]]:
         """What each row was predicted to be, as lines of predictions.jsonl; nothing where no rows are predicted."""
         yield from ()
 
@@ -85,7 +85,7 @@ class Scorer(ABC):
     selects: bool = False
 
     @abstractmethod
-    def outputs(self, batch: Batch) -> Any:
+    def outputs(self, batch: Batch) -> object:
         """What the learner makes of a batch on its device, in evaluation mode, without gradients and under autocast:
         plain data and tensors on the host. It changes nothing in the scorer."""
 

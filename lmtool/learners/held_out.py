@@ -107,7 +107,7 @@ class HeldOutSplits:
             evaluations[split] = evaluate(self.learner, scorer, batches, precision, group)
         return SplitEvaluations(evaluations)
 
-    def baseline(self, train: SplitData) -> dict[str, Any]:
+    def baseline(self, train: SplitData) -> dict[str, object]:
         """What reading nothing scores on the first of them."""
         return self.learner.baseline(train, self.first.data, self.first.loader.epoch_batches(), self.predictors)
 

@@ -231,7 +231,9 @@ class Answering(Writer):
         return self.tokenizer.decode([number for number in ids if number not in hidden], skip_special=False)
 
 
-def writer_of(backbone: Backbone, head: LMHead, tokenizer: Tokenizer, task: Mapping[str, Any] | None = None) -> Writer:
+def writer_of(
+    backbone: Backbone, head: LMHead, tokenizer: Tokenizer, task: Mapping[str, object] | None = None
+) -> Writer:
     """The writer of a language model. task: the section of the task that it learned, if one: texts from texts have a
     `prefix`, and on a decoder a `mask`. UserError where the model is an encoder."""
     section = task or {}

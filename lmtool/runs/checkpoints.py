@@ -93,8 +93,8 @@ def write_checkpoint(
     step: int,
     weights: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-    config: Mapping[str, Any],
+    state: Mapping[str, object],
+    config: Mapping[str, object],
     write_files: Callable[[Path], None] | None = None,
     carried: Mapping[str, Tensor] | None = None,
 ) -> Path:
@@ -158,7 +158,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     stand in the header."""
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
-    first: dict[tuple[Any, ...], str] = {}
+    first: dict[tuple[object, ...], str] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
         same = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device))

@@ -32,7 +32,7 @@ from lmtool.system.secrets import masked_data
 LOG = "job.log"
 
 
-def write(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+def write(folder: Path, name: str, record: Mapping[str, object]) -> None:
     text = json.dumps(masked_data(dict(record)), indent=1, ensure_ascii=False)
     replace_text(folder / name, text + "\n")
 
@@ -46,7 +46,7 @@ def read(folder: Path, name: str = JOB) -> dict[str, Any]:
     return {}
 
 
-def me() -> dict[str, Any]:
+def me() -> dict[str, object]:
     return asdict(Owner.me())
 
 
@@ -96,8 +96,8 @@ class Place:
     folder: Path
     overrides: tuple[str, ...]
     varied: dict[str, str]
-    config: dict[str, Any]
-    data: dict[str, Any]
+    config: dict[str, object]
+    data: dict[str, object]
 
 
 def fixed_and_varied(typed: Typed) -> tuple[dict[str, str], list[str]]:
@@ -151,7 +151,7 @@ class SweepFolder:
         """The overrides of the jobs of earlier starts, by their folders."""
         return {folder: record.get("overrides", []) for folder, record in self.places.items()}
 
-    def place(self, job: Sequence[str], config: dict[str, Any], data: dict[str, Any]) -> Place:
+    def place(self, job: Sequence[str], config: dict[str, object], data: dict[str, object]) -> Place:
         """The folder of a job, as it is or as it will be called. job: its overrides. config, data: its configuration,
         masked and as it is. UserError where its folder holds another configuration, naming the keys."""
         texts = [text.lstrip("+") for text in job]
@@ -192,7 +192,7 @@ class SweepFolder:
 
 
 def _placed(
-    folder: Path, texts: Sequence[str], varied: dict[str, str], config: dict[str, Any], data: dict[str, Any]
+    folder: Path, texts: Sequence[str], varied: dict[str, str], config: dict[str, object], data: dict[str, object]
 ) -> Place:
     if not (folder / SUBMITTED).is_file():  # that of an earlier job may have been moved to another disk
         require_no_link(folder)

@@ -180,7 +180,7 @@ def _run_in(
 @contextmanager
 def _composed(
     request: SweepRequest, typed: Typed, folder: Path, chosen: dict[str, str]
-) -> Iterator[tuple[Any, DictConfig]]:
+) -> Iterator[tuple[object, DictConfig]]:
     """Hydra, and its configuration of a sweep into a folder."""
     words = [*typed.all, *_settings(folder, chosen), *compose.search_path(request.config_dirs)]
     with compose.plainly(), compose.hydra_at() as hydra:
@@ -198,7 +198,7 @@ def _sweeper(hydra: Any, config: DictConfig, callbacks: Callbacks) -> Any:
     return getattr(sweeper, "sweeper", sweeper)
 
 
-def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: Any, launch: Launch) -> None:
+def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: object, launch: Launch) -> None:
     """Let a sweeper of Hydra choose the jobs on the way."""
     config = launch.config
 

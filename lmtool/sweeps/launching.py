@@ -97,7 +97,7 @@ def waited_for(folders: Sequence[Path]) -> Iterator[list[Waited]]:
     class Executor(known):  # type: ignore[misc, valid-type]
         """The one difference: what it gives back."""
 
-        def map_array(self, *arguments: Any) -> list[Waited]:
+        def map_array(self, *arguments: object) -> list[Waited]:
             submitted = super().map_array(*arguments)
             by_slurm = self.cluster == "slurm"
             jobs.extend(Waited(job, folder, by_slurm) for job, folder in zip(submitted, folders, strict=True))

@@ -173,7 +173,7 @@ class Damaged(UserError):
 # --- writing -------------------------------------------------------------------------------------------------------
 
 
-def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+def write_manifest(folder: Path, facts: Mapping[str, object]) -> None:
     """Hash what is in the folder, sync it, and write the manifest last. facts: plain data that it carries too."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {
@@ -185,7 +185,7 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     sync_path(folder)
 
 
-def _encoded(body: Mapping[str, Any]) -> bytes:
+def _encoded(body: Mapping[str, object]) -> bytes:
     """The manifest carries a hash of itself, so that a flipped bit in it is noticed too."""
     own = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "sha256": own}, indent=2, ensure_ascii=False, allow_nan=False).encode()
@@ -259,7 +259,7 @@ class Manifest:
             raise Damaged(path, "is damaged: its sha256 is not the manifest's")
         return content
 
-    def _listed(self, name: str) -> dict[str, Any]:
+    def _listed(self, name: str) -> dict[str, object]:
         if name not in self.files:
             raise Damaged(self.folder / name, f"is not in {MANIFEST}")
         return self.files[name]

@@ -95,7 +95,7 @@ class EarlyEvaluation(TaskEvaluation):
 
     depths: tuple[int, ...] = ()
 
-    def more(self, number: int) -> dict[str, Any]:
+    def more(self, number: int) -> dict[str, object]:
         return {"exit": self.depths[number]}
 
 

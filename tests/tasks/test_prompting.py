@@ -132,7 +132,10 @@ def test_what_follows_the_answer_is_scored_with_it(gpt, tmp_path):
     ids = [gpt.encode(f"{label}: {text}").tolist() for label in LABELS]
     packed = [Packed(torch.tensor([gpt.model.ends[0], *own]), (len(own) + 1,)) for own in ids]
     with torch.no_grad():
-        log_probs = [gpt.model.head(gpt.model.backbone(own), gpt.model.backbone.embed.token.weight).log_softmax(-1) for own in packed]
+        log_probs = [
+            gpt.model.head(gpt.model.backbone(own), gpt.model.backbone.embed.token.weight).log_softmax(-1)
+            for own in packed
+        ]
     sums = [
         sum(float(rows[at, token]) for at, token in enumerate(own)) for rows, own in zip(log_probs, ids, strict=True)
     ]

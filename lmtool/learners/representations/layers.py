@@ -66,7 +66,7 @@ def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIO
         line_search_fn="strong_wolfe",
     )  # fmt: skip
 
-    def loss() -> Any:
+    def loss() -> object:
         optimizer.zero_grad()
         total = cross_entropy(z_NH @ weight_CH.T + bias_C, labels_N)
         total = total + RIDGE / 2 / len(labels_N) * weight_CH.square().sum()
@@ -147,7 +147,7 @@ class TokenTargets:
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         return Batch(assembled.packed(), {TERM: target}, numbers, torch.zeros(len(numbers), dtype=torch.int32))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {"windows": len(self._plan)}
 
 
