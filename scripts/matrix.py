@@ -37,8 +37,8 @@ from torch import Tensor
 
 from lmtool.config import compose, overrides, tables
 from lmtool.config.tables import build
+from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import SplitData
 from lmtool.data.vocabulary import tokenizer_of_rows
 from lmtool.errors import ConfigError, UserError
 from lmtool.learners.base import ModelWithHeads

@@ -131,13 +131,13 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
 
 def task_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:
     """The training examples of the task, without a model."""
-    from lmtool.tasks.kinds.question_windows import QuestionWindows
-    from lmtool.tasks.kinds.texts import SequenceExamples
+    from lmtool.tasks.kinds.answers import QuestionWindows
+    from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 
     data, length = task_data(folder, settings), settings["task"]["max_length"]
     if settings["task"]["kind"] == "extractive_qa":
         return QuestionWindows(data.config, data.train, tokenizer, "bert", length, "train")
-    return SequenceExamples(data.train, tokenizer, "bert", length, "bench", "train")
+    return SequenceExamples(data.train, InputFormat(tokenizer, "bert", length), "bench", "train")
 
 
 def stored(name: str, examples: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -53,7 +53,7 @@ from same_batches import BATCH, STEPS, compare_steps, require_same_features
 
 from lmtool.cli import main as cli
 from lmtool.config.tables import build
-from lmtool.data.split import Rows as SplitRows
+from lmtool.data.examples import Rows as SplitRows
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.reporting.console import Output
 from lmtool.reporting.scores import CLEAR_ERRORS

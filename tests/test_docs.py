@@ -14,10 +14,10 @@ import torch
 
 from lmtool.cli import main as cli
 from lmtool.config.tables import Choice, build
+from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import SplitData
 from lmtool.learners.metrics import compute
-from lmtool.learners.targets import labels_of
+from lmtool.learners.model import labels_of
 from lmtool.tasks.loading import load_task
 from lmtool.types import Packed
 from tests.commands.conftest import write_text

@@ -76,7 +76,7 @@ def _lost(error: BaseException, waited: bool, ends: Ends) -> str | None:
     """What is said where a process ends because another one does not answer; None where that is not the reason.
     waited: as long as it may."""
     if waited:
-        from lmtool.training.processes import TIMEOUT
+        from lmtool.training.group import TIMEOUT
 
         silent = " and ".join(f"rank {rank}" for rank in ends.silent()) or "a rank on another machine"
         return f"{silent} did not answer for {TIMEOUT.total_seconds():g} seconds: it hangs, or is far behind"

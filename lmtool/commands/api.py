@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from lmtool.commands.predict import answering, columns_of
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.learners.base import BaseLearner, Inference, no_progress
 from lmtool.learners.representations.reading import Layers, embedder, layout_of
 from lmtool.learners.representations.vectors import Pooling
 from lmtool.session.requests import PAIR, TEXT
 from lmtool.session.trained import Trained, read_trained
-from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights import load as weights
@@ -61,7 +61,7 @@ class CallableTokenizer(Tokenizer):
         """
         rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
         limit = _ANY_LENGTH if max_length is None else max_length
-        examples = SequenceExamples(rows, self._reader, self._layout, limit, TEXT, "input")
+        examples = SequenceExamples(rows, InputFormat(self._reader, self._layout, limit), TEXT, "input")
         packed = examples.batch(examples.plan(0).rows, np.arange(len(rows)), 0).inputs
         lengths_B = torch.tensor(packed.lengths)
         real_BL = torch.arange(int(lengths_B.max())) < lengths_B[:, None]

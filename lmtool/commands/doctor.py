@@ -27,7 +27,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.use import DoctorConfig
 from lmtool.runs.run_folder import processor
-from lmtool.system.network import answers
+from lmtool.system.environment import answers
 from lmtool.system.terminal import counted
 from lmtool.training.precision import choose_device, choose_precision, cpu_has_bf16
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.config.tables import Choice
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import no_progress
 from lmtool.learners.representations.reading import embedder

@@ -17,9 +17,8 @@ from lmtool.session.evaluation import FilledPrompts, evaluate_prompted, evaluate
 from lmtool.session.labelled import data_to_score
 from lmtool.session.requests import check_output, write_output
 from lmtool.session.trained import Trained, load_trained, read_trained
-from lmtool.system.atomic_files import require_no_link
-from lmtool.tasks.analysis import analysis, difference
-from lmtool.tasks.kinds.early_exit import leaving
+from lmtool.system.files import require_no_link
+from lmtool.tasks.analysis import analysis, difference, leaving
 from lmtool.tasks.kinds.learner import TaskEvaluation
 from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 

@@ -17,7 +17,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.reporting.console import Output
 from lmtool.resolver.schema.run import ExportConfig
 from lmtool.session.trained import classifies, read_trained
-from lmtool.system.manifest import sha256
+from lmtool.system.files import sha256
 from lmtool.system.secrets import masked
 from lmtool.system.terminal import counted
 from lmtool.tasks.kinds.learner import TaskLearner

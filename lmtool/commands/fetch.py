@@ -21,7 +21,7 @@ from lmtool.reporting.table import print_table
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session import suite
-from lmtool.system.manifest import Damaged
+from lmtool.system.files import Damaged
 from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of
 from lmtool.tasks.loading import read_hub
 from lmtool.tokenizers.configs import FolderConfig

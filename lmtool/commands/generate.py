@@ -29,7 +29,7 @@ def run(config: GenerateConfig) -> None:
     settings = typed.with_published(own)
     if others := settings.unlike(own):
         output.line(f"of the checkpoint's own settings these are not used: {' '.join(others)}", "yellow")
-    limit = min(writer.space.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
+    limit = min(writer.model.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
     if limit < settings.max_new_tokens:
         output.line(f"warning: the model is full after {limit} of max_new_tokens={settings.max_new_tokens}", "yellow")
     streams = config.output is None and len(texts) == 1 and settings.beams == 1 and writer.grows(prompts[0])

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from lmtool.commands.evaluate import write_output
+from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import SplitData
 from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import FAMILY, Inspector, Statistic, Tally

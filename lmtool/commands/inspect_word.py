@@ -7,8 +7,7 @@ from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.learners.representations.reading import layout_of, tokenizer_of
-from lmtool.learners.representations.vectors import HiddenStates
-from lmtool.learners.representations.words import word_vectors
+from lmtool.learners.representations.vectors import HiddenStates, word_vectors
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Similar, print_similar, write_similar
 from lmtool.resolver.schema.use import InspectWordConfig

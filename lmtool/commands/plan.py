@@ -37,7 +37,7 @@ from lmtool.session.pretraining import Pretraining
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs import GlueConfig
 from lmtool.training.profiling import StopTraining
-from lmtool.training.results import peak_memory
+from lmtool.training.progress import peak_memory
 from lmtool.types import Step
 from lmtool.weights.assemble import assemble
 

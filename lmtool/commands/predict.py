@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.data.tables import Table
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference, no_progress
@@ -26,8 +26,8 @@ from lmtool.session.requests import (
 )
 from lmtool.session.trained import Trained, load_trained
 from lmtool.system.terminal import counted
+from lmtool.tasks.analysis import leaving
 from lmtool.tasks.configs import ClassificationConfig, TaskConfig
-from lmtool.tasks.kinds.early_exit import leaving
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.heads import PAIR_HEADS

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from lmtool.config.tables import build
-from lmtool.data.assembly import Template
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Examples
+from lmtool.data.examples import Examples, SplitData
+from lmtool.data.formats import FormatTemplate, text_format
 from lmtool.data.sources import open_source
-from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.errors import UserError
 from lmtool.learners.representations.layers import (
@@ -140,7 +138,7 @@ class _Probed:
         assert config.data is not None
         source = open_source(config.data, config.cache_dir, offline=config.offline)
         store = open_store(source, "validation", tokenizer, config.cache_dir, self.output.stage)
-        template = Template.of(text_format(layout_of(self.loaded), tokenizer), 1)
+        template = FormatTemplate.of(text_format(layout_of(self.loaded), tokenizer), 1)
         room = min(config.max_length, self.loaded.model.parts.backbone.longest_text) - template.overhead
         windows = windows_of(store, room)
         if len(windows) < 3:

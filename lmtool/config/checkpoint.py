@@ -20,7 +20,7 @@ from typing import Any
 from lmtool.config import saved
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
-from lmtool.system.manifest import MANIFEST, Damaged, Manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest
 
 MODEL, OPTIMIZER, CARRIED, STATE, CONFIG, DATA = (
     "model.safetensors", "optimizer.safetensors", "carried.safetensors", "state.json", "config.json", "data.json",

@@ -12,7 +12,7 @@ import yaml
 
 from lmtool.config.base import Config
 from lmtool.errors import UserError
-from lmtool.system.manifest import verify_beside
+from lmtool.system.files import verify_beside
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import visible
 

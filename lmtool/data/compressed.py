@@ -51,7 +51,7 @@ def open_bytes(path: Path) -> io.BufferedReader:
     if kind is None:
         return file
     try:
-        unpacked: Any = gzip.GzipFile(fileobj=file, mode="rb") if kind == "gzip" else _zstd(path, file)
+        unpacked: object = gzip.GzipFile(fileobj=file, mode="rb") if kind == "gzip" else _zstd(path, file)
     except BaseException:
         file.close()
         raise
@@ -110,7 +110,7 @@ class _Unpacked(io.RawIOBase):
         super().close()
 
 
-def _zstd(path: Path, file: BinaryIO) -> Any:
+def _zstd(path: Path, file: BinaryIO) -> object:
     try:
         import pyarrow  # a large library, needed for these files only
     except ModuleNotFoundError as problem:

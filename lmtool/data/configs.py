@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -190,14 +190,14 @@ class PydocsConfig(DataConfig):
 # Several texts in one run, as configuration. Imports no torch.
 
 
-@component("data", "mixture", builder="lmtool.data.mixture:MixtureSource")
+@component("data", "mixture", builder="lmtool.data.sources:MixtureSource")
 class MixtureTextConfig(DataConfig):
     """Several texts in one run, each with a store of its own, by weights."""
 
     downloads: ClassVar[bool] = True  # where a member does
 
     name: Literal["mixture"] = Field("mixture", description="A mixture of texts.")
-    members: tuple[str | dict[str, Any], ...] = Field(
+    members: tuple[str | dict[str, object], ...] = Field(
         min_length=1,
         description="The texts, two or more: options of data (text, wikipedia, ...), or sections with a name and the "
         "keys that differ; `title` is what a section is called here, by default its name. "
@@ -216,7 +216,7 @@ class MixtureTextConfig(DataConfig):
     )
 
     @classmethod
-    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+    def filled(cls, data: dict[str, object]) -> dict[str, object]:
         return reached(data)
 
     def parts(self) -> dict[str, DataConfig]:
@@ -260,7 +260,7 @@ class MixtureTextConfig(DataConfig):
         return self
 
 
-def _section(member: str | dict[str, Any]) -> DataConfig:
+def _section(member: str | dict[str, object]) -> DataConfig:
     """A decoded member. Raises pydantic's errors."""
     section = {"name": member} if isinstance(member, str) else {k: v for k, v in member.items() if k != "title"}
     decoded = Choice("data").validate(section)
@@ -268,7 +268,7 @@ def _section(member: str | dict[str, Any]) -> DataConfig:
     return decoded
 
 
-def _problem(title: str, member: str | dict[str, Any], error: ValidationError | PydanticCustomError) -> str:
+def _problem(title: str, member: str | dict[str, object], error: ValidationError | PydanticCustomError) -> str:
     """What is wrong with a member, in words, and what to type."""
     if isinstance(error, PydanticCustomError):
         given = (error.context or {}).get("given")
@@ -286,6 +286,6 @@ def _problem(title: str, member: str | dict[str, Any], error: ValidationError | 
     return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
 
 
-def _keys(member: str | Mapping[str, Any]) -> tuple[str, ...]:
+def _keys(member: str | Mapping[str, object]) -> tuple[str, ...]:
     entry = lookup("data", member if isinstance(member, str) else str(member.get("name")))
     return () if entry is None else tuple(entry.config.model_fields)

@@ -81,12 +81,12 @@ class TextIndex:
         self._buckets.insert(number, sketch)
         return match
 
-    def _sketch(self, shingles: np.ndarray) -> Any:
+    def _sketch(self, shingles: np.ndarray) -> object:
         sketch = self._hashing.copy()
         sketch.update_batch(shingles.tolist())
         return sketch
 
-    def _best(self, shingles: np.ndarray, sketch: Any) -> Match | None:
+    def _best(self, shingles: np.ndarray, sketch: object) -> Match | None:
         assert self._threshold is not None
         candidates = sorted(self._buckets.query(sketch))
         matches = [Match(number, jaccard(shingles, self._shingles[number])) for number in candidates]

@@ -21,7 +21,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from lmtool.data.configs import DataConfig, FileConfig, kind_of
 from lmtool.data.files import collecting, find, refuse
 from lmtool.data.sources import OnStage, held_out, split_place, splits_of
 from lmtool.errors import UserError
-from lmtool.system.atomic_files import draft_of
+from lmtool.system.files import draft_of
 
 VERSION = 1  # of how files become documents, and of what is kept: raise it when one changes
 LARGE = 32 << 20
@@ -56,7 +56,7 @@ class KeptScan:
     reading: plain data that says how. Small files have none, and neither have those that were just written.
     """
 
-    def __init__(self, files: Sequence[Path], reading: Sequence[Any], cache_dir: str | Path | None):
+    def __init__(self, files: Sequence[Path], reading: Sequence[object], cache_dir: str | Path | None):
         self._files = list(files)
         states = [path.stat() for path in files]
         self._stamps = [(state.st_size, state.st_mtime_ns) for state in states]
@@ -220,7 +220,7 @@ class FileSource(ABC, Generic[AnyConfig]):
             return _array(self._scans[splits_of(split)].sizes)
         return _array(self._scans["train"].sizes)[self._held_out == (splits_of(split) == "validation")]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         scans = self.scans
         counts: Counter[str] = sum((scan.counts for scan in scans), Counter())  # those of nothing drop out
         return {

@@ -24,9 +24,8 @@ from lmtool.data.rows import no_column, objects, shown, text_of, values_of
 from lmtool.data.sources import OnStage, in_parts
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
-from lmtool.system.atomic_files import sync_path, write_bytes
-from lmtool.system.manifest import MANIFEST, Damaged, Manifest, write_manifest
-from lmtool.system.network import answers
+from lmtool.system.environment import answers
+from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, write_bytes, write_manifest
 from lmtool.system.secrets import masked
 
 
@@ -85,7 +84,7 @@ class Kept:
     that were read, without_text: those of them that hold none."""
 
     origin: str
-    position: Any = None
+    position: object = None
     rows: int = 0
     without_text: int = 0
     bytes: int = 0
@@ -155,7 +154,7 @@ class ShardWriter:
         """Whether the shard at hand is to be closed."""
         return self._size >= SHARD
 
-    def close(self, position: Any) -> None:
+    def close(self, position: object) -> None:
         """End the shard at hand. position: where the source reads on behind its last row."""
         if self._file is None:
             return
@@ -283,7 +282,7 @@ class HubSource(FileSource[HubConfig]):
     def unit(self) -> str:
         return "row"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         kept = self._kept.values()
         more = {
             "text": ", ".join(columns_of(self.config)),
@@ -299,7 +298,7 @@ class HubSource(FileSource[HubConfig]):
 def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:
     """Where the text of a split is kept. A folder on this machine is another one where its files change; what comes
     from the hub stays as it was when it was read."""
-    parts: list[Any] = [VERSION, config.hub, split, *columns_of(config), config.max_bytes]
+    parts: list[object] = [VERSION, config.hub, split, *columns_of(config), config.max_bytes]
     local = Path(config.hub.partition(":")[0]).expanduser()
     if local.is_dir():
         files = sorted(path for path in local.rglob("*") if path.is_file())
@@ -332,7 +331,7 @@ def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:
     return rows.select_columns(list(dict.fromkeys(top_level)))
 
 
-def _require_strict(builder: Any, what: str, folder: str | None) -> None:
+def _require_strict(builder: object, what: str, folder: str | None) -> None:
     """UserError for CSV, of which the library shifts ragged rows and turns "NA" into nothing, silently."""
     if any(base.__module__.endswith("packaged_modules.csv.csv") for base in type(builder).__mro__):
         read = f"data=csv data.path={folder}" if folder else "download its files, and data=csv data.path=FOLDER"

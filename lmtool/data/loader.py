@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 import numpy as np
 
 from lmtool import random_streams
-from lmtool.data.plan import Examples, Plan, batch_borders
+from lmtool.data.examples import Examples, Plan, batch_borders
 from lmtool.errors import UserError
 from lmtool.types import Batch, Step
 
@@ -116,6 +116,7 @@ def dealt(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
 SEGMENT = np.dtype([("start", "i8"), ("length", "i4"), ("lane", "i4"), ("before", "i8")])
 
 
+@runtime_checkable
 class LanedExamples(Examples, Protocol):
     """Examples whose plan is that of `segments`, and whose batches say which lanes they are of (`Batch.lanes`).
 
@@ -170,11 +171,11 @@ class PackedLoader:
 
     The order of an epoch is a permutation computed from (seed, epoch), and its steps are slices of it, so a cursor
     is two counters and a resumed run seeks. Every example comes once an epoch. `batch_examples` or `batch_tokens`
-    sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else. `beside` tokens of
-    each example are virtual, and no data: they count where a forward has a limit, not in the size of a step.
+    sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else. A tuning method
+    adds `virtual_tokens` to each example: they count against the limit of a forward, not in the size of a step.
 
-    Running text for a model that carries state is read in lanes, in its own order: a step has a segment of
-    each, as many as it has examples, or `lanes` where that is given.
+    Running text for a model that carries state is read in lanes, in its own order: a step has one segment of each lane.
+    There are as many lanes as examples in a step, unless the examples are in lanes already.
     """
 
     def __init__(
@@ -185,19 +186,17 @@ class PackedLoader:
         batch_tokens: int | None = None,
         micro_batch_tokens: int | None = None,
         shuffle: bool = True,
-        beside: int = 0,
-        lanes: int | None = None,
+        virtual_tokens: int = 0,
     ):
         if (batch_examples is None) == (batch_tokens is None):
             raise ValueError("give batch_examples or batch_tokens")
-        self._lanes: int | None = None
         if isinstance(examples, CutInLanes):
             fitting = batch_examples or max(1, (batch_tokens or 0) // int(examples.plan(0).lengths.max()))
-            laned = examples.in_lanes(lanes or fitting)
-            examples, shuffle, self._lanes = laned, False, laned.lanes
-        self._examples, self._seed, self._shuffle = examples, seed, shuffle
+            examples = examples.in_lanes(fitting)
+        self._lanes = examples.lanes if isinstance(examples, LanedExamples) else None
+        self._examples, self._seed, self._shuffle = examples, seed, shuffle and self._lanes is None
         self._batch_examples, self._batch_tokens = batch_examples, batch_tokens
-        self._micro_batch_tokens, self._beside = micro_batch_tokens, beside
+        self._micro_batch_tokens, self._virtual_tokens = micro_batch_tokens, virtual_tokens
         self._epochs: dict[int, _Epoch] = {}
         self._began = (0, 0)
 
@@ -273,7 +272,7 @@ class PackedLoader:
             tokens = min(self._micro_batch_tokens, tokens or self._micro_batch_tokens)
         if self._lanes is None:
             order = np.argsort(-np.asarray(plan.lengths, dtype=np.int64), kind="stable")
-            borders = batch_borders(plan.lengths[order] + self._beside, self._batch_examples, tokens)
+            borders = batch_borders(plan.lengths[order] + self._virtual_tokens, self._batch_examples, tokens)
         else:
             order, within = np.arange(len(plan)), batch_borders(plan.lengths[: self._lanes], None, tokens)[:-1]
             starts = (self._epoch(epoch).borders[:-1, None] + within).flatten()
@@ -319,7 +318,7 @@ class PackedLoader:
         """What a process runs of a step, and what of it counts nothing: its shortest example."""
         current = self._epoch(epoch)
         taken = current.order[current.borders[batch] : current.borders[batch + 1]]
-        lengths = current.plan.lengths[taken] + self._beside
+        lengths = current.plan.lengths[taken] + self._virtual_tokens
         share = share_of(lengths, rank, ranks, self._micro_batch_tokens)
         batches = list(self._batches(current.plan, taken[share.places], share.borders, epoch))
         if not share.idle:

@@ -66,7 +66,7 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
                 yield number, row
 
 
-def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
     """The rows one after another. UserError: as `read_parquet`."""
     with _opened(path) as file:
         for batch in file.iter_batches(_ROWS, use_threads=False):
@@ -100,7 +100,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise UserError(f"{path}: not readable as parquet: {reason}", "write or copy the file again") from problem
 
 
-def _class_names(feature: Any) -> list[str] | None:
+def _class_names(feature: object) -> list[str] | None:
     """The names of a column of classes, or of lists of classes."""
     if isinstance(feature, list) and len(feature) == 1:  # how older files write a list
         feature = feature[0]

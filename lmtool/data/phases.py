@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -93,7 +92,7 @@ class PhasedLoader:
             )
         return steps[0]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """By phase, those of its loader."""
         by_phase = {f"phase {number}": loader.facts() for number, loader in enumerate(self.loaders, 1)}
         return {"padding_fraction": 0.0, **by_phase}

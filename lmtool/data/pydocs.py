@@ -22,8 +22,7 @@ from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import OnStage, held_out, splits_of
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
-from lmtool.system.atomic_files import replace_bytes
-from lmtool.system.manifest import Damaged
+from lmtool.system.files import Damaged, replace_bytes
 
 _SHORTEST = 20  # characters of a docstring that is kept
 
@@ -64,7 +63,7 @@ class PydocsSource:
         wanted = splits_of(split) == "validation"
         return (text for (_, text), out in zip(self._documents, self._held_out, strict=True) if out == wanted)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {
             "source": "pydocs",
             "bytes": sum(len(text.encode()) for _, text in self._documents),
@@ -130,7 +129,7 @@ def _clean(text: str) -> str:
     return text.replace("\0", "").encode("utf-8", "ignore").decode()
 
 
-def _key(*parts: Any) -> str:
+def _key(*parts: object) -> str:
     """A key of what is collected, from which packages, by which code."""
     code = [
         hashlib.sha256(Path(file).read_bytes()).hexdigest()
@@ -161,7 +160,7 @@ def _save(path: Path, key: str, content: list[Any], cache_dir: str | Path | None
             replace_bytes(path, text.encode())
 
 
-def _hash(content: Iterable[Any]) -> str:
+def _hash(content: Iterable[object]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -185,7 +184,7 @@ _END_OF_PROSE = re.compile(
     re.MULTILINE,
 )
 
-Found = tuple[dict[str, list[Any]], list[tuple[str, int]]]
+Found = tuple[dict[str, list[object]], list[tuple[str, int]]]
 
 
 def pydocs_rows(
@@ -222,7 +221,7 @@ def pydocs_rows(
     return {split: _table([row for rows in drawn for row in rows[split]]) for split in ("train", "dev")}
 
 
-def _labelled(names: list[str]) -> list[list[Any]]:
+def _labelled(names: list[str]) -> list[list[object]]:
     """[package, path, line, text] of every docstring that can be a row."""
     modules = {name: [module for module in packages.modules(name) if module.name != name] for name in names}
     chosen: list[packages.Module] = []
@@ -230,7 +229,7 @@ def _labelled(names: list[str]) -> list[list[Any]]:
         chosen += sorted(of_package, key=lambda module: hashlib.sha256(module.name.encode()).digest())[: _MODULES[1]]
     prose = [(docs.module, line, _prose(_clean(text))) for docs in packages.read(chosen) for line, text in docs.texts]
     words = _telling(modules, ((module.package, text) for module, _, text in prose))
-    rows: dict[str, list[Any]] = {}
+    rows: dict[str, list[object]] = {}
     twice: set[str] = set()
     for module, line, text in prose:
         if len(text) < _TEXT[0]:
@@ -279,11 +278,11 @@ def _masked(word: str, names: list[str], words: set[str]) -> str:
 
 def _draw(rows: list[list[Any]], seed: int, train: int, dev: int) -> dict[str, list[list[Any]]] | None:
     """Rows of one package for both sides, files in a seeded order; None where it has too few."""
-    files: dict[str, list[list[Any]]] = {}
+    files: dict[str, list[list[object]]] = {}
     for row in rows:
         files.setdefault(row[1], []).append(row)
     paths = sorted(files)
-    taken: dict[str, list[list[Any]]] = {"dev": [], "train": []}
+    taken: dict[str, list[list[object]]] = {"dev": [], "train": []}
     for place in random_streams.Permutation(len(paths), seed, "sample", 0)(np.arange(len(paths))).tolist():
         own = files[paths[place]]
         order = random_streams.Permutation(len(own), seed, "sample", 1 + place)(np.arange(min(len(own), _PER_MODULE)))

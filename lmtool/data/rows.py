@@ -176,7 +176,7 @@ class _Refused(Exception):
     """What JSON allows and a row must not hold, and what to do."""
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     columns = dict(pairs)
     if len(columns) != len(pairs):
         names = [name for name, _ in pairs]
@@ -185,14 +185,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return columns
 
 
-def _no_number(name: str) -> Any:
+def _no_number(name: str) -> object:
     raise _Refused(f"{name} is no number in JSON", "write a finite number")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)  # made once: half of a row's time
 
 
-def object_of(path: Path, number: int, line: str) -> dict[str, Any]:
+def object_of(path: Path, number: int, line: str) -> dict[str, object]:
     """A line as the object it holds. UserError where it is not one, or holds a key twice or half a character."""
     try:
         row = _DECODER.decode(line)
@@ -212,7 +212,7 @@ def object_of(path: Path, number: int, line: str) -> dict[str, Any]:
     return row
 
 
-def _require_text(path: Path, number: int, row: dict[str, Any]) -> None:
+def _require_text(path: Path, number: int, row: dict[str, object]) -> None:
     """UserError where a JSON escape stands for half a character: no file and no tokenizer takes it."""
     for name, value in row.items():
         try:
@@ -225,9 +225,9 @@ def _require_text(path: Path, number: int, row: dict[str, Any]) -> None:
             ) from problem
 
 
-def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of(row: Mapping[str, object]) -> dict[str, object]:
     """What an object holds, by key; in the place of an object inside it what that holds, by its path (meta.text)."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for name, value in row.items():
         if isinstance(value, dict):
             fields |= {f"{name}.{path}": inner for path, inner in fields_of(value).items()}
@@ -236,7 +236,7 @@ def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def values_of(where: str, row: Mapping[str, Any], names: Sequence[str], key: str) -> list[Any]:
+def values_of(where: str, row: Mapping[str, object], names: Sequence[str], key: str) -> list[object]:
     """What a row holds in the columns of these names; a name that is no key of it is a dotted path into its objects.
     where: file and line. key: the key that names the columns. UserError for one that is not there."""
     values = []
@@ -248,7 +248,7 @@ def values_of(where: str, row: Mapping[str, Any], names: Sequence[str], key: str
     return values
 
 
-def _at_path(part: Any, path: str) -> Any:
+def _at_path(part: object, path: str) -> object:
     """What stands at a path in a part of a row, null in an object that is null. KeyError where there is no such key."""
     if part is None:
         return None
@@ -262,7 +262,7 @@ def _at_path(part: Any, path: str) -> Any:
     return _at_path(part[head], rest)
 
 
-def text_of(where: str, names: Sequence[str], values: Sequence[Any], key: str) -> str:
+def text_of(where: str, names: Sequence[str], values: Sequence[object], key: str) -> str:
     """The text of a row: what its columns hold, under each other, null and white space left out. where: file and line.
     key: the key that names the columns. UserError where a value is no text."""
     texts = []
@@ -274,7 +274,7 @@ def text_of(where: str, names: Sequence[str], values: Sequence[Any], key: str) -
     return "\n".join(texts)
 
 
-def described(value: Any) -> str:
+def described(value: object) -> str:
     """What kind of value JSON holds, in words."""
     if isinstance(value, bool):
         return "a truth value"

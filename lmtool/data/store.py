@@ -32,8 +32,7 @@ import numpy as np
 from lmtool.data.sources import OnStage, Source, splits_of
 from lmtool.data.tokenizing import ChildDied, Tokenized, dtype_of, portions, tokenize, workers_for
 from lmtool.errors import UserError
-from lmtool.system.atomic_files import sync_path
-from lmtool.system.manifest import MANIFEST, Damaged, Manifest, write_manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 FILES = {
@@ -105,7 +104,7 @@ class StoreDraft:
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
-    def write(self, source: Source, split: str, progress: OnStage | None) -> dict[str, Any]:
+    def write(self, source: Source, split: str, progress: OnStage | None) -> dict[str, object]:
         """Tokenize a split, from where an earlier build came to. Returns the facts of the store."""
         total, stage = max(source.characters(split), 1), f"tokenizing {split}"
         before = Counts(**asdict(self._counts))
@@ -207,7 +206,7 @@ class StoreDraft:
     # --- what is said of it ------------------------------------------------------------------------------------------
 
     @property
-    def arrays(self) -> dict[str, dict[str, Any]]:
+    def arrays(self) -> dict[str, dict[str, object]]:
         """Kind and number of the values of each file."""
         counts = self._counts
         lengths = {
@@ -218,7 +217,7 @@ class StoreDraft:
         }
         return {name: {"dtype": self._dtypes[name].str, "count": lengths[name]} for name in FILES}
 
-    def _facts(self, source: Source, split: str) -> dict[str, Any]:
+    def _facts(self, source: Source, split: str) -> dict[str, object]:
         counts = self._counts
         return {
             "split": split,
@@ -268,7 +267,7 @@ class TokenStore:
     document_sentences: np.ndarray
     facts: dict[str, Any]
     folder: Path
-    rows: Mapping[str, Any] = field(default_factory=dict)
+    rows: Mapping[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.document_offsets) - 1
@@ -318,7 +317,7 @@ def open_store(
 
 def release(values: np.ndarray) -> None:
     """Give back the memory of what was read of a mapped file; it is read again where it is asked for again."""
-    base: Any = values
+    base: object = values
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
     if base is not None:

@@ -28,10 +28,10 @@ class Table:
     out because their number of columns was wrong, where that was allowed. facts: what else the reader says of the
     file, for the screens: counts, and words."""
 
-    columns: dict[str, list[Any]]
+    columns: dict[str, list[object]]
     origin: list[tuple[str, int]] = field(default_factory=list)
     skipped: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -116,7 +116,7 @@ def _from_objects(path: Path) -> Table:
 
 
 def _unlike(
-    path: Path, number: int, row: dict[str, Any], table: Table, kinds: dict[str, tuple[str, int]]
+    path: Path, number: int, row: dict[str, object], table: Table, kinds: dict[str, tuple[str, int]]
 ) -> UserError | None:
     """The error of an object that has other keys than the first, or other kinds of values. kinds: of each key, and the
     line that has it first; those of the row are entered."""
@@ -328,7 +328,7 @@ def read_squad(path: Path) -> Table:
     return table
 
 
-def _questions(path: Path, content: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def _questions(path: Path, content: object) -> Iterator[tuple[str, object, dict[str, object]]]:
     """Where each question stands, its context, and the question. UserError where a level is not as it should be."""
     for article, data in enumerate(_list(f"{path}", content, "data"), start=1):
         where = f"{path}: article {article}"
@@ -349,7 +349,7 @@ def _list(where: str, content: Any, key: str) -> list[Any]:
     return value
 
 
-def _require_text(where: str, name: str, value: Any) -> None:
+def _require_text(where: str, name: str, value: object) -> None:
     if not isinstance(value, str):
         raise UserError(f"{where}: {name} is {type(value).__name__}, not a text", "correct the question")
     try:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from lmtool.data.compressed import packed
 from lmtool.data.configs import (
@@ -62,7 +62,7 @@ class TextSource(FileSource[TextConfig]):
     def unit(self) -> str:
         return self.config.document
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         files = [path for scan in self.scans for path in scan.files]
         kinds = {kind: path for path in files if (kind := kind_of(path.name)) not in (None, "text")}
         warnings = [
@@ -169,7 +169,7 @@ class RowSource(FileSource[AnyRows]):
     blank = "without a row that holds text"
 
     @abstractmethod
-    def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
+    def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[object]]]:
         """The number of each row, as errors name it, and what its columns of text hold, null for nothing."""
 
     @property
@@ -192,7 +192,7 @@ class RowSource(FileSource[AnyRows]):
     def unit(self) -> str:
         return "row"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return super().facts() | {"text": ", ".join(self.columns)}
 
 
@@ -201,7 +201,7 @@ class JsonlSource(RowSource[JsonlConfig]):
 
     suffixes = packed(*SUFFIXES["jsonl"])
 
-    def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
+    def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[object]]]:
         for number, row in objects(path):
             try:
                 values = values_of(f"{path}:{number}", row, self.columns, _KEY)
@@ -219,7 +219,7 @@ class CsvSource(RowSource[CsvConfig]):
     def prepare(self) -> None:
         check_encoding("data.encoding", self.config.encoding)
 
-    def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
+    def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[object]]]:
         encoding = self.config.encoding
         lines = records(path, self._delimiter(path), encoding, "data.encoding")
         at, names = header_of(path, lines)
@@ -233,7 +233,7 @@ class CsvSource(RowSource[CsvConfig]):
             else:
                 refuse(ragged(path, number, record, names))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         marks = {self._delimiter(path) or "\t" for scan in self.scans for path in scan.files}
         return super().facts() | {"delimiter": ", ".join(sorted(DELIMITERS[mark] for mark in marks))}
 
@@ -246,5 +246,5 @@ class ParquetSource(RowSource[ParquetConfig]):
 
     suffixes = SUFFIXES["parquet"]
 
-    def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[Any]]]:
+    def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[object]]]:
         return parquet_texts(path, self.columns, _KEY)

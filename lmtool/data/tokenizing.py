@@ -250,7 +250,7 @@ def _pipes(child: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
     return cast(IO[bytes], child.stdin), cast(IO[bytes], child.stdout)
 
 
-def _send(stream: IO[bytes], message: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
+def _send(stream: IO[bytes], message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()) -> None:
     """A message as one line of JSON, and arrays behind it."""
     stream.write(json.dumps(message).encode() + b"\n")
     for array in arrays:
@@ -287,7 +287,7 @@ def serve() -> None:
 
 def _answer(
     tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype[Any]
-) -> tuple[dict[str, Any], list[np.ndarray]]:
+) -> tuple[dict[str, object], list[np.ndarray]]:
     """What a portion becomes, or the error that was raised: its message, and the arrays behind it."""
     try:
         answer = vars(tokenized(tokenizer, encode, portion, dtype))

@@ -13,8 +13,7 @@ from pathlib import Path
 from lmtool.config.tables import build
 from lmtool.data.sources import OnStage, Source, documents
 from lmtool.data.store import locked, rebuilding, writing
-from lmtool.system.atomic_files import draft_of
-from lmtool.system.manifest import Damaged, Manifest, write_manifest
+from lmtool.system.files import Damaged, Manifest, draft_of, write_manifest
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.texts import sample
 from lmtool.tokenizers.tokenizer import Tokenizer

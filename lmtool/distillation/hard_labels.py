@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import SplitData
 from lmtool.distillation.seen import Reading, Seen, Teacher
 from lmtool.distillation.store.outputs import held_terms, order_of
 from lmtool.errors import UserError

@@ -10,9 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.data.plan import Examples
+from lmtool.data.examples import Examples, SplitData
 from lmtool.data.sources import OnStage
-from lmtool.data.split import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch, term_of
 from lmtool.learners.mixture import Mixture

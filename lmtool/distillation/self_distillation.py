@@ -20,7 +20,7 @@ from lmtool.distillation.seen import Seen, see
 from lmtool.distillation.terms.outputs import Soft
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.exits import Segment, at_exit, exits_of
+from lmtool.learners.model import Segment, at_exit, exits_of
 from lmtool.models.heads.features import LayerFeatures
 from lmtool.nn.stack import Stack
 from lmtool.types import Batch, StepOutput

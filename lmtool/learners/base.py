@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.config.base import Config
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor, mean_losses
 from lmtool.learners.evaluation import Scorer, TermScorer
@@ -70,7 +69,7 @@ class Answers:
     """What a trained model answers to rows. records: plain data, one a row. scores: of `labelled` rows, by metric; none
     where the rows have no labels."""
 
-    records: Iterator[dict[str, Any]]
+    records: Iterator[dict[str, object]]
     scores: Mapping[str, float] = field(default_factory=dict)
     labelled: int = 0
 
@@ -217,7 +216,7 @@ class BaseLearner(ModelWithHeads, ABC):
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """What reading nothing scores on a held-out split, as plain data: `name`, `metric`, `value`.
 
         batches: those of the split. predictors: fitted on `train`.
@@ -279,7 +278,7 @@ class BaseLearner(ModelWithHeads, ABC):
             f"what {self.config.name} teaches writes no text for a row", "give a task=, or a head, that does"
         )
 
-    def label_of(self, text: str) -> Any:
+    def label_of(self, text: str) -> object:
         """The label of a row that a written text stands for; None for none."""
         return None
 

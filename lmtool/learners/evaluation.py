@@ -14,7 +14,7 @@ import torch
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor, TermEvaluation, TermSums
 from lmtool.nn.cache import set_aside
-from lmtool.training.group import ALONE, Group
+from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.precision import FP32_CPU, Precision
 from lmtool.types import Batch, Scores
 
@@ -31,7 +31,7 @@ class Evaluation:
     weights: Mapping[str, float]
     scores: dict[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, object] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -64,7 +64,7 @@ class Evaluation:
         # A single example has no standard error, and JSON has no word for that.
         return {name: value for name, value in values.items() if value is not None and np.isfinite(value)}
 
-    def records(self) -> Iterator[dict[str, Any]]:
+    def records(self) -> Iterator[dict[str, object]]:
         """What each row was predicted to be, as lines of predictions.jsonl; nothing where no rows are predicted."""
         yield from ()
 
@@ -85,7 +85,7 @@ class Scorer(ABC):
     selects: bool = False
 
     @abstractmethod
-    def outputs(self, batch: Batch) -> Any:
+    def outputs(self, batch: Batch) -> object:
         """What the learner makes of a batch on its device, in evaluation mode, without gradients and under autocast:
         plain data and tensors on the host. It changes nothing in the scorer."""
 
@@ -136,7 +136,7 @@ def evaluate(
     scorer: Scorer,
     batches: Iterable[Batch],
     precision: Precision = FP32_CPU,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Evaluation:
     """One pass over a split in evaluation mode, without gradients. The learner is left in the mode it came in, with the
     state that it carries. NotFinite where it gives something that is no finite number.

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from lmtool import random_streams
-from lmtool.data.loader import PackedLoader
-from lmtool.data.plan import Examples, batch_borders
-from lmtool.data.split import SplitData
+from lmtool.data.examples import Examples, SplitData, batch_borders
+from lmtool.data.loader import CutInLanes, PackedLoader
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.learners.metrics import LOSS
 from lmtool.learners.mixed_examples import examples_of, scorer_of
-from lmtool.training.group import ALONE, Group
+from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.precision import Precision
 from lmtool.types import Batch
 
@@ -44,7 +43,8 @@ class HeldOut:
         self.budget = max(batch_tokens, max_length + virtual)
         tokens = int(self.examples.plan(0).lengths.sum(dtype=np.int64))
         lanes = min(EVALUATION_LANES, max(1, tokens // (SEGMENTS_OF_LANE * max_length)))
-        self.loader = PackedLoader(self.examples, seed, None, self.budget, shuffle=False, beside=virtual, lanes=lanes)
+        examples = self.examples.in_lanes(lanes) if isinstance(self.examples, CutInLanes) else self.examples
+        self.loader = PackedLoader(examples, seed, None, self.budget, shuffle=False, virtual_tokens=virtual)
 
     def sample(self) -> Iterator[Batch]:
         """Batches of some of its examples, drawn by the seed, for what would take long on all of them."""
@@ -60,9 +60,11 @@ class HeldOut:
 
 
 class HeldOutSplits:
-    """Every split of `data` but train; the first gives the headline. predictors: of a term, what reading nothing
-    predicts, scored beside the learner. batch_tokens: of one forward without gradients. made_by:
-    the learner that makes the examples, where that is another one. group: the processes that score them together."""
+    """Every split of `data` except train; the first gives the main score.
+
+    predictors: by term, the predictor that reads nothing, scored alongside the learner. batch_tokens: of one forward
+    without gradients. made_by: the learner that makes the examples, if another one.
+    """
 
     def __init__(
         self,
@@ -73,9 +75,8 @@ class HeldOutSplits:
         seed: int,
         predictors: Mapping[str, Predictor] | None = None,
         made_by: BaseLearner | None = None,
-        group: Group = ALONE,
     ):
-        self.learner, self.predictors, self.group = learner, predictors or {}, group
+        self.learner, self.predictors = learner, predictors or {}
         self.splits = {
             split: HeldOut(made_by or learner, part, max_length, batch_tokens, seed)
             for split, part in data.items()
@@ -95,18 +96,18 @@ class HeldOutSplits:
         """By split, those of its loader."""
         return {split: part.loader.facts() for split, part in self.splits.items()}
 
-    def score(self, precision: Precision, calibrates: bool = False) -> SplitEvaluations:
-        """One pass over all of them. calibrates: they choose among checkpoints, and the first tunes what
-        turns scores into decisions."""
+    def score(self, precision: Precision, calibrates: bool = False, group: ProcessGroup = ALONE) -> SplitEvaluations:
+        """One pass over all splits, shared by the processes of a group. calibrates: the scores choose a checkpoint, and
+        the first split tunes the decision thresholds."""
         evaluations = {}
         for split, part in self.splits.items():
             scorer = scorer_of(self.learner, part.data, part.examples, self.predictors)
             scorer.calibrates, scorer.selects = calibrates and part is self.first, calibrates
             batches = part.loader.epoch_batches()
-            evaluations[split] = evaluate(self.learner, scorer, batches, precision, self.group)
+            evaluations[split] = evaluate(self.learner, scorer, batches, precision, group)
         return SplitEvaluations(evaluations)
 
-    def baseline(self, train: SplitData) -> dict[str, Any]:
+    def baseline(self, train: SplitData) -> dict[str, object]:
         """What reading nothing scores on the first of them."""
         return self.learner.baseline(train, self.first.data, self.first.loader.epoch_batches(), self.predictors)
 

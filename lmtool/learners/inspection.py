@@ -209,7 +209,7 @@ class Inspector:
         further lines, each with a title."""
         batch, texts = drawn.batch, self.texts(drawn)
         for number in range(len(drawn.numbers)):
-            entry: dict[str, Any] = {"example": int(drawn.numbers[number]), "epoch": drawn.epoch}
+            entry: dict[str, object] = {"example": int(drawn.numbers[number]), "epoch": drawn.epoch}
             if texts:
                 entry["text"] = "\n".join(texts[number])
                 # Where in the text another document, or the second text of a pair, begins.
@@ -234,7 +234,7 @@ class Inspector:
 
     # What `inspect` calls.
 
-    def described(self, n: int) -> Iterator[dict[str, Any]]:
+    def described(self, n: int) -> Iterator[dict[str, object]]:
         """The first n examples: `example` (its number), `epoch`, the `text` with the `boundaries` within it, what the
         model reads (`input`, `output`), the `targets` by term, and what some of them draw (`diagram`)."""
         if n < 1:
@@ -281,7 +281,7 @@ class Inspector:
             tally.none("examples longer than planned", (lengths > planned).sum())
             self.check(tally, drawn)
 
-    def side(self, packed: Packed, documents: range) -> dict[str, Any]:
+    def side(self, packed: Packed, documents: range) -> dict[str, object]:
         """One side of an example: its `pieces` as a person reads them, `ids` and further columns, and the length of its
         `prefix`."""
         first, last = documents[0], documents[-1]
@@ -291,14 +291,14 @@ class Inspector:
         prefix = {"prefix": packed.prefixes[first]} if packed.prefixes else {}
         return {"pieces": self.tokenizer.readable(ids), "ids": ids, **columns, **prefix}
 
-    def _labels(self, target: Target, number: int, count: int) -> Any:
+    def _labels(self, target: Target, number: int, count: int) -> object:
         """The label of an example, one of `count`: a class, a value, or as many of them as the head gives."""
         if target.labels is None:
             return _MADE
         values = target.labels.reshape(count, -1)[number].tolist()
         return self.label(values[0] if len(values) == 1 else values, False)
 
-    def _target(self, batch: Batch, target: Target, documents: range) -> Any:
+    def _target(self, batch: Batch, target: Target, documents: range) -> object:
         """For each place its position, its label, and the borders it is read from."""
         if target.labels is None or target.at is None:
             return _MADE

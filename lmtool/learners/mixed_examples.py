@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.plan import Examples, Plan
-from lmtool.data.split import SplitData
+from lmtool.data.examples import Examples, Plan, SplitData
 from lmtool.data.store import TokenStore
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, Predictor
@@ -135,7 +134,7 @@ class MixedExamples:
         """How many of these rows of a plan are of each member."""
         return dict(zip(self.members, np.bincount(rows["member"], minlength=len(self.members)).tolist(), strict=True))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Size of the first epoch, and of each member's own."""
         plan, own = self.plan(0), {name: member.facts() for name, member in self.members.items()}
         drawn = self.drawn(plan.rows)
@@ -165,7 +164,7 @@ class MixedInspector(Inspector):
     def fact(self, tally: Tally) -> str:
         return " · ".join(f"{tally.measured(f'share of {name}') or 0:.0%} {name}" for name in self.members)
 
-    def described(self, n: int) -> Iterator[dict[str, Any]]:
+    def described(self, n: int) -> Iterator[dict[str, object]]:
         """The first n examples of each member, with the name of the `member`."""
         for name, member in self.members.items():
             for entry in member.described(n):
@@ -269,7 +268,7 @@ def examples_of(learner: BaseLearner, data: SplitData, max_length: int) -> Examp
     return MixedSources(members, data.shares, learner.seed, data.split != "train")
 
 
-def predictors_of(learner: BaseLearner, train: SplitData, examples: Any) -> Mapping[str, Predictor]:
+def predictors_of(learner: BaseLearner, train: SplitData, examples: object) -> Mapping[str, Predictor]:
     """The best that reading nothing predicts: of several texts the mean of their distributions, by their shares."""
     if not isinstance(examples, MixedSources):
         return learner.predictors(train, examples)
@@ -286,7 +285,7 @@ def _mean(predictors: Sequence[Predictor], shares: Sequence[float]) -> Predictor
         return ConstantPredictor(constant[0].name, -np.log(shares_C))
 
 
-def scorer_of(learner: BaseLearner, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
+def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictors: Mapping[str, Predictor]) -> Scorer:
     """Collects the scores of a split: of several texts those of each too."""
     if not isinstance(examples, MixedSources):
         return learner.scorer(data, examples, predictors)
@@ -302,7 +301,7 @@ def scorer_of(learner: BaseLearner, data: SplitData, examples: Any, predictors: 
 def _counted(data: SplitData) -> TokenStore:
     """A store without tokens whose facts are those of all members together."""
     facts = [part.text.facts for part in data.members.values()]
-    sums: dict[str, Any] = {
+    sums: dict[str, object] = {
         name: sum(own[name] for own in facts) for name in ("tokens", "words", "bytes", "documents", "characters")
     }
     sums["unknown_fraction"] = sum(own["unknown_fraction"] * own["tokens"] for own in facts) / sums["tokens"]
@@ -366,7 +365,7 @@ def _of_documents(scores: Scores, kept_N: np.ndarray) -> Scores:
     )
 
 
-def inspector_of(learner: BaseLearner, examples: Any, max_length: int) -> Inspector:
+def inspector_of(learner: BaseLearner, examples: object, max_length: int) -> Inspector:
     """What `inspect` reports of examples."""
     if not isinstance(examples, MixedSources):
         return learner.inspector(examples, max_length)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from torch import nn
 
 from lmtool.config.base import Config
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import Predictor
@@ -177,13 +177,13 @@ class Mixture(BaseLearner):
             scorers[name] = scorer_of(member, data, examples.members[name], own)
         return self.joins(scorers, self.weights)
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         """Some examples of each member."""
         parts = list(self.of_members(batch))
         each = -(-n // max(len(parts), 1))
         return [sample for _, member, own in parts for sample in member.samples(own, each)][:n]
 
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, object]]:
         """What the first member answers."""
         return self._first.respond(rows, inference)
 
@@ -191,7 +191,7 @@ class Mixture(BaseLearner):
         """The first member's."""
         return self._first.writer()
 
-    def line(self, record: dict[str, Any]) -> str:
+    def line(self, record: dict[str, object]) -> str:
         return self._first.line(record)
 
     @property
@@ -205,10 +205,10 @@ class MixedScorer(Scorer):
     def __init__(self, members: Mapping[str, Scorer], weights: Mapping[str, float]):
         self.members, self.weights = members, weights
 
-    def outputs(self, batch: Batch) -> list[Any]:
+    def outputs(self, batch: Batch) -> list[object]:
         return [scorer.outputs(own) for scorer, own in self._parts(batch)]
 
-    def take(self, batch: Batch, outputs: Sequence[Any]) -> None:
+    def take(self, batch: Batch, outputs: Sequence[object]) -> None:
         for (scorer, own), taken in zip(self._parts(batch), outputs, strict=True):
             scorer.take(own, taken)
 
@@ -241,7 +241,7 @@ class MixedScorer(Scorer):
         return Evaluation(terms, {term: float(self.weights[term]) for term in terms}, scores, warnings)
 
 
-def _without_members(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _without_members(module: nn.Module, state: dict[str, object], prefix: str, metadata: object) -> None:
     """The map to checkpoint names: what a member shares stands under the mixture's name already. What is a member's
     alone keeps its full name."""
     for name in [name for name in state if name.startswith(prefix + _MEMBERS)]:
@@ -250,7 +250,7 @@ def _without_members(module: nn.Module, state: dict[str, Any], prefix: str, meta
             del state[name]
 
 
-def _with_members(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _with_members(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
     """The other way: a member's tensor is the one that has its own name in the checkpoint."""
     for name, member in cast(Mixture, module).members.items():
         for own in member.state_dict():

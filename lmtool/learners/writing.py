@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.data.examples import Rows
 from lmtool.data.formats import text_format
-from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import Evaluation, ScoresTargets, TermScorer
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.generate import BATCH_TOKENS, Space, generate
+from lmtool.learners.generation.generate import BATCH_TOKENS, GenerativeModel
 from lmtool.learners.generation.strategies import Watch
 from lmtool.learners.metrics.texts import of_text, perplexity
 from lmtool.models.base import Backbone, Decoder
@@ -96,11 +96,10 @@ class Writer(ABC):
         start: int | None = None,
         before: str = "",
     ):
-        self.backbone, self.head, self.tokenizer, self.prefix = backbone, head, tokenizer, prefix
-        self.before = before
-        self.space = Space(backbone, start)
+        self.tokenizer, self.before = tokenizer, before
         # A vocabulary may have no end (GPT's of 2018).
-        self.ends = tuple(number for role, number in tokenizer.roles.items() if role == "eos")
+        ends = [number for role, number in tokenizer.roles.items() if role == "eos"]
+        self.model = GenerativeModel(backbone, head, ends, start, tokenizer.vocab_size, prefix)
 
     @abstractmethod
     def laid_out(self, ids_L: np.ndarray) -> np.ndarray:
@@ -115,7 +114,7 @@ class Writer(ABC):
         prompts = [self.prompt(text) for text in texts]
         for prompt, (file, line) in zip(prompts, origin, strict=True):
             try:
-                self.space.require_room(len(prompt))
+                self.model.require_capacity(len(prompt))
             except UserError as error:
                 raise UserError(f"{file}:{line}: {error.message}", error.hint) from error
         return prompts
@@ -132,12 +131,9 @@ class Writer(ABC):
         batch_tokens: int = BATCH_TOKENS,
         watch: Watch | None = None,
     ) -> list[list[int]]:
-        """The new tokens of each prompt, see `generate`."""
+        """The new tokens of each prompt, see `GenerativeModel.generate`."""
         watching = {} if watch is None else {"watch": watch}
-        return generate(
-            self.backbone, self.head, prompts, config, self.ends, self.space.start, self.tokenizer.vocab_size, seed,
-            batch_tokens, self.prefix, **watching,
-        )  # fmt: skip
+        return self.model.generate(prompts, config, seed, batch_tokens, **watching)
 
     @abstractmethod
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
@@ -235,7 +231,9 @@ class Answering(Writer):
         return self.tokenizer.decode([number for number in ids if number not in hidden], skip_special=False)
 
 
-def writer_of(backbone: Backbone, head: LMHead, tokenizer: Tokenizer, task: Mapping[str, Any] | None = None) -> Writer:
+def writer_of(
+    backbone: Backbone, head: LMHead, tokenizer: Tokenizer, task: Mapping[str, object] | None = None
+) -> Writer:
     """The writer of a language model. task: the section of the task that it learned, if one: texts from texts have a
     `prefix`, and on a decoder a `mask`. UserError where the model is an encoder."""
     section = task or {}

@@ -16,12 +16,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lmtool.data.split import SplitData
+from lmtool.data.examples import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.evaluation import Evaluation, TermScorer
 from lmtool.learners.metrics.texts import perplexity
-from lmtool.learners.targets import labels_of, places_of
+from lmtool.learners.model import labels_of, places_of
 from lmtool.models.elmo import Elmo
 from lmtool.models.heads.sampled import SampledLMHead, log_uniform
 from lmtool.objectives.checks.language import WordInspector

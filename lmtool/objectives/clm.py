@@ -13,12 +13,11 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor
 
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.targets import labels_of, places_of
+from lmtool.learners.model import labels_of, places_of
 from lmtool.learners.writing import Continuing, PerplexityScorer, TextScorer, written
 from lmtool.models.base import Decoder, read_streams
 from lmtool.models.heads.lm import LMHead, lm_head
@@ -110,7 +109,7 @@ class CausalLanguageModel(BaseLearner):
         texts = batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]
         prompts = [text[:_PROMPT].tolist() for text in texts if len(text)]
         # A document as long as the model leaves no room for more.
-        prompts = [prompt for prompt in prompts if len(prompt) <= self.writer().space.longest_prompt]
+        prompts = [prompt for prompt in prompts if len(prompt) <= self.writer().model.longest_prompt]
         new = self.writer().write(prompts, SAMPLED, self.seed)
         return [
             {"prompt": self.tokenizer.decode(prompt), "text": self.tokenizer.continuation(prompt, text)}

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.data.examples import Rows
 from lmtool.data.formats import text_format
-from lmtool.data.split import Rows
 from lmtool.errors import NotFinite, UserError
 from lmtool.learners.base import BaseLearner, Inference
-from lmtool.learners.targets import labels_of, places_of
+from lmtool.learners.model import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed

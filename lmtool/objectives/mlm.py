@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.split import SplitData
+from lmtool.data.examples import SplitData
 from lmtool.learners.baseline import ConstantPredictor, token_counts
-from lmtool.learners.targets import hidden_at, labels_of, places_of
+from lmtool.learners.model import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits, loss_sum, losses
 from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head

@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lmtool.data.split import SplitData
+from lmtool.data.examples import SplitData
 from lmtool.learners.baseline import ConstantPredictor, token_counts
-from lmtool.learners.targets import labels_of, places_of
+from lmtool.learners.model import labels_of, places_of
 from lmtool.models.base import Backbone, StatefulBackbone
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState

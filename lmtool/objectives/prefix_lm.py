@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmtool.data.split import SplitData
+from lmtool.data.examples import SplitData
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.writing import PerplexityScorer
 from lmtool.models.base import Decoder

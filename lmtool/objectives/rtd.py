@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtool import random_streams
-from lmtool.data.assembly import Assembled
-from lmtool.data.split import SplitData
+from lmtool.data.examples import SplitData
+from lmtool.data.formats import Assembled
 from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_counts
 from lmtool.learners.metrics import Metric
-from lmtool.learners.targets import labels_of, places_of
+from lmtool.learners.model import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import CopyGate, MaskedLMHead, ReplacedTokenHead, copy_best, copy_losses, masked_lm_head
 from lmtool.nn.dropout import DropoutRng, rng_at

@@ -8,11 +8,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, token_counts
-from lmtool.learners.targets import labels_of
+from lmtool.learners.model import labels_of
 from lmtool.learners.writing import Answering, written
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead, lm_head

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor
-from lmtool.learners.targets import labels_of, places_of
+from lmtool.learners.model import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.sampled import WordPairsHead
 from lmtool.objectives.checks.language import WordPairsInspector

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lmtool.system.atomic_files import replace_bytes
+from lmtool.system.files import replace_bytes
 from lmtool.system.terminal import counted
 
 INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"

@@ -13,7 +13,7 @@ from lmtool.reporting.report import write_page
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import number, plain, shortened
 from lmtool.runs.files import replace_text, to_json
-from lmtool.system.atomic_files import real_folder
+from lmtool.system.files import real_folder
 from lmtool.system.secrets import masked_data
 
 # What `lmtool evaluate` prints and writes of a task: scores with intervals, classes, calibration, the hardest rows.

@@ -137,7 +137,7 @@ def _is_right(row: Mapping[str, Any]) -> bool:
     gold, predicted = row["gold"], row["prediction"]
     if not isinstance(gold, list) or not isinstance(predicted, str):
         return bool(gold == predicted)
-    from lmtool.learners.metrics.answers import normalized
+    from lmtool.learners.metrics.spans import normalized
 
     accepted = {normalized(str(answer)) for answer in gold or [""]}
     return normalized(predicted) in accepted

@@ -18,7 +18,7 @@ from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
 from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
 from lmtool.reporting.screens import learning_rows
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
-from lmtool.system.atomic_files import real_folder, replace_bytes
+from lmtool.system.files import real_folder, replace_bytes
 from lmtool.system.secrets import masked
 
 _CLASSES = 40

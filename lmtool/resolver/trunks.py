@@ -34,7 +34,7 @@ from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.latest import begun
 from lmtool.runs.identity import BRANCH_KEYS, budgets, differing
-from lmtool.system.manifest import Damaged
+from lmtool.system.files import Damaged
 
 _FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
 _LISTED = 12

@@ -6,7 +6,7 @@
                     state.json             step, cursor, budgets, best score: see progress.py
                     config.json            the resolved configuration
                     ...                    what the command adds (tokenizer files, data.json, ...)
-                    manifest.json          bytes and sha256 of each; written last: see system/manifest.py
+                    manifest.json          bytes and sha256 of each; written last: see system/files.py
 
 It is written to a temporary folder, every file is synced, then the manifest, then the folder is renamed.
 config/checkpoint.py finds checkpoints and verifies them.
@@ -43,8 +43,7 @@ from lmtool.config.checkpoint import (
 )
 from lmtool.errors import CheckFailed, UserError, cannot_write
 from lmtool.runs.files import to_json
-from lmtool.system.atomic_files import sync_path, write_bytes
-from lmtool.system.manifest import Damaged, write_manifest
+from lmtool.system.files import Damaged, sync_path, write_bytes, write_manifest
 
 
 def is_cut(tensor: Tensor) -> bool:
@@ -94,8 +93,8 @@ def write_checkpoint(
     step: int,
     weights: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-    config: Mapping[str, Any],
+    state: Mapping[str, object],
+    config: Mapping[str, object],
     write_files: Callable[[Path], None] | None = None,
     carried: Mapping[str, Tensor] | None = None,
 ) -> Path:
@@ -159,7 +158,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     stand in the header."""
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
-    first: dict[tuple[Any, ...], str] = {}
+    first: dict[tuple[object, ...], str] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
         same = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lmtool.errors import UserError
-from lmtool.system.atomic_files import draft_of, replace_bytes, sync_path
+from lmtool.system.files import draft_of, replace_bytes, sync_path
 from lmtool.system.secrets import masked_data, masker
 
 
@@ -59,7 +59,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
             yield line
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], typed: bool = True) -> None:
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]], typed: bool = True) -> None:
     """JSON lines, masked, in one move, see `in_one_move`: a file that was there stays until the last row is made.
     OSError where the disk refuses; nothing is left then."""
     mask = masker()
@@ -103,7 +103,7 @@ class _Tabs(csv.unix_dialect):
     delimiter, quoting, quotechar = "\t", csv.QUOTE_NONE, None
 
 
-def write_delimited(path: Path, rows: Iterable[Mapping[str, Any]], delimiter: str, typed: bool = True) -> None:
+def write_delimited(path: Path, rows: Iterable[Mapping[str, object]], delimiter: str, typed: bool = True) -> None:
     """A table with a header line, masked, in one move as `write_rows`. By tabs no cell is quoted: UserError where one
     holds a tab or a line end."""
     mask = masker()
@@ -149,5 +149,5 @@ def plain_data(value: Any) -> Any:
     raise TypeError(f"{value!r} is no plain data")
 
 
-def to_json(value: Any, indent: int | None = 2) -> str:
+def to_json(value: object, indent: int | None = 2) -> str:
     return json.dumps(plain_data(value), indent=indent, ensure_ascii=False, allow_nan=False)

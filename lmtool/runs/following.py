@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lmtool.runs.files import plain_data
 from lmtool.runs.run_folder import RunFolder
@@ -21,7 +21,7 @@ class FollowedFolder(RunFolder):
 
     writes: ClassVar[bool] = False
 
-    def __init__(self, path: Path, config: Mapping[str, Any], result: dict[str, Any] | None):
+    def __init__(self, path: Path, config: Mapping[str, object], result: dict[str, object] | None):
         self.path, self._result = path, result
         self.config = plain_data(dict(config))
         self._resume_point: Path | None = None
@@ -42,24 +42,24 @@ class FollowedFolder(RunFolder):
     def resume_point(self, report: Callable[[str], None] | None = None) -> Path | None:
         return self._resume_point
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> dict[str, object] | None:
         return self._result
 
     def announce(self) -> None: ...
 
-    def write_environment(self, arguments: Sequence[str], facts: Mapping[str, Any] | None = None) -> None: ...
+    def write_environment(self, arguments: Sequence[str], facts: Mapping[str, object] | None = None) -> None: ...
 
-    def write_json(self, name: str, content: Any) -> None: ...
+    def write_json(self, name: str, content: object) -> None: ...
 
-    def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None: ...
+    def write_rows(self, name: str, rows: Iterable[Mapping[str, object]]) -> None: ...
 
     def append_log(self, line: str) -> None: ...
 
     def log(self, text: str) -> None: ...
 
-    def begin_at(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None: ...
+    def begin_at(self, step: int, rows: Iterable[Mapping[str, object]]) -> None: ...
 
-    def append(self, row: Mapping[str, Any]) -> None: ...
+    def append(self, row: Mapping[str, object]) -> None: ...
 
     def sync(self) -> None: ...
 

@@ -15,8 +15,7 @@ from typing import Any
 from lmtool.config.groups import conf_dir
 from lmtool.errors import UserError
 from lmtool.runs.files import LONGEST_ROW, to_json
-from lmtool.system.atomic_files import draft_of, real_folder, remove
-from lmtool.system.manifest import sha256
+from lmtool.system.files import draft_of, real_folder, remove, sha256
 
 # Where and how fast a run computes, and what it is called: these may differ when it resumes. Everything else is part
 # of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.
@@ -43,7 +42,7 @@ def require_name(name: str) -> None:
         )
 
 
-def differing(before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str] = FREE_KEYS) -> list[str]:
+def differing(before: Mapping[str, object], now: Mapping[str, object], free: Collection[str] = FREE_KEYS) -> list[str]:
     """The keys, with both values, in which two configurations as plain data are not the same run. free: keys that may
     differ. No value is as good as null."""
     old, new = flatten(before), flatten(now)
@@ -62,14 +61,14 @@ def budgets(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: config[key] for key in sorted(BUDGETS) if config.get(key) is not None}
 
 
-def grows(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def grows(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
     """Whether two configurations differ in budgets alone, none of which is smaller now, or new."""
     old, new = budgets(before), budgets(now)
     larger = all(key in old and new[key] >= old[key] for key in new)
     return larger and old != new and not differing(before, now, FREE_KEYS | BUDGETS)
 
 
-def finished(path: Path) -> dict[str, Any] | None:
+def finished(path: Path) -> dict[str, object] | None:
     """The result of a run folder that is done, else None."""
     try:
         with (path / "result.json").open(encoding="utf-8") as file:
@@ -79,17 +78,17 @@ def finished(path: Path) -> dict[str, Any] | None:
     return result if isinstance(result, dict) and result.get("status") == "done" else None
 
 
-def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(config: object, prefix: str = "") -> dict[str, object]:
     """`{"model": {"name": "bert"}}` as `{"model.name": "bert"}`. Lists are values."""
     if not isinstance(config, Mapping) or not config:
         return {prefix: config}
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in config.items():
         flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
     return flat
 
 
-def _shown(flat: Mapping[str, Any], key: str) -> str:
+def _shown(flat: Mapping[str, object], key: str) -> str:
     return to_json(flat[key], indent=None) if key in flat else "(absent)"
 
 

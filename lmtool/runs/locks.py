@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lmtool.errors import UserError, cannot_write
-from lmtool.system.atomic_files import boot, process_exists
+from lmtool.system.files import boot, process_exists
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from lmtool.runs.checkpoints import resume_point
 from lmtool.runs.files import lines_of, plain_data, replace_link, replace_text, to_json, write_rows
 from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, differing, finished, grows, require_name
 from lmtool.runs.locks import Lock
-from lmtool.system.atomic_files import open_to_append
+from lmtool.system.files import open_to_append
 from lmtool.system.secrets import masked_data
 from lmtool.system.terminal import say, shown
 
@@ -43,7 +43,7 @@ _FILES = (
 _WRITTEN_IN_PLACE = ("LOCK", "log.txt")
 _FOLDERS = ("checkpoints", "diverged", "plots", "tensorboard", "wandb")
 SamePast = Callable[[Path, Path], None]
-Complete = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Complete = Callable[[Mapping[str, object]], Mapping[str, object]]
 _PACKAGES = ("lmtool", "torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
 
 
@@ -91,7 +91,7 @@ class RunFolder:
     def __init__(
         self,
         path: Path,
-        config: Mapping[str, Any],
+        config: Mapping[str, object],
         config_text: str,
         require_same_past: SamePast | None = None,
         complete: Complete = dict,
@@ -101,7 +101,7 @@ class RunFolder:
         self._extended_text: str | None = None
         self._begun_step: int | None = None
         self._appended = False
-        self.config: dict[str, Any] = plain_data(dict(config))
+        self.config: dict[str, object] = plain_data(dict(config))
         self._pending = ""
         self.row_counts: Counter[str] = Counter()
         self._chosen = False
@@ -144,7 +144,7 @@ class RunFolder:
             again += f"; branch={self.path}@last starts another run from it, with these values"
         self._require_same(before, str(self.path), again)
 
-    def _require_same(self, before: Mapping[str, Any], origin: str, again: str) -> None:
+    def _require_same(self, before: Mapping[str, object], origin: str, again: str) -> None:
         """UserError, naming the keys, where a configuration that this run had before differs from its own."""
         if keys := differing(before, self.config):
             raise UserError(
@@ -152,7 +152,7 @@ class RunFolder:
                 f"give another name=, or {again}",
             )
 
-    def _may_extend(self, before: Mapping[str, Any]) -> bool:
+    def _may_extend(self, before: Mapping[str, object]) -> bool:
         return self._require_same_past is not None and grows(before, self.config)
 
     def __enter__(self) -> RunFolder:
@@ -215,10 +215,10 @@ class RunFolder:
         except OSError as error:
             raise cannot_write(self.path.parent / "latest", error) from error
 
-    def write_environment(self, arguments: Sequence[str], facts: Mapping[str, Any] | None = None) -> None:
+    def write_environment(self, arguments: Sequence[str], facts: Mapping[str, object] | None = None) -> None:
         """environment.json: versions, processor, threads, the masked command line and `facts` (device, precision).
         Environment variables are never written."""
-        content: dict[str, Any] = {
+        content: dict[str, object] = {
             "arguments": list(arguments),
             "python": platform.python_version(),
             "system": platform.platform(),
@@ -227,14 +227,14 @@ class RunFolder:
         content |= {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
         self.write_json("environment.json", content | dict(facts or {}))
 
-    def write_json(self, name: str, content: Any) -> None:
+    def write_json(self, name: str, content: object) -> None:
         """A JSON file of the run, replaced in one move and masked."""
         try:
             replace_text(self.path / name, to_json(masked_data(plain_data(content))) + "\n")
         except OSError as error:
             raise cannot_write(self.path / name, error) from error
 
-    def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def write_rows(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
         """A file of JSON lines, replaced in one move and masked; the rows are never held all at once."""
         path = self.path / name
         try:
@@ -257,7 +257,7 @@ class RunFolder:
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
-    def begin_at(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    def begin_at(self, step: int, rows: Iterable[Mapping[str, object]]) -> None:
         """Begin behind this step of another run, with its rows until there."""
         self._begun_step = step
         try:
@@ -334,11 +334,11 @@ class RunFolder:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def write_result(self, result: Mapping[str, Any]) -> None:
+    def write_result(self, result: Mapping[str, object]) -> None:
         """result.json. `status` "done" makes the run a finished one."""
         self.write_json("result.json", dict(result))
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> dict[str, object] | None:
         """result.json of a run that is done, else None; None too where its budgets have grown."""
         return None if self.extends else finished(self.path)
 
@@ -353,7 +353,7 @@ def read_rows(run: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(line: bytes, where: str) -> dict[str, Any]:
+def _row(line: bytes, where: str) -> dict[str, object]:
     """A row of metrics.jsonl. UserError where it is none."""
     with suppress(ValueError, RecursionError):
         row = json.loads(line)

@@ -19,7 +19,7 @@ from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import read_rows
 from lmtool.session.open_run import OpenRun
 from lmtool.session.provenance import LINEAGE, branched
-from lmtool.system.manifest import Damaged
+from lmtool.system.files import Damaged
 from lmtool.training.configs import ScheduleConfig
 from lmtool.training.progress import Progress
 

@@ -31,7 +31,7 @@ from lmtool.session.provenance import (
     teacher_digests,
 )
 from lmtool.session.session import Session
-from lmtool.system.manifest import write_bytes
+from lmtool.system.files import write_bytes
 from lmtool.system.secrets import masked
 from lmtool.training.progress import TrainingResult
 from lmtool.weights.loading import BASE, Base
@@ -167,7 +167,7 @@ class Predictions(Companion):
             with torch.no_grad():
                 run.folder.write_json("samples.json", learner.samples(batch, SAMPLES))
             return {}
-        final = held_out.score(run.precision)
+        final = held_out.score(run.precision, group=run.group)
         run.folder.write_rows("predictions.jsonl", final.records())
         for warning in final.warnings:
             run.output.line(f"warning: {warning}", "yellow")
@@ -188,9 +188,9 @@ class LabelledTests(Companion):
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
         config, run = session.config, session.run
         splits = HeldOutSplits(
-            session.learner, session.tests, config.max_length, evaluation_tokens(config), config.seed, group=run.group
+            session.learner, session.tests, config.max_length, evaluation_tokens(config), config.seed
         )
-        evaluations = splits.score(run.precision).splits
+        evaluations = splits.score(run.precision, group=run.group).splits
         return {
             "tests": {
                 split: {

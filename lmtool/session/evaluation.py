@@ -14,9 +14,9 @@ from torch import nn
 
 from lmtool.config.tables import build
 from lmtool.data.configs import DataConfig
+from lmtool.data.examples import Rows, SplitData
 from lmtool.data.file_source import FileSource
 from lmtool.data.sources import open_source
-from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits

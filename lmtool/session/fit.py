@@ -30,10 +30,10 @@ from lmtool.session.session import Session
 from lmtool.system.signals import too_late
 from lmtool.system.terminal import counted
 from lmtool.training.consistency import require_same
+from lmtool.training.engine import outside_layers
 from lmtool.training.loop import train
 from lmtool.training.profiling import StopTraining
 from lmtool.training.progress import TrainingResult
-from lmtool.training.sharded import outside_layers
 from lmtool.types import Loader
 from lmtool.weights.reading import notes
 
@@ -85,7 +85,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
         training = train(
             session.trained,
             session.loader,
-            lambda step: held_out.score(opened.precision, calibrates=True).metrics(),
+            lambda step: held_out.score(opened.precision, calibrates=True, group=opened.group).metrics(),
             opened.folder,
             settings,
             listeners=[listener, opened.trackers],

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lmtool.config.checkpoint import saved_steps
 from lmtool.data.configs import TextConfig
+from lmtool.data.examples import SplitData
 from lmtool.data.files import find
 from lmtool.data.sources import OnStage
-from lmtool.data.split import SplitData
 from lmtool.data.store import open_store
 from lmtool.data.text import TextSource
 from lmtool.errors import UserError
@@ -25,7 +25,7 @@ from lmtool.learners.held_out import HeldOutSplits
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.trained import Trained, read_trained
 from lmtool.tasks.mixture import read_tasks, rows_of
-from lmtool.training.depth import levels
+from lmtool.training.optimizers import levels
 from lmtool.training.precision import Precision, choose_device, choose_precision
 
 TOKENS = 8192  # in one forward without gradients

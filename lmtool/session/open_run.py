@@ -29,15 +29,14 @@ from lmtool.resolver.trunks import phases_ended
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.runs.run_folder import RunFolder, choose_folder
-from lmtool.system.manifest import MANIFEST
+from lmtool.system.files import MANIFEST
 from lmtool.system.secrets import masked
 from lmtool.system.signals import Interrupts, stopped, take_late
 from lmtool.training.compiling import require_compiler
 from lmtool.training.consistency import keys, require_same, versions
-from lmtool.training.group import ALONE, Group
+from lmtool.training.group import ALONE, ProcessGroup, process_group
 from lmtool.training.launching import note_run
 from lmtool.training.precision import Precision, choose_device, choose_precision
-from lmtool.training.processes import process_group
 
 _COMPARED = 10_000  # steps of the past, evenly spaced
 
@@ -101,7 +100,7 @@ class OpenRun:
     output: Output
     precision: Precision
     trackers: Trackers
-    group: Group = ALONE
+    group: ProcessGroup = ALONE
 
     @cached_property
     def checkpoint(self) -> Path | None:
@@ -140,7 +139,7 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
             yield opened
 
 
-def _followed(verb: str, config: RunConfig, precision: Precision, group: Group, data: dict[str, Any]) -> OpenRun:
+def _followed(verb: str, config: RunConfig, precision: Precision, group: ProcessGroup, data: dict[str, Any]) -> OpenRun:
     """The run as the processes behind the first have it."""
     path, result = group.first(("", None))
     folder, output = FollowedFolder(Path(path), data, result), Output()
@@ -149,7 +148,7 @@ def _followed(verb: str, config: RunConfig, precision: Precision, group: Group, 
 
 @contextmanager
 def _opened(
-    verb: str, config: RunConfig, stem: str, precision: Precision, group: Group, data: dict[str, Any]
+    verb: str, config: RunConfig, stem: str, precision: Precision, group: ProcessGroup, data: dict[str, Any]
 ) -> Iterator[OpenRun]:
     """The run as the process has it that writes."""
     others, folder = RUNS.exists(), None

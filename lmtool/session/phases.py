@@ -11,12 +11,10 @@ import torch
 
 from lmtool.costs.plan_of_run import plan_in_phases, plan_of
 from lmtool.data.configs import DataConfig
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.mixture import MixtureSource
 from lmtool.data.phases import PhasedLoader
-from lmtool.data.plan import Examples
-from lmtool.data.sources import OnStage, Source
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.sources import MixtureSource, OnStage, Source
 from lmtool.data.store import open_store
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import examples_of
@@ -77,7 +75,7 @@ class PhaseData:
         config = self.config
         return PackedLoader(
             self.examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
-            beside=self.learner.virtual_tokens,
+            virtual_tokens=self.learner.virtual_tokens,
         )  # fmt: skip
 
 

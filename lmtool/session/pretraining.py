@@ -6,8 +6,8 @@ from typing import Any
 
 from lmtool.config.plugins import command_line
 from lmtool.data.configs import DataConfig
+from lmtool.data.examples import SplitData
 from lmtool.data.sources import OnStage, Source, open_source
-from lmtool.data.split import SplitData
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.text import plain

@@ -23,7 +23,7 @@ from lmtool.errors import UserError
 from lmtool.resolver.trunks import Trunk
 from lmtool.session.open_run import OpenRun
 from lmtool.session.start import starts_from
-from lmtool.system.manifest import sha256
+from lmtool.system.files import sha256
 from lmtool.system.secrets import masked
 from lmtool.tasks.loading import TaskData
 from lmtool.weights.folders import WEIGHTS, hf_folder

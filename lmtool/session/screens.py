@@ -25,9 +25,8 @@ from lmtool.system.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation
 from lmtool.training.configs import OptimizerConfig
-from lmtool.training.depth import levels
-from lmtool.training.group import ALONE, Group
-from lmtool.training.optimizers import training_groups
+from lmtool.training.group import ALONE, ProcessGroup
+from lmtool.training.optimizers import levels, training_groups
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress, TrainingResult
 from lmtool.weights.loading import LoadReport
@@ -103,7 +102,7 @@ WASTE = ("padding_fraction", "truncated_fraction")
 
 
 def machine_facts(
-    config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation, group: Group = ALONE
+    config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation, group: ProcessGroup = ALONE
 ) -> dict[str, str]:
     """Where the run computes and how: for the screen and the report."""
     prefixes = {False}
@@ -126,7 +125,7 @@ def _told_of_machine(machine: Mapping[str, str], cuda: bool) -> dict[str, str]:
     return {name: fact for name, fact in machine.items() if name not in untold}
 
 
-def _devices(config: RunConfig, precision: Precision, group: Group) -> dict[str, str]:
+def _devices(config: RunConfig, precision: Precision, group: ProcessGroup) -> dict[str, str]:
     """The device; of several processes how many there are, and on a CPU the threads of each."""
     if group.size == 1:
         return {"device": str(precision.device)}

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
-from lmtool.data.split import SplitData
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.seen import Reading
 from lmtool.learners.base import BaseLearner
@@ -84,7 +84,7 @@ class Session:
         last = self.phases[-1]
         return HeldOutSplits(
             self.learner, last.data, last.config.max_length, evaluation_tokens(last.config), self.config.seed,
-            predictors_of(self.learner, last.data["train"], last.examples), last.learner, self.run.group,
+            predictors_of(self.learner, last.data["train"], last.examples), last.learner,
         )  # fmt: skip
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 
 from lmtool.config import compose
 from lmtool.config.tables import Choice
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import Inference
 from lmtool.reporting.console import Output
@@ -24,7 +24,7 @@ from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.runs.files import to_json
 from lmtool.session.open_run import RUNS
 from lmtool.session.trained import read_trained
-from lmtool.system.atomic_files import replace_bytes, require_no_link
+from lmtool.system.files import replace_bytes, require_no_link
 from lmtool.system.ranks import place_of
 from lmtool.system.signals import Interrupted, take_late
 from lmtool.tasks.configs import TaskConfig

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.config.tables import build
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Rows, SplitData
 from lmtool.data.tables import read_table
 from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.distilled import Distilled

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,13 +26,13 @@ from lmtool.reporting.sweep.files import has_ended as has_ended
 from lmtool.runs.files import replace_text
 from lmtool.runs.identity import FREE_KEYS, differing, finished
 from lmtool.runs.locks import Owner
-from lmtool.system.atomic_files import real_folder, require_no_link
+from lmtool.system.files import real_folder, require_no_link
 from lmtool.system.secrets import masked_data
 
 LOG = "job.log"
 
 
-def write(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+def write(folder: Path, name: str, record: Mapping[str, object]) -> None:
     text = json.dumps(masked_data(dict(record)), indent=1, ensure_ascii=False)
     replace_text(folder / name, text + "\n")
 
@@ -45,7 +46,7 @@ def read(folder: Path, name: str = JOB) -> dict[str, Any]:
     return {}
 
 
-def me() -> dict[str, Any]:
+def me() -> dict[str, object]:
     return asdict(Owner.me())
 
 
@@ -95,8 +96,8 @@ class Place:
     folder: Path
     overrides: tuple[str, ...]
     varied: dict[str, str]
-    config: dict[str, Any]
-    data: dict[str, Any]
+    config: dict[str, object]
+    data: dict[str, object]
 
 
 def fixed_and_varied(typed: Typed) -> tuple[dict[str, str], list[str]]:
@@ -150,7 +151,7 @@ class SweepFolder:
         """The overrides of the jobs of earlier starts, by their folders."""
         return {folder: record.get("overrides", []) for folder, record in self.places.items()}
 
-    def place(self, job: Sequence[str], config: dict[str, Any], data: dict[str, Any]) -> Place:
+    def place(self, job: Sequence[str], config: dict[str, object], data: dict[str, object]) -> Place:
         """The folder of a job, as it is or as it will be called. job: its overrides. config, data: its configuration,
         masked and as it is. UserError where its folder holds another configuration, naming the keys."""
         texts = [text.lstrip("+") for text in job]
@@ -191,7 +192,7 @@ class SweepFolder:
 
 
 def _placed(
-    folder: Path, texts: Sequence[str], varied: dict[str, str], config: dict[str, Any], data: dict[str, Any]
+    folder: Path, texts: Sequence[str], varied: dict[str, str], config: dict[str, object], data: dict[str, object]
 ) -> Place:
     if not (folder / SUBMITTED).is_file():  # that of an earlier job may have been moved to another disk
         require_no_link(folder)
@@ -212,3 +213,67 @@ def folder_name(number: int, varied: dict[str, str]) -> str:
     parts = [(key.rpartition(".")[2], value) for key, value in varied.items()]
     words = ["-".join(re.sub(r"[^A-Za-z0-9.+-]+", "-", part).strip("-.") for part in pair).strip("-") for pair in parts]
     return "_".join([str(number), *filter(None, words)])[:LONGEST].rstrip("-._")
+
+
+# A search by optuna that is typed again: what its jobs have given stands in their folders, and is given back to it.
+#
+# Optuna's own storage is not used: the version Hydra's sweeper needs does not work with today's SQLAlchemy.
+
+
+def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -> None:
+    """Let a sweeper of optuna know the trials of earlier starts: those with a value count, the others are tried first.
+    Nothing changes where a storage is typed. arguments: what was typed for all jobs."""
+    import optuna
+    from hydra_plugins.hydra_optuna_sweeper import _impl
+
+    _silence()
+    if sweeper.storage is not None or len(sweeper._get_directions()) > 1:
+        return
+    params = [*sweeper._parse_sweeper_params_config(), *arguments]
+    distributions, _ = _impl.create_params_from_overrides(params)
+    sweeper.storage, sweeper.study_name = optuna.storages.InMemoryStorage(), sweeper.study_name or "sweep"
+    study = optuna.create_study(
+        study_name=sweeper.study_name, storage=sweeper.storage, directions=sweeper._get_directions()
+    )
+    for path in sorted(folder.glob(f"*/{SUBMITTED}")):
+        varied = read(path.parent, SUBMITTED).get("varied", {})
+        try:
+            values = {name: _parsed(kind, varied[name.lstrip("+")]) for name, kind in distributions.items()}
+        except (KeyError, ValueError):
+            continue  # of another search space
+        value = read(path.parent).get("value")
+        if done(path.parent, has_result) and isinstance(value, int | float):
+            trial = optuna.trial.create_trial(params=values, distributions=distributions, value=float(value))
+            study.add_trial(trial)
+            sweeper.n_trials -= 1
+        else:
+            study.enqueue_trial(values)
+    if sweeper.n_trials < 1 and not study.trials:
+        raise UserError(f"hydra.sweeper.n_trials={sweeper.n_trials}: no job", "give hydra.sweeper.n_trials=10")
+
+
+def forget(sweeper: Any) -> None:
+    """Let a sweeper of optuna begin a search that is written nowhere."""
+    _silence()
+    sweeper.storage = None
+
+
+def _silence() -> None:
+    """Let optuna say what is wrong alone."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+
+
+def _parsed(distribution: Any, text: str) -> Any:
+    """A value as it stands in an override, as the distribution has it. ValueError where it is not in it."""
+    if hasattr(distribution, "choices"):
+        chosen = [choice for choice in distribution.choices if str(choice) == text]
+        if not chosen:
+            raise ValueError(text)
+        return chosen[0]
+    value = int(text) if type(distribution).__name__.startswith("Int") else float(text)
+    if not distribution._contains(distribution.to_internal_repr(value)):
+        raise ValueError(text)
+    return value

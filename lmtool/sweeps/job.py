@@ -24,7 +24,7 @@ from lmtool.errors import REQUEUE, LmtoolError, Stopped
 from lmtool.runs import identity as code
 from lmtool.sweeps import folders
 from lmtool.sweeps.table import end_of_job
-from lmtool.system.atomic_files import open_to_append, real_folder
+from lmtool.system.files import open_to_append, real_folder
 from lmtool.system.signals import STATUS, Interrupted, stopped, take_late
 from lmtool.system.terminal import say, say_error
 
@@ -61,7 +61,7 @@ def take_device(sweep: Path, asked: object) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = devices[os.getpid() % len(devices)]
 
 
-Run = Callable[[dict[str, Any]], Any]
+Run = Callable[[dict[str, object]], object]
 STOPPED = ".stopped"
 """In the folder of a sweep, the launches that were stopped: none of their jobs starts any more."""
 _WATCH = "parent of a sweep's job"
@@ -80,7 +80,7 @@ class Job:
     folder: str
     overrides: list[str]
     varied: dict[str, str]
-    data: dict[str, Any]
+    data: dict[str, object]
     launch: str
     launcher: str
     code: str
@@ -129,7 +129,7 @@ def perform(run_command: Run, config: Any) -> float:
 
 def _perform(run_command: Run, job: Job, folder: Path) -> None:
     started = time.monotonic()
-    record: dict[str, Any] = {
+    record: dict[str, object] = {
         "job": job.number,
         "overrides": job.overrides,
         "varied": job.varied,
@@ -181,7 +181,7 @@ def _perform(run_command: Run, job: Job, folder: Path) -> None:
         _queue_again(folder, record)
 
 
-def _scores(result: Any) -> dict[str, Any]:
+def _scores(result: object) -> dict[str, object]:
     """The metric of a job and its value; of a command that gives scores by name, the first of them."""
     if not isinstance(result, dict):
         return {}
@@ -191,7 +191,7 @@ def _scores(result: Any) -> dict[str, Any]:
     return {"metric": next(iter(numbers)), "value": next(iter(numbers.values())), "metrics": numbers} if numbers else {}
 
 
-def _queue_again(folder: Path, record: dict[str, Any]) -> None:
+def _queue_again(folder: Path, record: dict[str, object]) -> None:
     """Hand a job that was stopped to submitit's handler, which saves the submission and asks for the queue."""
     handler = signal.getsignal(signal.SIGUSR2)
     if not callable(handler):

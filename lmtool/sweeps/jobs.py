@@ -32,7 +32,7 @@ from lmtool.config.saved import save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.reporting.text import lower_is_better
 from lmtool.runs.identity import require_name
-from lmtool.sweeps import studies
+from lmtool.sweeps import folders
 from lmtool.sweeps.folders import JOB, Place, SweepFolder
 from lmtool.sweeps.job import Run
 from lmtool.sweeps.launching import HERE, AsLauncher, FirstJobs, Launch, NoLauncher
@@ -180,7 +180,7 @@ def _run_in(
 @contextmanager
 def _composed(
     request: SweepRequest, typed: Typed, folder: Path, chosen: dict[str, str]
-) -> Iterator[tuple[Any, DictConfig]]:
+) -> Iterator[tuple[object, DictConfig]]:
     """Hydra, and its configuration of a sweep into a folder."""
     words = [*typed.all, *_settings(folder, chosen), *compose.search_path(request.config_dirs)]
     with compose.plainly(), compose.hydra_at() as hydra:
@@ -198,7 +198,7 @@ def _sweeper(hydra: Any, config: DictConfig, callbacks: Callbacks) -> Any:
     return getattr(sweeper, "sweeper", sweeper)
 
 
-def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: Any, launch: Launch) -> None:
+def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: object, launch: Launch) -> None:
     """Let a sweeper of Hydra choose the jobs on the way."""
     config = launch.config
 
@@ -211,7 +211,7 @@ def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: Any,
     if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
         if not any(text.startswith("hydra.sweeper.direction=") for text in typed.hydra):
             sweeper.direction = _direction(request, typed, sweep)
-        studies.resume(sweeper, arguments, sweep.path, request.has_result)
+        folders.resume(sweeper, arguments, sweep.path, request.has_result)
     try:
         sweeper.sweep(arguments=arguments)
     except LmtoolError:
@@ -230,7 +230,7 @@ def _first_jobs(request: SweepRequest, typed: Typed, chosen: dict[str, str]) -> 
         sweeper = _sweeper(hydra, config, Callbacks(config))
         sweeper.launcher = NoLauncher()
         if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
-            studies.forget(sweeper)
+            folders.forget(sweeper)
         try:
             sweeper.sweep(arguments=_arguments(config))
         except FirstJobs as first:

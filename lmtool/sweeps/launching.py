@@ -34,8 +34,8 @@ from lmtool.sweeps import folders as records
 from lmtool.sweeps.folders import Place, SweepFolder
 from lmtool.sweeps.job import STOPPED, Job, Run, perform
 from lmtool.sweeps.table import Watch
-from lmtool.system.atomic_files import real_folder
 from lmtool.system.environment import SAFE_PATH, inherited
+from lmtool.system.files import real_folder
 from lmtool.system.signals import STATUS
 from lmtool.system.terminal import counted, say, say_error
 
@@ -97,7 +97,7 @@ def waited_for(folders: Sequence[Path]) -> Iterator[list[Waited]]:
     class Executor(known):  # type: ignore[misc, valid-type]
         """The one difference: what it gives back."""
 
-        def map_array(self, *arguments: Any) -> list[Waited]:
+        def map_array(self, *arguments: object) -> list[Waited]:
             submitted = super().map_array(*arguments)
             by_slurm = self.cluster == "slurm"
             jobs.extend(Waited(job, folder, by_slurm) for job, folder in zip(submitted, folders, strict=True))

@@ -45,7 +45,7 @@ def write_plan(folder: Path, command: str, jobs: Sequence[Sequence[str]] | None)
     replace_text(folder / PLAN, json.dumps(masked_data(plan), ensure_ascii=False) + "\n")
 
 
-def end_of_job(record: dict[str, Any], folder: Path) -> str:
+def end_of_job(record: dict[str, object], folder: Path) -> str:
     """The line for a job that has ended. folder: of the sweep. The time left is that of the others at the rate of this
     start, whichever processes they run in."""
     plan = read_object(RunFiles(folder), PLAN, needed=False)

@@ -4,8 +4,11 @@ starts. Standard library only."""
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 # Read by torch's libraries when they are loaded; what the user has set stays.
 ENVIRONMENT = {
@@ -42,3 +45,23 @@ def inherited(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+# Whether a server answers, asked before a library that would retry for half a minute. Standard library only.
+
+
+PATIENCE_SECONDS = 5.0
+
+
+def answers(address: str, seconds: float = PATIENCE_SECONDS) -> bool:
+    """Whether the server of an address (https://host:port/...) takes a connection in time; taken for granted behind a
+    proxy."""
+    server = urlsplit(address)
+    if getproxies().get(server.scheme):
+        return True
+    port = server.port or (80 if server.scheme == "http" else 443)
+    try:
+        socket.create_connection((server.hostname, port), timeout=seconds).close()
+    except OSError:
+        return False
+    return True

@@ -1,16 +1,26 @@
-"""What an evaluation shows beyond a score: intervals by resampling the rows, the difference of two systems on the same
-rows with its interval, and the rows that a model finds hardest. Plain data for screens and files.
-"""
+"""What an evaluation shows beyond a score: intervals, paired differences, the hardest rows, early exits."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lmtool.errors import UserError
 from lmtool.learners.metrics import interval, resample_count, resampled_rows
-from lmtool.tasks.kinds.learner import TaskEvaluation
+from lmtool.learners.model import Segment, at_exit, exits_of, some_documents
+from lmtool.models.base import OneStack
+from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner, TaskOutputs, TaskScorer
+from lmtool.types import Batch
+
+# What an evaluation shows beyond a score: intervals by resampling the rows, the difference of two systems on the same
+# rows with its interval, and the rows that a model finds hardest. Plain data for screens and files.
+
 
 HARDEST = 20
 
@@ -68,3 +78,112 @@ def _resampled(evaluation: TaskEvaluation, resamples: int) -> dict[str, list[flo
 
 def _with_interval(value: float, samples: Any) -> dict[str, float]:
     return {"value": value, **interval(samples)._asdict()}
+
+
+# Rows of a task that leave a model at an early exit: all at one, or each at the first that is sure enough.
+#
+# Xin, Tang, Lee, Yu, Lin, "DeeBERT: Dynamic Early Exiting for Accelerating BERT Inference", ACL 2020: a text leaves
+# where the entropy of what is predicted is below a threshold. The texts of a batch that are left run through the
+# layers above alone.
+#
+# Shape letters: T tokens, N documents of a batch, H hidden width.
+
+
+@dataclass(frozen=True)
+class EarlyEvaluation(TaskEvaluation):
+    """depths: of each row the number of the layer behind which it was predicted; of several windows the deepest."""
+
+    depths: tuple[int, ...] = ()
+
+    def more(self, number: int) -> dict[str, object]:
+        return {"exit": self.depths[number]}
+
+
+class EarlyExitScorer(TaskScorer):
+    """views: by depth, what predicts there; the last takes all that is left. entropy: the largest, as a share of what
+    it can be, with which a text leaves before that."""
+
+    def __init__(self, *arguments: Any, views: Mapping[int, TaskLearner], entropy: float = 0.0):
+        super().__init__(*arguments)
+        self.views, self.entropy = views, entropy
+        self.depths: list[int] = [0] * len(self.rows)
+
+    def outputs(self, batch: Batch) -> list[tuple[TaskOutputs, Tensor]]:
+        """Of each depth that texts come to: what is predicted there, and which of them leave, (N,) bool."""
+        first, states_TH, last = 0, None, max(self.views)
+        left: list[tuple[TaskOutputs, Tensor]] = []
+        for depth, view in self.views.items():
+            segment = Segment(first, states_TH, None if depth == last else depth)
+            stack = cast(OneStack, view.backbone)
+            stack.tap = segment
+            try:
+                outputs = view.outputs(batch, 0)
+            finally:
+                stack.tap = None
+            documents = len(batch.inputs.lengths)
+            sure_N = torch.ones(documents, dtype=torch.bool)
+            if depth != last:
+                sure_N = view.doubts(outputs, batch).cpu() <= self.entropy
+            left.append((self.said(view, batch, outputs), sure_N))
+            if bool(sure_N.all()):
+                break
+            assert segment.kept is not None
+            left_N = ~sure_N
+            left_T = left_N.repeat_interleave(torch.tensor(batch.inputs.lengths))
+            first, states_TH = depth, segment.kept[left_T.to(segment.kept.device)]
+            batch = some_documents(batch, left_N)
+        return left
+
+    def take(self, batch: Batch, outputs: list[tuple[TaskOutputs, Tensor]]) -> None:
+        for depth, (said, sure_N) in zip(self.views, outputs, strict=False):
+            self.enter(batch, said, sure_N.numpy())
+            assert batch.rows is not None
+            for row in batch.rows[sure_N].tolist():
+                self.depths[row] = max(self.depths[row], depth)
+            if not bool(sure_N.all()):
+                batch = some_documents(batch, ~sure_N)
+
+    def result(self) -> EarlyEvaluation:
+        own = super().result()
+        fields = {name: getattr(own, name) for name in own.__dataclass_fields__}
+        spread = dict(zip(*(each.tolist() for each in np.unique(self.depths, return_counts=True)), strict=True))
+        details = {**own.details, "exits": {str(depth): spread.get(depth, 0) for depth in self.views}}
+        return replace(EarlyEvaluation(**fields), details=details, depths=tuple(self.depths))
+
+
+def leaving(learner: Any, checkpoint: str, depth: int | None, entropy: float | None) -> Any:
+    """A learner whose rows leave early: all behind the layer `depth`, or each at the first exit where the entropy of
+    its prediction is at most this share of the largest; itself where neither is given. UserError where it has no such
+    exit, or cannot say how sure it is."""
+    if depth is None and entropy is None:
+        return learner
+    if depth is not None and entropy is not None:
+        raise UserError("exit and exit_entropy both say where a text leaves the model", "give one of them")
+    exits, key = exits_of(learner), "exit" if depth is not None else "exit_entropy"
+    if not exits:
+        raise UserError(
+            f"{key}={depth if depth is not None else entropy}: checkpoint={checkpoint} has no early exits",
+            "leave it out; lmtool finetune ... distill=self trains a model with exits",
+        )
+    if depth is not None:
+        if depth not in exits:
+            near = min(exits, key=lambda known: abs(known - depth))
+            raise UserError(
+                f"exit={depth}: checkpoint={checkpoint} has exits behind the layers {', '.join(map(str, exits))}",
+                f"give exit={near}, or leave it out for all layers",
+            )
+        view = at_exit(learner, depth)
+        view.scored_by = partial(EarlyExitScorer, views={depth: view})
+        return view
+    if type(learner).doubts is TaskLearner.doubts:
+        raise UserError(
+            f"exit_entropy={entropy}: task={learner.config.name} is {learner.config.kind}, whose predictions are no "
+            "classes with an entropy",
+            f"give exit={exits[0]}: all rows leave there",
+        )
+    assert entropy is not None
+    views = {number: at_exit(learner, number) for number in exits}
+    views[learner.backbone.config.num_layers] = at_exit(learner, None)
+    last = views[learner.backbone.config.num_layers]
+    last.scored_by = partial(EarlyExitScorer, views=views, entropy=entropy)
+    return last

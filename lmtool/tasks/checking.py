@@ -14,8 +14,8 @@ import numpy as np
 
 from lmtool.config.tables import build
 from lmtool.data.duplicates import Match, overlap, repeats
+from lmtool.data.examples import Rows
 from lmtool.data.files import collected
-from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig
@@ -125,7 +125,7 @@ def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
     return divergence(*(Counter(side.tolist()) for side in sides))
 
 
-def _single(kind: TaskKind, rows: Rows) -> Iterable[Any]:
+def _single(kind: TaskKind, rows: Rows) -> Iterable[object]:
     assert rows.labels is not None
     return kind.single(rows.labels)
 
@@ -149,7 +149,7 @@ class Twice:
     size: int = 0
     pairs: list[dict[str, Any]] = field(default_factory=list)
 
-    def plain(self, total: int, most: int) -> dict[str, Any]:
+    def plain(self, total: int, most: int) -> dict[str, object]:
         """total: the size of all rows. most: pairs that are listed. share: that of the equal ones."""
         pairs = sorted(self.pairs, key=lambda pair: ("label" not in pair, -pair["similarity"]))[:most]
         counts = {"equal": self.equal, "similar": self.similar, "other_label": self.other_label}
@@ -163,9 +163,9 @@ class Texts:
 
     texts: list[str]
     places: list[str]
-    labels: list[Any]
+    labels: list[object]
     sizes: list[int]
-    counted: dict[str, Any] | None = None
+    counted: dict[str, object] | None = None
 
     @classmethod
     def of(cls, kind: TaskKind, rows: Rows) -> Texts:
@@ -182,7 +182,7 @@ class Texts:
         return cls(texts, places, [None] * len(texts), [len(_WORD.findall(text)) for text in texts])
 
 
-def _text(cell: Any) -> str:
+def _text(cell: object) -> str:
     return " ".join(map(str, cell)) if isinstance(cell, (list, tuple)) else str(cell)
 
 
@@ -228,7 +228,7 @@ def findings(
     longest: int,
     most: int,
     progress: OnStage | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """By split: rows, labels, lengths, texts that occur twice. near: least similarity of near-duplicates, None: equal
     texts alone. length_of: lengths of texts. longest: one from which on they are cut. most: pairs that are listed."""
     kind: TaskKind = build(data.config)
@@ -290,7 +290,7 @@ def _twice(own: Texts, others: Texts, matches: Iterable[tuple[int, Match]]) -> T
     return twice
 
 
-def _counted(kind: TaskKind, rows: Rows) -> dict[str, Any] | None:
+def _counted(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
     """How often each label occurs, the commonest first; of values their mean, spread and ends; None without labels."""
     if rows.labels is None or not len(rows):
         return None

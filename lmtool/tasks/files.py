@@ -120,7 +120,7 @@ _DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_
 class TaskTable:
     """What a task reads of a file: columns by name, the (file, line) of each row, the names of all columns it has."""
 
-    columns: dict[str, list[Any]]
+    columns: dict[str, list[object]]
     origin: list[tuple[str, int]]
     names: tuple[str, ...] = ()
 
@@ -130,7 +130,7 @@ def canonical(split: str) -> str:
     return _DEVELOPMENT.sub("dev", split.lower())
 
 
-def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, TaskTable], dict[str, Any]]:
+def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, TaskTable], dict[str, object]]:
     """The tables of `task.path` by canonical split, and facts: the files read, and lines skipped.
 
     scoring: there need be no train file.

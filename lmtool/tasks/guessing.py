@@ -117,7 +117,7 @@ def _are_tags(name: str, values: Sequence[str]) -> bool:
     return "O" in values and all(map(_TAG.fullmatch, (name, *values)))
 
 
-def headless(columns: Mapping[str, list[Any]]) -> str | None:
+def headless(columns: Mapping[str, list[object]]) -> str | None:
     """What shows that the names of a table's columns are its first row: one is a number above numbers, or one of the
     classes or texts below it. None where nothing does."""
     names = [name for name in columns if name]
@@ -135,7 +135,7 @@ def headless(columns: Mapping[str, list[Any]]) -> str | None:
     return None
 
 
-def _with_header(value: str, columns: Mapping[str, list[Any]], kind: str | None) -> str:
+def _with_header(value: str, columns: Mapping[str, list[object]], kind: str | None) -> str:
     """The words that name the columns of a table without a header, and those for one whose first line is a header."""
     names = [f"column_{number}" for number in range(1, len(columns) + 1)]
     rows = dict(zip(names, ([name, *values] for name, values in columns.items()), strict=True))
@@ -152,13 +152,13 @@ def _with_header(value: str, columns: Mapping[str, list[Any]], kind: str | None)
     return "   ".join(forms)
 
 
-def _without_ids(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+def _without_ids(columns: Mapping[str, list[object]]) -> dict[str, list[object]]:
     """The columns that may be read or predicted."""
     return {name: values for name, values in columns.items() if name.lower() not in IDS and name != LINES}
 
 
 def _of_columns(
-    value: str, columns: dict[str, list[Any]], kind: str | None, text: tuple[str, ...] | None, label: str | None
+    value: str, columns: dict[str, list[object]], kind: str | None, text: tuple[str, ...] | None, label: str | None
 ) -> Guess:
     typed = [part for name in text or () for part in ([name] if name in columns else parts_of(name))]
     unknown = [name for name in (*typed, *([label] if label else [])) if name not in columns]
@@ -211,7 +211,7 @@ def _parallel(columns: Mapping[str, list[Any]], name: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _kinds(values: list[Any], of_words: bool = False, plural: bool = False) -> list[str]:
+def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -> list[str]:
     """The kinds of task that a column may be the label of; none for texts. of_words: there are lists beside its own.
     plural: its name is that of several labels."""
     present = [value for value in values if word_of(value)]
@@ -254,7 +254,7 @@ def _mark_between(words: Sequence[str]) -> str | None:
     return None
 
 
-def _delimiter(kind: str, values: Sequence[Any]) -> str | None:
+def _delimiter(kind: str, values: Sequence[object]) -> str | None:
     """What stands between several labels of a cell of text, where that is no comma."""
     if kind != "multi_label" or any(isinstance(value, list) for value in values):
         return None
@@ -271,7 +271,7 @@ def _number(word: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _texts(value: str, columns: dict[str, list[Any]], label: str, kind: str) -> tuple[str, ...]:
+def _texts(value: str, columns: dict[str, list[object]], label: str, kind: str) -> tuple[str, ...]:
     """The columns that are read beside a label. UserError where there are none, or more than a pair."""
     rest = [name for name in columns if name != label]
     if kind == "token_classification":
@@ -293,7 +293,7 @@ def _texts(value: str, columns: dict[str, list[Any]], label: str, kind: str) -> 
     raise AssertionError
 
 
-def is_text(values: list[Any]) -> bool:
+def is_text(values: list[object]) -> bool:
     """Whether a column holds texts: mostly of several words, or mostly different ones that are no numbers."""
     words = [value for value in values if isinstance(value, str)]
     if len(words) < len(values) / 2 or all(_number(word) is not None for word in words):

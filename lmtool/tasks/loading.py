@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lmtool.config.tables import build
+from lmtool.data.examples import Rows, SplitData, unlabelled
 from lmtool.data.hub_source import hub_access
 from lmtool.data.parquet import named
 from lmtool.data.pydocs import pydocs_rows
-from lmtool.data.split import Rows, SplitData, unlabelled
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig

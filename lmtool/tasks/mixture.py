@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lmtool.config.tables import build
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.configs import ObjectiveConfig

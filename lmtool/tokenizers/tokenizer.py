@@ -20,7 +20,7 @@ from tokenizers import processors
 
 from lmtool.config.checkpoint import refusal
 from lmtool.errors import UserError
-from lmtool.system.manifest import Damaged, verify_beside
+from lmtool.system.files import Damaged, verify_beside
 from lmtool.tokenizers.classes import PLAIN, SETTINGS
 from lmtool.tokenizers.entries import Marks, bytes_of, marks_of, readable, starts_word
 from lmtool.tokenizers.published import FILES as TOKENIZER_FILES

@@ -13,7 +13,7 @@ from lmtool.errors import UserError
 from lmtool.runs import identity
 from lmtool.runs.checkpoints import is_cut
 from lmtool.runs.identity import FREE_KEYS, flatten
-from lmtool.training.group import Group
+from lmtool.training.group import ProcessGroup
 from lmtool.types import Loader
 
 # Whether the processes of a group train the same model on the same data with the same code, before they begin.
@@ -22,7 +22,7 @@ from lmtool.types import Loader
 _AGAIN = "give all machines the same files: code, data, checkpoint"
 
 
-def require_alike(group: Group, learner: nn.Module, loader: Loader) -> None:
+def require_same_training(group: ProcessGroup, learner: nn.Module, loader: Loader) -> None:
     """UserError, on all processes, where one of them differs from rank 0: it names the first difference. Weights are
     compared by a sum over their bits, tensor by tensor; not those that are cut, of which each has another part."""
     if group.size == 1:
@@ -78,7 +78,7 @@ def keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flatten(config).items() if key.split(".")[0] not in FREE_KEYS}
 
 
-def require_same(group: Group, things: Mapping[str, Any]) -> None:
+def require_same(group: ProcessGroup, things: Mapping[str, Any]) -> None:
     """UserError, on all processes, where one has another value than rank 0: it names the first difference with both
     values. things: by what they are called, plain values."""
     if group.size == 1:

@@ -1,19 +1,32 @@
-"""The processes that train together: how many there are, which one this is, and what they say to each other.
-
-One process is a group of its own; what asks a group is ready for several. Those of several processes: processes.py.
-"""
+"""The processes that train together: what they exchange, and how torch connects them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, TypeVar
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from typing import Any, Protocol, TypeVar
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from lmtool.errors import UserError
+from lmtool.system.ranks import ADDRESS, PORT, START_AGAIN, Place, place_of
+
+# The processes that train together: how many there are, which one this is, and what they say to each other.
+#
+# One process is a group of its own; what asks a group is ready for several. Those of several processes: processes.py.
+
 
 Value = TypeVar("Value")
 
 
-class Group(Protocol):
+class ProcessGroup(Protocol):
     """rank: of this process, from 0. size: how many there are. Every process calls the same of these methods in the
     same order, with plain objects (what pickle takes) that travel between the hosts: no device waits for them."""
 
@@ -69,3 +82,132 @@ def added(counts: list[Mapping[str, float]]) -> dict[str, float]:
         for name, count in part.items():
             totals[name] = totals.get(name, 0.0) + count
     return totals
+
+
+# Several processes as a group: what torchrun says of them in the environment, and torch's process group under it.
+#
+# What hosts say to each other goes over gloo, what devices add up over NCCL on CUDA and over gloo on a CPU.
+
+
+TIMEOUT = timedelta(minutes=10)
+"""How long a process waits for what the others add up or say. A process that dies is noticed at once, by its closed
+connection; this ends a run in which one hangs."""
+PATIENCE = timedelta(days=7)
+"""How long `wait` does: rank 0 may tokenise a corpus meanwhile."""
+
+# Counts travel in one message of so many bytes, where torch's functions for objects send two: each step waits for them.
+_FRAME, _HEAD = 512, 8
+
+
+class Processes:
+    """Implements `ProcessGroup` over torch's default process group, which must be there."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._patient: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    def sum(self, counts: Mapping[str, float]) -> dict[str, float]:
+        own = json.dumps(dict(counts)).encode()
+        texts = self._gathered(own, _FRAME)
+        if (longest := max(map(len, texts))) > _FRAME - _HEAD:
+            texts = self._gathered(own, longest + _HEAD)
+        return added([json.loads(text) for text in texts])
+
+    def first(self, value: Value) -> Value:
+        values = [value if self.rank == 0 else None]
+        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]  # type: ignore[return-value]
+
+    def all(self, value: Value) -> list[Value]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def _gathered(self, own: bytes, size: int) -> list[bytes]:
+        """The bytes of each, by rank; zeros, as many as it has, of one whose bytes and their number exceed `size`."""
+        fits = own if len(own) <= size - _HEAD else b""
+        frame = (len(own).to_bytes(_HEAD, "little") + fits).ljust(size, b"\0")
+        frames = list(torch.empty(self.size, size, dtype=torch.uint8).unbind())
+        dist.all_gather(frames, torch.frombuffer(bytearray(frame), dtype=torch.uint8))
+        everyone = [frame.numpy().tobytes() for frame in frames]
+        return [data[_HEAD:].ljust(end, b"\0")[:end] for data in everyone for end in [_length(data)]]
+
+    def wait(self) -> None:
+        dist.barrier(self._patient)
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor)
+        return tensor
+
+
+def _length(frame: bytes) -> int:
+    return int.from_bytes(frame[:_HEAD], "little")
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[ProcessGroup]:
+    """The group that this process was started in: of one process where the environment names no others.
+
+    device: where this process computes. UserError where torch lacks what the processes would talk by, where the port
+    that they meet at is in use, and where not all of them come within TIMEOUT.
+    """
+    place = place_of(os.environ)
+    if place.size == 1:
+        yield ALONE
+        return
+    backend = backend_of(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        store = dist.PrefixStore(f"lmtool/{next(_JOINED)}", _store(place))
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=TIMEOUT)
+    except dist.DistError as error:
+        raise _never_met(place, error) from error
+    try:
+        yield Processes()
+    finally:
+        dist.destroy_process_group()
+
+
+_JOINED = itertools.count()
+"""Groups that this process has joined: of a suite one for each run. What the processes of a group wrote in the store to
+find each other must not be read by those of the next."""
+
+
+@cache
+def _store(place: Place) -> dist.Store:
+    """Where processes find each other: torchrun's, or one of rank 0. There is one for as long as they last."""
+    store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=TIMEOUT))
+    return store
+
+
+def backend_of(device: torch.device) -> str:
+    """What the processes talk by. UserError where this torch has it not."""
+    needed = {"gloo": dist.is_available() and dist.is_gloo_available()}
+    if device.type == "cuda":
+        needed["nccl"] = dist.is_available() and dist.is_nccl_available()
+    for name, there in needed.items():
+        if not there:
+            raise UserError(
+                f"torch {torch.__version__} was built without {name}, by which several processes talk on {device.type}",
+                "install another build of torch, or train in one process: devices=1",
+            )
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _never_met(place: Place, error: Exception) -> UserError:
+    """The processes did not meet: why, as far as torch says it."""
+    address, port = os.environ[ADDRESS], os.environ[PORT]
+    who = f"rank {place.rank} of {place.size}"
+    text = str(error)
+    if "EADDRINUSE" in text or "address already in use" in text.lower():
+        return UserError(
+            f"{who}: {PORT}={port} of this machine is in use",
+            f"{START_AGAIN} --master-port=OTHER, or --master-port=0 for a free one",
+        )
+    if isinstance(error, dist.DistNetworkError) or "timeout" in text.lower() or "timed out" in text.lower():
+        return UserError(
+            f"{who} did not meet the others at {address}:{port} within {TIMEOUT.seconds // 60} minutes",
+            f"look at the messages of the other ranks; {ADDRESS} must be the address of rank 0's machine",
+        )
+    return UserError(f"{who}: the processes could not be joined: {text.splitlines()[0]}", START_AGAIN)

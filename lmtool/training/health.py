@@ -14,8 +14,8 @@ from torch import Tensor
 from lmtool.errors import Diverged, NotFinite
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.runs.files import to_json
-from lmtool.system.atomic_files import draft_of, real_folder, replace_bytes
-from lmtool.training.group import ALONE, Group
+from lmtool.system.files import draft_of, real_folder, replace_bytes
+from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.progress import Progress
 from lmtool.types import Batch, Loader, Packed, Step
 
@@ -43,7 +43,7 @@ class Health:
         progress: Progress,
         loader: Loader | None = None,
         folder: Path | None = None,
-        group: Group = ALONE,
+        group: ProcessGroup = ALONE,
     ):
         self._group = group
         self._least = max(uninformed_loss, LEAST_REFERENCE)

@@ -33,9 +33,9 @@ from lmtool.runs.checkpoints import DELETED, TEMPORARY, gathered
 from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import RunFolder
-from lmtool.system.atomic_files import remove
+from lmtool.system.files import remove
 from lmtool.training.budgets import kept_checkpoints
-from lmtool.training.group import ALONE, Group
+from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.optimizers import load_state_tensors, state_tensors
 from lmtool.training.progress import CheckpointExtension, Progress, TrainingSettings
 
@@ -72,7 +72,7 @@ class Keeper:
 
     # --- at the start ---------------------------------------------------------------------------------------------
 
-    def restore(self, group: Group = ALONE) -> Progress:
+    def restore(self, group: ProcessGroup = ALONE) -> Progress:
         """Resume from the run's newest intact checkpoint, which rank 0 finds, or begin. Rows after it are dropped.
 
         UserError where the checkpoint is of another model; CheckFailed where there are checkpoints and none is intact.

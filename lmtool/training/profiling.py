@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from lmtool.training.results import peak_memory
+from lmtool.training.progress import peak_memory
 from lmtool.types import Learner, Loader, Step
 
 # In front of the names of all ranges.

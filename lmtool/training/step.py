@@ -18,19 +18,20 @@ from lmtool import random_streams
 from lmtool.nn.dropout import seed_generators
 from lmtool.nn.embeddings import Embeddings
 from lmtool.runs.checkpoints import complete
+from lmtool.runs.run_folder import RunFolder
 from lmtool.training.engine import Engine
-from lmtool.training.group import Group
+from lmtool.training.group import ProcessGroup
 from lmtool.training.optimizers import gradient_norm
 from lmtool.training.precision import Precision
-from lmtool.training.progress import Progress
+from lmtool.training.progress import Listener, Progress
 from lmtool.types import Batch, Learner, Step, send
 
 
 @contextmanager
-def row_gradients(learner: nn.Module, optimizer: Optimizer, wanted: bool) -> Iterator[None]:
-    """While it lasts, the token tables of a learner have gradients by rows, and the optimizer does not see it. wanted:
-    False leaves all as it is (on CUDA; where gradients cross processes, which want them dense)."""
-    tables = [part for part in learner.modules() if isinstance(part, Embeddings)] if wanted else []
+def row_gradients(learner: nn.Module, optimizer: Optimizer, sparse: bool) -> Iterator[None]:
+    """Give the token tables of a learner sparse gradients, by row; the optimizer still sees dense ones. sparse: False
+    changes nothing (on CUDA; with several processes, whose sums need dense gradients)."""
+    tables = [part for part in learner.modules() if isinstance(part, Embeddings)] if sparse else []
     for table in tables:
         # A leaf of its own, since autograd adds a sparse gradient to a dense one in new memory.
         table.by_rows = table.token.weight.detach().requires_grad_()
@@ -110,18 +111,43 @@ class Outcome:
         }  # fmt: skip
 
 
+class RowWriter:
+    """Writes rows of metrics.jsonl, and passes them to a listener. A step's row has the tokens per second since the
+    step's row before it."""
+
+    def __init__(self, run: RunFolder, listener: Listener, progress: Progress):
+        self.run, self.listener, self.progress = run, listener, progress
+        self._tokens, self._seconds = progress.tokens, progress.seconds
+
+    def write_step(self, outcome: Outcome, data: Step, learning_rate: float, norm: Tensor) -> None:
+        progress = self.progress
+        rate = (progress.tokens - self._tokens) / max(progress.seconds - self._seconds, 1e-9)
+        self._tokens, self._seconds = progress.tokens, progress.seconds
+        row = outcome.row(progress, learning_rate, rate, norm) | phase_of(data)
+        self.run.append(row)
+        self.listener.on_step(row)
+
+    def write_evaluation(self, row: dict[str, Any]) -> None:
+        self.run.append(row)
+        self.listener.on_evaluation(row)
+
+
+def phase_of(data: Step) -> dict[str, int]:
+    """The phase of a step, as a field of its row."""
+    return {} if data.phase is None else {"phase": data.phase}
+
+
 def gradients(
     engine: Engine,
     data: Step,
     step: int,
     seed: int,
-    device: torch.device,
     precision: Precision,
     scaler: GradScaler | None = None,
 ) -> Outcome:
     """Add up the gradients of one step over its micro-batches and over the processes of the engine's group."""
     engine.begin(step)
-    group, learner = engine.group, engine.learner
+    group, learner, device = engine.group, engine.learner, precision.device
     counts = group.sum({**total_counts(learner, data.batches), _TOKENS: sum(batch.tokens for batch in data.batches)})
     loss = torch.zeros((), device=device)
     terms: dict[str, Tensor] = {}
@@ -156,7 +182,7 @@ def gradients(
 
 
 def summed(
-    loss: Tensor, terms: Mapping[str, Tensor], names: Sequence[str], group: Group
+    loss: Tensor, terms: Mapping[str, Tensor], names: Sequence[str], group: ProcessGroup
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and the terms of a step over all processes, on the device. names: those that any of them may have; not
     a number where none has it."""

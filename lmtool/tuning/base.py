@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.learners.base import BaseLearner, decayed_groups
-from lmtool.learners.exits import is_exit
+from lmtool.learners.model import is_exit
 from lmtool.models.base import Backbone
 from lmtool.nn.initialization import generator_for, materialize
 from lmtool.nn.stack import Stack

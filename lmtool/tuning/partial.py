@@ -8,7 +8,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.base import Backbone
 from lmtool.models.heads.features import LAYERS, LastFour, ScalarMix
-from lmtool.training.depth import EMBEDDINGS, HEAD, levels
+from lmtool.training.optimizers import EMBEDDINGS, HEAD, levels
 from lmtool.tuning.base import TuningMethod, freeze, learn_biases, stacks
 from lmtool.tuning.configs import FullConfig, HeadConfig, LastLayersConfig
 

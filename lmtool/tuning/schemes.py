@@ -15,7 +15,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.models.heads.lm import LMHead
 from lmtool.nn.dropout import matrix_factors
 from lmtool.random_streams import key
-from lmtool.training.depth import levels
+from lmtool.training.optimizers import levels
 from lmtool.tuning.base import replace_module
 from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
 from lmtool.types import ParameterGroup, part_of

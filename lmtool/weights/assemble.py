@@ -8,8 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
-from lmtool.learners.exits import add_exits
-from lmtool.learners.model import ModelWithHeads
+from lmtool.learners.model import ModelWithHeads, add_exits
 from lmtool.models.configs import ModelConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.loading import LoadReport, load_into

@@ -20,8 +20,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
 from lmtool.models.family import HFFormat
 from lmtool.runs.checkpoints import save_tensors
-from lmtool.system.atomic_files import draft_of
-from lmtool.system.manifest import write_manifest
+from lmtool.system.files import draft_of, write_manifest
 from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.classes import Settings, TokenizerClass, class_of
 from lmtool.tokenizers.tokenizer import Tokenizer

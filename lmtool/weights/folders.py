@@ -17,7 +17,7 @@ from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
 from lmtool.models.published import HFConfig
-from lmtool.system.network import answers
+from lmtool.system.environment import answers
 from lmtool.system.secrets import masked
 from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of
 

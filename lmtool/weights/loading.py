@@ -17,7 +17,7 @@ from lmtool.config.checkpoint import read_json, read_manifest
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.heads.lm import LMHead
-from lmtool.system.manifest import Damaged
+from lmtool.system.files import Damaged
 from lmtool.system.secrets import masked
 from lmtool.types import part_of
 

@@ -130,7 +130,7 @@ def _filling(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Ra
 
 def _verified(checkpoints: Path) -> None:
     from lmtool.config.checkpoint import saved_steps, verify
-    from lmtool.system.manifest import Damaged
+    from lmtool.system.files import Damaged
 
     for folder in saved_steps(checkpoints):
         try:

@@ -149,7 +149,7 @@ def _forged(run: str, name: str, edit: Callable[[dict[str, Any]], Any]) -> Plant
     """A JSON file of every checkpoint of a run, edited, with a manifest that agrees."""
 
     def plant(place: Path, chance: random.Random) -> None:
-        from lmtool.system.manifest import write_manifest
+        from lmtool.system.files import write_manifest
 
         for folder in (place / run / "checkpoints").glob("step_*"):
             data = json.loads((folder / name).read_text())

@@ -23,7 +23,7 @@ from lmtool.config.problems import known_keys
 from lmtool.errors import CheckFailed, Diverged, Stopped
 from lmtool.resolver.schema.run import COMMANDS
 from lmtool.runs.identity import BUDGETS
-from lmtool.system.manifest import write_manifest
+from lmtool.system.files import write_manifest
 
 ROOT = Path(cli.__file__).resolve().parents[2]
 HEAVY = ("torch", "hydra", "omegaconf", "pydantic", "rich", "yaml", "numpy", "datasets")

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 
 from lmtool.runs import identity
-from lmtool.training import processes
+from lmtool.training import group
 
 SECONDS = 4
 FAULT, RANK = os.environ.get("RANK_FAULT"), os.environ.get("RANK")
@@ -37,7 +37,7 @@ def bug():
 
 
 if FAULT == "hang":
-    processes.TIMEOUT = timedelta(seconds=SECONDS)
+    group.TIMEOUT = timedelta(seconds=SECONDS)
 if RANK == "1":
     if FAULT == "memory":
         at_backward(3, out_of_memory)

@@ -14,11 +14,10 @@ from lmtool.config.tables import build
 from lmtool.nn.stack import recompute_layers
 from lmtool.runs.checkpoints import complete
 from lmtool.training.compiling import compiled
-from lmtool.training.engine import Plain
-from lmtool.training.group import Group
+from lmtool.training.engine import Plain, engine_for, shard
+from lmtool.training.group import ProcessGroup
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
 from lmtool.training.precision import FP32_CPU
-from lmtool.training.sharded import engine_for, shard
 from lmtool.training.step import apply_gradients, gradients
 from tests.commands.conftest import but_for
 
@@ -41,7 +40,7 @@ def caught(words: Sequence[str]) -> bytes:
     return catch.value.args[0]
 
 
-def stepped(group: Group, work: bytes, steps: int, double: bool = False) -> dict[str, Any]:
+def stepped(group: ProcessGroup, work: bytes, steps: int, double: bool = False) -> dict[str, Any]:
     """Steps of it: of each the loss, the terms, the tokens and the examples that this process read; the gradients of
     the first, and the weights after the last. double: in fp64."""
     torch.set_num_threads(1)
@@ -55,7 +54,7 @@ def stepped(group: Group, work: bytes, steps: int, double: bool = False) -> dict
         return _steps(group, learner, loader, settings, steps)
 
 
-def _steps(group: Group, learner: Any, loader: Any, settings: Any, steps: int) -> dict[str, Any]:
+def _steps(group: ProcessGroup, learner: Any, loader: Any, settings: Any, steps: int) -> dict[str, Any]:
     if settings.parallel == "fsdp" and group.size > 1:
         shard(learner, FP32_CPU.device, group)
     groups = training_groups(learner, settings.optimizer.layer_decay)

@@ -19,9 +19,9 @@ from lmtool.cli import main as cli
 from lmtool.config import compose, groups, overrides, tables
 from lmtool.config.tables import Choice, build
 from lmtool.data.configs import FORMATS
+from lmtool.data.examples import SplitData
 from lmtool.data.formats import text_format
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore, open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import USER_ERROR, ConfigError, UserError

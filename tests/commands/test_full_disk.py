@@ -14,7 +14,7 @@ import pytest
 
 from lmtool.cli import main as cli
 from lmtool.runs import locks, run_folder
-from lmtool.system import atomic_files
+from lmtool.system import files
 from tests.commands.conftest import TINY, finetune, pretrain
 
 
@@ -95,7 +95,7 @@ def test_a_report_on_a_read_only_disk(
     def refuse(path: Path, *arguments: Any, **keywords: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(atomic_files, "write_bytes", refuse)
+    monkeypatch.setattr(files, "write_bytes", refuse)
     monkeypatch.setattr(Path, "mkdir", refuse)
     capsys.readouterr()
     assert cli.main(["report", *runs]) == 2

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from lmtool.cli import main as cli
-from lmtool.data.assembly import Assembled
-from lmtool.data.formats import truncate_pair
+from lmtool.data.formats import Assembled, truncate_pair
 from lmtool.objectives import checks
 from lmtool.objectives.corruption.noises import corrupt_spans, delete, mask_each, poisson_shares, rotate
 from lmtool.objectives.examples.pairs import _Builder
@@ -115,7 +114,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         "left out share of text",
     ),
     "padding": (
-        "lmtool.data.assembly.Assembled.packed", lambda whole, *_: padded(whole), ["objective=mlm"],
+        "lmtool.data.formats.Assembled.packed", lambda whole, *_: padded(whole), ["objective=mlm"],
         "padding fraction",
     ),
     "truncation": (

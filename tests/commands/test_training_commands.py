@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lmtool.cli import main as cli
-from lmtool.system.manifest import MANIFEST, Manifest, write_manifest
+from lmtool.system.files import MANIFEST, Manifest, write_manifest
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.commands.conftest import TINY, but_for, finetune, pretrain
 

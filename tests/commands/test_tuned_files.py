@@ -18,7 +18,7 @@ from lmtool.cli import main as cli
 from lmtool.models import bert
 from lmtool.models.configs import BertConfig
 from lmtool.session import finetuning
-from lmtool.system.manifest import write_manifest
+from lmtool.system.files import write_manifest
 from lmtool.weights.reading import read
 from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
 from tests.weights.published_folders import make

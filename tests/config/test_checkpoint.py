@@ -23,7 +23,7 @@ from lmtool.config.checkpoint import (
     verify,
 )  # fmt: skip
 from lmtool.errors import UserError
-from lmtool.system.manifest import MANIFEST, Damaged, Manifest, write_manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest, write_manifest
 
 
 def checkpoint(run: Path, step: int, hidden: int = 16, **state: Any) -> Path:

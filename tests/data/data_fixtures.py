@@ -11,7 +11,7 @@ import torch
 from lmtool import random_streams
 from lmtool.config.tables import build
 from lmtool.data import sources
-from lmtool.data.plan import Plan
+from lmtool.data.examples import Plan
 from lmtool.data.sources import Source
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 from lmtool.tokenizers.tokenizer import Tokenizer

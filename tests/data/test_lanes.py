@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from lmtool.data.examples import Plan
 from lmtool.data.loader import PackedLoader, segments
-from lmtool.data.plan import Plan
 from lmtool.errors import UserError
 from lmtool.types import Batch, Lanes, Packed
 
@@ -34,9 +34,6 @@ class Laned:
     def __init__(self, places: int, size: int, lanes: int = 1):
         self.places, self.size, self.lanes, self.rows = places, size, lanes, segments(places, lanes, size)
 
-    def in_lanes(self, lanes: int) -> Laned:
-        return Laned(self.places, self.size, lanes)
-
     def plan(self, epoch: int) -> Plan:
         return Plan(self.rows, self.rows["length"].astype(np.int64))
 
@@ -52,8 +49,15 @@ class Laned:
         return {"lanes": self.lanes}
 
 
+class Uncut(Laned):
+    """The same text, which a loader cuts into lanes."""
+
+    def in_lanes(self, lanes: int) -> Laned:
+        return Laned(self.places, self.size, lanes)
+
+
 def test_a_step_has_a_segment_of_every_lane_in_every_epoch_and_from_any_cursor() -> None:
-    loader = PackedLoader(Laned(101, 8), seed=5, batch_examples=3, micro_batch_tokens=16)
+    loader = PackedLoader(Uncut(101, 8), seed=5, batch_examples=3, micro_batch_tokens=16)
     assert loader.steps_in_epoch(0) == 5 and loader.facts()["lanes"] == 3
     steps = [step for step, _ in zip(loader.steps(), range(10), strict=False)]
     for number, step in enumerate(steps):
@@ -70,8 +74,8 @@ def test_a_step_has_a_segment_of_every_lane_in_every_epoch_and_from_any_cursor()
 
 
 def test_steps_of_tokens_and_passes_have_lanes_too() -> None:
-    assert PackedLoader(Laned(101, 8), 0, batch_tokens=33).facts()["lanes"] == 4
-    held_out = PackedLoader(Laned(101, 8), 0, batch_tokens=24, shuffle=False, lanes=7)
+    assert PackedLoader(Uncut(101, 8), 0, batch_tokens=33).facts()["lanes"] == 4
+    held_out = PackedLoader(Laned(101, 8, 7), 0, batch_tokens=24, shuffle=False)
     batches = list(held_out.epoch_batches())
     assert sum(batch.tokens for batch in batches) == 101 and max(batch.tokens for batch in batches) == 24
     assert [batch.lanes.read[0] for batch in batches] == [0, 0, 0, 8, 8, 8]

@@ -9,8 +9,8 @@ import pytest
 
 from lmtool import types
 from lmtool.data import loader as loader_module
+from lmtool.data.examples import Plan, batch_borders
 from lmtool.data.loader import PackedLoader, prefetch
-from lmtool.data.plan import Plan, batch_borders
 from lmtool.errors import UserError
 
 from .data_fixtures import DrawnExamples

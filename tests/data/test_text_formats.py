@@ -5,9 +5,8 @@ import pytest
 
 from lmtool.config.tables import build
 from lmtool.data import formats
-from lmtool.data.assembly import Template
 from lmtool.data.configs import FORMATS
-from lmtool.data.formats import text_format, truncate_pair
+from lmtool.data.formats import FormatTemplate, text_format, truncate_pair
 from lmtool.errors import UserError
 from lmtool.tokenizers.configs import ByteBpeConfig
 
@@ -39,7 +38,7 @@ def test_roberta():
     assert tokenizer.pieces(ids) == ["<s>", "a", "</s>", "</s>", "b", "</s>"] and columns == {}
     assert (laid.single_overhead, laid.pair_overhead) == (2, 4)
     assert tokenizer.role("pad") == 1, "the published table of positions begins behind it"
-    template = Template.of(laid, 2)
+    template = FormatTemplate.of(laid, 2)
     assert [len(piece) for piece in template.pieces] == [1, 2, 1] and template.overhead == 4
 
 

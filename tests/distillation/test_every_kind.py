@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.data.split import SplitData, unlabelled
+from lmtool.data.examples import SplitData, unlabelled
 from lmtool.distillation.configs import HardConfig, SoftConfig, StandardConfig
 from lmtool.distillation.hard_labels import HardLabels
 from lmtool.distillation.seen import Reading, Teacher, see

@@ -13,7 +13,7 @@ from lmtool.cli import main as cli
 from lmtool.distillation.configs import SelfConfig
 from lmtool.distillation.self_distillation import SelfDistillation
 from lmtool.errors import UserError
-from lmtool.learners.exits import add_exits, at_exit, some_documents
+from lmtool.learners.model import add_exits, at_exit, some_documents
 from lmtool.tuning.configs import HeadConfig
 from tests.commands.conftest import working_in
 from tests.distillation.runs import assert_resumes_bitwise, run, weights

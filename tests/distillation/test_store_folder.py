@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.distillation.store.folder import Shelf, open_or_make, require_room
 from lmtool.errors import UserError
 from lmtool.session.teacher_store import taught
-from lmtool.system.manifest import Damaged
+from lmtool.system.files import Damaged
 from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner
 

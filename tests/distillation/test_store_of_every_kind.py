@@ -7,8 +7,8 @@ from itertools import islice
 import pytest
 import torch
 
+from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import SplitData
 from lmtool.distillation.seen import Kept, Reading, Teacher
 from lmtool.distillation.store.folder import Shelf
 from lmtool.distillation.store.outputs import Format

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import SplitData
 from lmtool.errors import NotFinite
 from lmtool.learners.evaluation import evaluate
 from lmtool.learners.mixed_examples import predictors_of, scorer_of

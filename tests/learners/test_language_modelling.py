@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import SplitData
 from lmtool.data.store import TokenStore
 from lmtool.data.tokenizing import TextSize
 from lmtool.errors import UserError

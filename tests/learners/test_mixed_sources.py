@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lmtool.config.tables import Choice, build
+from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import SplitData
 from lmtool.learners import configs as learner_configs  # noqa: F401  enters the mixture into its table
 from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.learners.mixed_examples import MixedSources, concatenated, examples_of, predictors_of, scorer_of

@@ -10,7 +10,7 @@ import torch
 from lmtool.config.tables import entries
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.generate import generate
+from lmtool.learners.generation.generate import GenerativeModel
 from lmtool.learners.generation.scoring import CandidateScorer
 from lmtool.models.heads.lm import lm_head
 from lmtool.nn.cache import Cache
@@ -178,7 +178,7 @@ def test_cached_is_uncached(family, beams):
     backbone.initialize(head, 0, "heads.lm.")
     prompts, table = [[3, 4, 5, 9], [7], [8, 6]], backbone.embed.token.weight
     config = GenerationConfig(max_new_tokens=6, beams=beams)
-    written = generate(backbone, head, prompts, config, start=0 if outputs else None)
+    written = GenerativeModel(backbone, head, start=0 if outputs else None).generate(prompts, config)
     scorer = CandidateScorer(backbone, head, start=0 if outputs else None)
     scores = scorer.score([], prompts, [[new, [1, 2, 3]] for new in written])
     for prompt, new, (score, _) in zip(prompts, written, scores, strict=True):

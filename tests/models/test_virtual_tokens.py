@@ -9,7 +9,7 @@ import torch
 
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.generate import generate
+from lmtool.learners.generation.generate import GenerativeModel
 from lmtool.models.heads.lm import lm_head
 from lmtool.nn.dropout import DeviceRng, TokenRng, token_keys
 from lmtool.nn.prefix import VirtualTokens
@@ -148,7 +148,7 @@ def test_text_is_continued_behind_them():
     backbone, _ = of_family("gpt")
     add_virtual(backbone, backbone.embed, 0)
     head = lm_head(backbone)
-    (got,) = generate(backbone, head, [[3, 4, 5]], GenerationConfig(max_new_tokens=40))
+    (got,) = GenerativeModel(backbone, head).generate([[3, 4, 5]], GenerationConfig(max_new_tokens=40))
     ids = [3, 4, 5]
     with torch.no_grad():
         for chosen in got:

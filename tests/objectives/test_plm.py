@@ -8,8 +8,8 @@ import torch
 from objective_fixtures import backbone, gradients, rows_of, sentences, split, store, tokenizer
 
 from lmtool.config.tables import build
+from lmtool.data.examples import Rows
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import Inference
 from lmtool.nn.cache import carried_tensors, load_carried

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.models.word_configs import WordVectorsConfig

@@ -18,7 +18,7 @@ import torch
 from lmtool.config.checkpoint import find, pointed, read_config, read_state, saved_steps, verify
 from lmtool.errors import CheckFailed, UserError
 from lmtool.runs import checkpoints
-from lmtool.system.manifest import Damaged
+from lmtool.system.files import Damaged
 from lmtool.training import keeper
 from lmtool.training.budgets import kept_checkpoints
 from lmtool.training.configs import AdamWConfig

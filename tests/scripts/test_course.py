@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from lmtool.cli import main as cli
-from lmtool.system.manifest import write_manifest
+from lmtool.system.files import write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lmtool.runs.files import write_rows
-from lmtool.system import atomic_files
-from lmtool.system.atomic_files import draft_of, open_to_append, real_folder, replace_bytes
+from lmtool.system import files
+from lmtool.system.files import draft_of, open_to_append, real_folder, replace_bytes
 
 
 def _in_child(path: Path) -> tuple[int, Path]:
@@ -60,7 +60,7 @@ def test_a_crash_leaves_the_old_content_and_no_draft(tmp_path: Path, monkeypatch
     def interrupted(*paths: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic_files.os, "replace", interrupted)
+    monkeypatch.setattr(files.os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         replace_bytes(path, b"new")
     assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["file"]

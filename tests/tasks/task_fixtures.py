@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 
 from lmtool.config.tables import build, lookup
+from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import SplitData
 from lmtool.learners.evaluation import evaluate
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig

@@ -14,7 +14,7 @@ from lmtool.config.tables import Choice, build
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder_configs import T5Config
-from lmtool.tasks.kinds.domain import PairedExamples
+from lmtool.tasks.kinds.sequence import PairedExamples
 from lmtool.tasks.loading import load_task, target_rows
 from lmtool.training.step import total_counts
 

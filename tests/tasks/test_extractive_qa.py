@@ -12,7 +12,7 @@ from task_fixtures import backbone as tiny_backbone
 from task_fixtures import evaluation, examples_of, split_data, task_config
 
 from lmtool.config.tables import build
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import evaluate
 from lmtool.models.encoder_decoder_configs import BartConfig

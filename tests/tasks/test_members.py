@@ -8,8 +8,8 @@ import torch
 from task_fixtures import evaluation, singles, table
 
 from lmtool.config.tables import Choice
+from lmtool.data.examples import Rows, SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import Inference
 from lmtool.learners.baseline import mean_losses

@@ -9,9 +9,9 @@ import transformers
 from task_fixtures import SIZES, TEXTS, evaluation, examples_of, glue, split_data, task_config
 
 from lmtool.config.tables import build
+from lmtool.data.examples import Rows, SplitData, unlabelled
 from lmtool.data.formats import truncate_texts
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import Rows, SplitData, unlabelled
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config

@@ -63,7 +63,8 @@ def plain(writer, text, answer):
     prompt, ids = writer.encode(text).tolist(), writer.encode(answer).tolist()
     packed = Packed(torch.tensor([*prompt, *ids]), (len(prompt) + len(ids),))
     with torch.no_grad():
-        log_probs = writer.head(writer.backbone(packed), writer.backbone.embed.token.weight).log_softmax(-1)
+        model = writer.model
+        log_probs = model.head(model.backbone(packed), model.backbone.embed.token.weight).log_softmax(-1)
     return sum(float(log_probs[len(prompt) - 1 + at, token]) for at, token in enumerate(ids)), len(ids)
 
 
@@ -129,9 +130,12 @@ def test_what_follows_the_answer_is_scored_with_it(gpt, tmp_path):
     # Nothing stands in front: the end of a text does.
     text = dev.columns["sentence"][0]
     ids = [gpt.encode(f"{label}: {text}").tolist() for label in LABELS]
-    packed = [Packed(torch.tensor([gpt.ends[0], *own]), (len(own) + 1,)) for own in ids]
+    packed = [Packed(torch.tensor([gpt.model.ends[0], *own]), (len(own) + 1,)) for own in ids]
     with torch.no_grad():
-        log_probs = [gpt.head(gpt.backbone(own), gpt.backbone.embed.token.weight).log_softmax(-1) for own in packed]
+        log_probs = [
+            gpt.model.head(gpt.model.backbone(own), gpt.model.backbone.embed.token.weight).log_softmax(-1)
+            for own in packed
+        ]
     sums = [
         sum(float(rows[at, token]) for at, token in enumerate(own)) for rows, own in zip(log_probs, ids, strict=True)
     ]
@@ -151,10 +155,10 @@ def test_an_encoder_decoder_scores_the_target_and_writes(t5, tmp_path):
         sums = []
         for word in LABELS:
             target = t5.encode(f" {word}").tolist()
-            outputs = Packed(torch.tensor([t5.space.start, *target[:-1]]), (len(target),))
+            outputs = Packed(torch.tensor([t5.model.start, *target[:-1]]), (len(target),))
             with torch.no_grad():
-                hidden = t5.backbone(Packed(torch.tensor(inputs), (len(inputs),)), None, outputs)
-                log_probs = t5.head(hidden, t5.backbone.embed.token.weight).log_softmax(-1)
+                hidden = t5.model.backbone(Packed(torch.tensor(inputs), (len(inputs),)), None, outputs)
+                log_probs = t5.model.head(hidden, t5.model.backbone.embed.token.weight).log_softmax(-1)
             sums.append(sum(float(log_probs[at, token]) for at, token in enumerate(target)))
         np.testing.assert_allclose(prediction.probabilities, softmax(sums), atol=1e-4)
 

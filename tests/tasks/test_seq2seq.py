@@ -11,8 +11,8 @@ import torch
 from task_fixtures import SIZES, TEXTS, evaluation, examples_of, table, task_config
 
 from lmtool.config.tables import build
+from lmtool.data.examples import Rows
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import Rows
 from lmtool.errors import UserError
 from lmtool.models.configs import GptConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config

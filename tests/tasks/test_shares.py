@@ -7,10 +7,10 @@ import pytest
 from task_fixtures import backbone, singles, table, tokenizer
 
 from lmtool.config.tables import Choice
+from lmtool.data.examples import Rows
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import Rows
 from lmtool.learners.mixed_examples import MixedExamples
-from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.mixture import with_members
 
@@ -64,7 +64,7 @@ def test_what_is_read_is_what_was_planned(sampling) -> None:
 def texts_of(tokens, size):
     texts = [f"a film {number}" for number in range(size)]
     rows = Rows(list(range(size)), {"text": texts}, np.zeros(size), [("x", 1)] * size)
-    return SequenceExamples(rows, tokens, "bert", 32, "one", "train")
+    return SequenceExamples(rows, InputFormat(tokens, "bert", 32), "one", "train")
 
 
 def test_further_development_splits_are_those_of_some(tmp_path) -> None:

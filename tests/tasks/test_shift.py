@@ -11,7 +11,7 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from task_fixtures import table, task_config
 
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.tasks import checking as shift_module
 from lmtool.tasks.checking import divergence, shifts
 from lmtool.tasks.loading import load_task

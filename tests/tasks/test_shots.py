@@ -9,7 +9,7 @@ import pytest
 from task_fixtures import task_config
 
 from lmtool.config.tables import build
-from lmtool.data.split import unlabelled
+from lmtool.data.examples import unlabelled
 from lmtool.errors import UserError
 from lmtool.tasks.loading import draw_shots, load_task
 

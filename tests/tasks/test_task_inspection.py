@@ -7,7 +7,7 @@ import json
 import pytest
 from task_fixtures import TEXTS, backbone, task_config, tokenizer
 
-from lmtool.data.split import SplitData
+from lmtool.data.examples import SplitData
 from lmtool.tasks.loading import load_task
 
 CONTEXT = "the old cat met Zoe near a river"

@@ -12,7 +12,7 @@ from task_fixtures import CONF, backbone, evaluation, examples_of, split_data, t
 from token_fixtures import conll, tagged, tagged_folder
 
 from lmtool.config.tables import build
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.tasks.kinds.predictions import Prediction

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lmtool.system.ranks import ADDRESS, LOCAL_RANK, PORT, RANK, SIZE
-from lmtool.training.group import ALONE
-from lmtool.training.processes import process_group
+from lmtool.training.group import ALONE, process_group
 
 PATIENCE = 60  # seconds
 _processes = multiprocessing.get_context("forkserver")

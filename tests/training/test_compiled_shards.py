@@ -13,13 +13,13 @@ import torch
 from torch._dynamo.utils import counters
 
 from lmtool.training import compiling, loop
-from lmtool.training.group import ALONE, Group
+from lmtool.training.group import ALONE, ProcessGroup
 
 from .ranks import started
 from .test_sharded import run_on
 
 
-def run_compiled(group: Group, *arguments: Any, **changes: Any) -> Any:
+def run_compiled(group: ProcessGroup, *arguments: Any, **changes: Any) -> Any:
     """The run, and how many graphs it took; none is made behind the first step."""
     gradients = loop.gradients
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmtool.training.depth import layer_decayed, levels
+from lmtool.training.optimizers import layer_decayed, levels
 from lmtool.types import ParameterGroup
 
 ENCODER = [

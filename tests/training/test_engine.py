@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtool.training.engine import Plain
-from lmtool.training.group import Group
+from lmtool.training.engine import Plain, engine_for
+from lmtool.training.group import ProcessGroup
 from lmtool.training.precision import FP32_CPU
-from lmtool.training.sharded import engine_for
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Batch, Step, StepOutput
 
@@ -48,7 +47,7 @@ class PatchyLearner(FakeLearner):
 Parts = Sequence[Sequence[Sequence[int]]]
 
 
-def trained(group: Group, parts: Parts, scaled: bool = False, steps: int = 5) -> list[dict[str, Any]]:
+def trained(group: ProcessGroup, parts: Parts, scaled: bool = False, steps: int = 5) -> list[dict[str, Any]]:
     """Steps over the same examples. parts: by rank, those of each micro-batch; one process reads them all."""
     learner = PatchyLearner(dropout=0.0).train()
     engine = engine_for(learner, "ddp", group)

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from lmtool.config.checkpoint import find, read_state
 from lmtool.errors import Diverged, NotFinite, UserError
 from lmtool.runs import checkpoints
-from lmtool.system.manifest import MANIFEST, Manifest, write_manifest
+from lmtool.system.files import MANIFEST, Manifest, write_manifest
 from lmtool.training.configs import AdamWConfig, ConstantConfig
 from lmtool.training.engine import Plain
 from lmtool.training.loop import train
@@ -48,7 +48,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def step_gradients(micro_batches: int, **changes: Any) -> tuple[dict[str, torch.Tensor], Any]:
     learner = FakeLearner(dropout=0.0, **changes)
     data = next(iter(FakeLoader(batch_examples=8, micro_batches=micro_batches).steps(None)))
-    outcome = gradients(Plain(learner), data, 1, 0, CPU, FP32)
+    outcome = gradients(Plain(learner), data, 1, 0, FP32)
     return {
         name: parameter.grad for name, parameter in learner.named_parameters() if parameter.grad is not None
     }, outcome
@@ -79,7 +79,7 @@ def test_a_term_that_predicts_nothing_counts_nothing() -> None:
     learner = FakeLearner(dropout=0.0)
     data = next(iter(FakeLoader(batch_examples=4).steps(None)))
     even = type(data)([batch_of(np.array([0, 2, 4]))], data.cursor, data.epoch)
-    outcome = gradients(Plain(learner), even, 1, 0, CPU, FP32)
+    outcome = gradients(Plain(learner), even, 1, 0, FP32)
     assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == {"kind", "small"}
     assert all(torch.isfinite(parameter.grad).all() for parameter in learner.parameters() if parameter.grad is not None)
 
@@ -90,7 +90,7 @@ def test_clipping_shortens_and_reports_the_norm_before() -> None:
         learner = FakeLearner(dropout=0.0)
         named = named_parameters(learner.parameter_groups())
         optimizer = build_adamw(OPTIMIZER, learner.parameter_groups())
-        gradients(Plain(learner), next(iter(FakeLoader().steps(None))), 1, 0, CPU, FP32)
+        gradients(Plain(learner), next(iter(FakeLoader().steps(None))), 1, 0, FP32)
         seen: list[float] = []
         optimizer.register_step_pre_hook(
             lambda *_, seen=seen, named=named: seen.append(
@@ -113,7 +113,7 @@ def test_one_step_is_torch_adamw(tmp_path: Path) -> None:
     decay = [parameter for parameter in plain.parameters() if parameter.ndim >= 2]
     rest = [parameter for parameter in plain.parameters() if parameter.ndim < 2]
     adamw = torch.optim.AdamW([{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}], lr=1e-2)
-    gradients(Plain(plain), next(iter(FakeLoader().steps(None))), 1, 3, CPU, FP32)
+    gradients(Plain(plain), next(iter(FakeLoader().steps(None))), 1, 3, FP32)
     torch.nn.utils.clip_grad_norm_([*decay, *rest], 1.0)
     adamw.step()
     for (name, parameter), other in zip(learner.named_parameters(), plain.parameters(), strict=True):

@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from lmtool.errors import UserError
 from lmtool.system.ranks import Place, place_of
-from lmtool.training.group import ALONE, Group
-from lmtool.training.processes import process_group
+from lmtool.training.group import ALONE, ProcessGroup, process_group
 
 from .ranks import Ranks, started
 
@@ -28,7 +27,7 @@ def two() -> Iterator[Ranks]:
         yield ranks
 
 
-def talk(group: Group) -> dict[str, Any]:
+def talk(group: ProcessGroup) -> dict[str, Any]:
     counts = {"word": 2.0, "kind": 1.0} if group.rank else {"word": 3.0}
     group.wait()
     return {
@@ -46,7 +45,7 @@ def test_processes_say_what_each_other_holds(two: Ranks) -> None:
     assert talk(ALONE)["sum"] == {"word": 3.0} and talk(ALONE)["all"] == [["of", 0]]
 
 
-def count(group: Group) -> list[dict[str, float]]:
+def count(group: ProcessGroup) -> list[dict[str, float]]:
     """Few names; more than fit into one message; and none in one of the processes."""
     many = {f"term {number}": 0.1 + number + group.rank for number in range(200)}
     return [group.sum({"word": 1.0}), group.sum(many), group.sum(many if group.rank else {})]

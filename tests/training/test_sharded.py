@@ -26,7 +26,7 @@ from lmtool.runs import checkpoints
 from lmtool.runs.checkpoints import gathered, read_tensors
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.run_folder import RunFolder
-from lmtool.system import manifest
+from lmtool.system import files
 from lmtool.training.configs import (
     AdafactorConfig,
     AdamConfig,
@@ -36,11 +36,11 @@ from lmtool.training.configs import (
     MuonConfig,
     StableAdamWConfig,
 )
-from lmtool.training.group import ALONE, Group
+from lmtool.training.engine import engine_for, shard
+from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.loop import train
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingSettings
-from lmtool.training.sharded import engine_for, shard
 from lmtool.training.step import gradients
 from lmtool.types import Step, Target
 from tests.breadth import slow_but
@@ -89,7 +89,7 @@ class Stopped(Exception):
 
 
 def run_on(
-    group: Group, folder: str, name: str, parallel: Any, optimizer: str = "adamw", stop: int = 0, **changes: Any
+    group: ProcessGroup, folder: str, name: str, parallel: Any, optimizer: str = "adamw", stop: int = 0, **changes: Any
 ) -> Any:
     """A run, or the rest of one: losses and gradient norms of its steps, and its validation losses. stop: the step in
     which it is killed."""
@@ -135,7 +135,7 @@ def assert_same_files(here: Path, there: Path, step: int) -> None:
             torch.testing.assert_close(others[key], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, key=key: key + text)
 
 
-def step_on(group: Group, name: str) -> Any:
+def step_on(group: ProcessGroup, name: str) -> Any:
     """The gradients and the loss of one step, of which the second of two processes predicts next to nothing."""
     if name == "fake":
         learner: Any = FakeLearner(dropout=0.0)
@@ -148,7 +148,7 @@ def step_on(group: Group, name: str) -> Any:
     if group.size > 1:
         shard(learner, CPU, group)
     engine = engine_for(learner, "fsdp", group)
-    outcome = gradients(engine, Step(batches[group.rank :: group.size], {}, 0.0), 1, 0, CPU, Precision("fp32", CPU, ""))
+    outcome = gradients(engine, Step(batches[group.rank :: group.size], {}, 0.0), 1, 0, Precision("fp32", CPU, ""))
     own = {name: parameter.grad for name, parameter in learner.named_parameters() if parameter.grad is not None}
     shares = {name: tensor.to_local().numel() for name, tensor in own.items() if hasattr(tensor, "to_local")}
     return {name: tensor.numpy() for name, tensor in gathered(own, True).items()}, float(outcome.loss), shares
@@ -167,7 +167,7 @@ def test_a_step_is_that_of_one_process(name: str, two: Ranks) -> None:
         assert answers[0][2][key] + answers[1][2][key] == gradient.size and answers[1][2][key] < gradient.size
 
 
-def killed_in_save(group: Group, folder: str) -> None:
+def killed_in_save(group: ProcessGroup, folder: str) -> None:
     """Of a run that saves after each step, rank 0 dies in its third save."""
     saves = []
 
@@ -175,7 +175,7 @@ def killed_in_save(group: Group, folder: str) -> None:
         saves.append(facts)
         if len(saves) == 3:
             os._exit(1)
-        manifest.write_manifest(draft, facts)
+        files.write_manifest(draft, facts)
 
     checkpoints.write_manifest = write_manifest
     run_on(group, folder, "mlm", "fsdp", max_steps=6, checkpoint_every=1)

@@ -16,8 +16,8 @@ import torch
 from lmtool.errors import Diverged, Stopped, UserError
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.run_folder import RunFolder
-from lmtool.training.consistency import require_alike
-from lmtool.training.group import Group
+from lmtool.training.consistency import require_same_training
+from lmtool.training.group import ProcessGroup
 from lmtool.training.loop import train
 from lmtool.types import Batch, StepOutput
 
@@ -68,12 +68,14 @@ class OddLearner(FakeLearner):
         return output
 
 
-def folder(group: Group, path: Path) -> RunFolder:
+def folder(group: ProcessGroup, path: Path) -> RunFolder:
     run = open_run(path) if group.rank == 0 else None
     return run or FollowedFolder(path, {"model": {"name": "fake", "hidden": 16}, "max_steps": 20}, None)
 
 
-def run(group: Group, path: Path, odd: dict[str, Any], last: int | None = None, **changes: Any) -> dict[str, Any]:
+def run(
+    group: ProcessGroup, path: Path, odd: dict[str, Any], last: int | None = None, **changes: Any
+) -> dict[str, Any]:
     """Train in a folder; what it ended with."""
     learner, loader = OddLearner(group.rank, **odd), FakeLoader()
     chosen = settings(checkpoint_every=1, keep="all", **changes)
@@ -136,11 +138,11 @@ def test_the_clock_of_the_first_ends_all(tmp_path: Path, two: Ranks) -> None:
     assert first["end"] == second["end"] == "max_minutes" and first["steps"] == second["steps"] > 1
 
 
-def timed(group: Group, path: Path) -> dict[str, Any]:
+def timed(group: ProcessGroup, path: Path) -> dict[str, Any]:
     return run(group, path, {"slow": 0.005}, max_steps=None, max_minutes=0.2 / 60)
 
 
-def other(group: Group, kind: str) -> str | None:
+def other(group: ProcessGroup, kind: str) -> str | None:
     learner, loader = FakeLearner(), FakeLoader()
     if group.rank == 1 and kind == "weights":
         with torch.no_grad():
@@ -148,7 +150,7 @@ def other(group: Group, kind: str) -> str | None:
     if group.rank == 1 and kind == "training data":
         loader.facts = lambda: {"examples": 41}  # type: ignore[method-assign]
     try:
-        require_alike(group, learner, loader)
+        require_same_training(group, learner, loader)
     except UserError as refused:
         return refused.message
     return None

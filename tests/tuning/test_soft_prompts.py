@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lmtool.config.tables import build, lookup
+from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import SplitData
 from lmtool.errors import ConfigError
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_configs import AlbertConfig

@@ -12,8 +12,7 @@ from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.encoder_decoder_configs import BartConfig
 from lmtool.nn.dropout import matrix_factors
 from lmtool.tasks.configs import ClassificationConfig
-from lmtool.training.depth import levels
-from lmtool.training.optimizers import training_groups
+from lmtool.training.optimizers import levels, training_groups
 from lmtool.tuning.configs import AdapterConfig, BitFitConfig, FullConfig, Ia3Config, LastLayersConfig, LoraConfig
 from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
 from lmtool.tuning.schemes import MixedLinear, mixed

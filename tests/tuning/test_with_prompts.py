@@ -10,7 +10,7 @@ import torch
 from tuning_fixtures import SIZES, tuning_config
 
 from lmtool.config.tables import build, lookup
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Rows, SplitData
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from lmtool import __version__
 from lmtool.commands.verbs import VERBS
 from lmtool.config import groups
-from lmtool.system.atomic_files import replace_bytes
+from lmtool.system.files import replace_bytes
 
 CACHE = "~/.cache/lmtool"
 _PACKAGE = Path(__file__).resolve().parents[2]

@@ -19,8 +19,7 @@ from typing import Any
 from lmtool.data.sources import OnStage
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
-from lmtool.system.atomic_files import draft_of, remove
-from lmtool.system.manifest import MANIFEST, Damaged, Manifest, write_manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_of, remove, write_manifest
 
 VERSION = 1  # of the files and of how examples are known again: raise it when one changes
 

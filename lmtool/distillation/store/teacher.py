@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lmtool.data.examples import Examples
 from lmtool.data.loader import PackedLoader
-from lmtool.data.plan import Examples
 from lmtool.distillation.seen import Kept, Reading, Seen, Teacher
 from lmtool.distillation.store.folder import Opened, Shelf, open_or_make, require_room
 from lmtool.distillation.store.outputs import (

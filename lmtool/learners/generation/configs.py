@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -64,7 +64,7 @@ class GenerationConfig(Config):
         "as a published checkpoint says, else false.",
     )
 
-    def with_published(self, settings: Mapping[str, Any]) -> GenerationConfig:
+    def with_published(self, settings: Mapping[str, object]) -> GenerationConfig:
         """With what a published checkpoint says of fields that are null. settings: see `published_settings`. UserError
         where it says what a field does not take."""
         nulls = {name for name in ("repetition_penalty", "forced_eos") if self.__dict__[name] is None}
@@ -76,7 +76,7 @@ class GenerationConfig(Config):
             message = f"the checkpoint's {GENERATION} says repetition_penalty={said}: above 0"
             raise UserError(message, "give repetition_penalty=1.0") from problem
 
-    def unlike(self, settings: Mapping[str, Any]) -> list[str]:
+    def unlike(self, settings: Mapping[str, object]) -> list[str]:
         """What a published checkpoint sets otherwise, as overrides."""
         plain = {name: value for name, value in settings.items() if isinstance(value, bool | int | float)}
         return [f"{name}={str(value).lower()}" for name, value in plain.items() if value != self.__dict__[name]]
@@ -94,7 +94,7 @@ class GenerationConfig(Config):
         return self
 
 
-def published_settings(data: Mapping[str, Any]) -> dict[str, Any]:
+def published_settings(data: Mapping[str, object]) -> dict[str, object]:
     """Our fields as a published generation_config.json, or a config.json from before there was one, sets them."""
     settings = {field: data[key] for key, field in HF_FORMAT.items() if data.get(key) is not None}
     if "forced_eos" in settings:

@@ -1,23 +1,21 @@
 """Text from a model: prompts in, tokens out, in batches over one cache.
 
-Prompts of about equal length are generated together; what comes out is what each would give alone.
-
-
+Prompts of about equal length are generated together; each text is what its prompt would give by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from lmtool.errors import UserError
-from lmtool.learners.generation.beam import BeamSearch
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import Answer, Continuation, Decoding
-from lmtool.learners.generation.strategies import Greedy, Request, Sampling, Strategy, Watch, draw_keys
+from lmtool.learners.generation.strategies import BeamSearch, Greedy, Request, Sampling, Strategy, Watch, draw_keys
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
@@ -26,76 +24,45 @@ BATCH_TOKENS = 8192
 
 
 def strategy_of(config: GenerationConfig) -> Strategy:
-    """The one that the configuration asks for."""
+    """The strategy that a configuration chooses."""
     if config.beams > 1:
         return BeamSearch(config)
     return Sampling(config) if config.temperature > 0 else Greedy(config)
 
 
-def _nobody(number: int, token: int) -> None:
-    """Watches nothing."""
+def _ignore(number: int, token: int) -> None:
+    """The default `watch`."""
 
 
-@torch.no_grad()
-def generate(
-    backbone: Backbone,
-    head: LMHead,
-    prompts: Sequence[Sequence[int]],
-    config: GenerationConfig,
-    ends: Collection[int] = (),
-    start: int | None = None,
-    vocabulary: int | None = None,
-    seed: int = 0,
-    batch_tokens: int = BATCH_TOKENS,
-    prefix: bool = False,
-    watch: Watch = _nobody,
-) -> list[list[int]]:
-    """The new tokens of each prompt: what a decoder adds to it, what an encoder-decoder answers.
+@dataclass(frozen=True)
+class GenerativeModel:
+    """A model that writes, with its language-model head.
 
-    ends: tokens that end a text; the one met is no part of it. start: the token that an answer begins with, of an
-    encoder-decoder. vocabulary: rows of the table that stand for tokens; None: all. seed: of the draws, which depend
-    on it and on the prompt alone. batch_tokens: kept in the cache at a time, about. prefix: whether all of a prompt
-    sees all of it, on a decoder that learned so. watch: takes each token as soon as it is certain.
-    A text ends where the model is full. UserError for a prompt without tokens, and for one that leaves no room.
+    ends: tokens that end a text; the one generated is not part of it. start: the token that an answer of an
+    encoder-decoder begins with. vocab_size: rows of the token table to choose from; None: all of them. prefix: whether
+    a decoder attends to the prompt in both directions, as one trained as a prefix language model does.
     """
-    strategy, space = strategy_of(config), Space(backbone, start)
-    for prompt in prompts:
-        space.require_room(len(prompt))
-    keys = draw_keys(seed, prompts)
-    limits = [space.limit(len(prompt), config.max_new_tokens) for prompt in prompts]
-    texts: list[list[int]] = [[] for _ in prompts]
-    with _evaluating(backbone):
-        for group in _groups(prompts, limits, config.beams, batch_tokens):
-            chosen = [[int(token) for token in prompts[number]] for number in group]
-            own = [limits[number] for number in group]
-            rows = vocabulary or backbone.config.vocab_size
-            decoding = space.decoding(head, rows, chosen, max(own), prefix)
-            starts = chosen if start is None else [[start]] * len(group)
-            request = Request(starts, own, frozenset(ends), keys[group], _numbered(watch, group))
-            for number, text in zip(group, strategy.run(decoding, request), strict=True):
-                texts[number] = text
-    return texts
 
-
-class Space:
-    """How long texts of a model may be. start: as in `generate`."""
-
-    def __init__(self, backbone: Backbone, start: int | None = None):
-        self.backbone, self.start = backbone, start
+    backbone: Backbone
+    head: LMHead
+    ends: Collection[int] = ()
+    start: int | None = None
+    vocab_size: int | None = None
+    prefix: bool = False
 
     def limit(self, length: int, new: int) -> int:
-        """Tokens behind a prompt of this length, of `new` at most."""
+        """The number of tokens that fit after a prompt of `length` tokens, at most `new`."""
         if isinstance(self.backbone, EncoderDecoder):
             return min(new, self.backbone.longest_answer)
         return min(new, self.backbone.longest_text - length)
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that leaves room for one more."""
+        """Tokens of the longest prompt after which one more token fits."""
         return self.backbone.longest_text - (not isinstance(self.backbone, EncoderDecoder))
 
-    def require_room(self, length: int) -> None:
-        """UserError for a prompt without tokens, and for one that leaves no room."""
+    def require_capacity(self, length: int) -> None:
+        """UserError for a prompt without tokens, and for one after which no token fits."""
         if not length:
             raise UserError("the prompt has no tokens", "give a text")
         if length > self.longest_prompt:
@@ -103,17 +70,54 @@ class Space:
                 f"the prompt has {length} tokens; the model has room for {self.longest_prompt}", "give a shorter one"
             )
 
-    def decoding(
-        self, head: LMHead, vocabulary: int, prompts: Sequence[Sequence[int]], limit: int, prefix: bool
-    ) -> Decoding:
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        config: GenerationConfig,
+        seed: int = 0,
+        batch_tokens: int = BATCH_TOKENS,
+        watch: Watch = _ignore,
+    ) -> list[list[int]]:
+        """The new tokens of each prompt: a decoder's continuation, an encoder-decoder's answer.
+
+        Args:
+            prompts: Token ids of each prompt.
+            config: How tokens are chosen, and how many at most. A text also ends where the model's positions end.
+            seed: Of sampling; a text depends on it and on its own prompt alone.
+            batch_tokens: Approximate number of tokens in the cache at a time.
+            watch: Called with the number of a prompt and each token as soon as that token is certain.
+
+        Raises:
+            UserError: A prompt has no tokens, or no token fits after it.
+        """
+        strategy = strategy_of(config)
+        for prompt in prompts:
+            self.require_capacity(len(prompt))
+        keys = draw_keys(seed, prompts)
+        limits = [self.limit(len(prompt), config.max_new_tokens) for prompt in prompts]
+        texts: list[list[int]] = [[] for _ in prompts]
+        with _evaluating(self.backbone):
+            for group in _groups(prompts, limits, config.beams, batch_tokens):
+                batch = [[int(token) for token in prompts[number]] for number in group]
+                batch_limits = [limits[number] for number in group]
+                starts = batch if self.start is None else [[self.start]] * len(group)
+                request = Request(starts, batch_limits, frozenset(self.ends), keys[group], _numbered(watch, group))
+                decoding = self._decoding(batch, max(batch_limits))
+                for number, text in zip(group, strategy.run(decoding, request), strict=True):
+                    texts[number] = text
+        return texts
+
+    def _decoding(self, prompts: Sequence[Sequence[int]], limit: int) -> Decoding:
         """The prompts over a new cache."""
+        vocab_size = self.vocab_size or self.backbone.config.vocab_size
         if isinstance(self.backbone, EncoderDecoder):
             if self.start is None:
-                raise ValueError("an encoder-decoder's answer begins with a start token; none is given")
-            return Answer(self.backbone, head, vocabulary, prompts, self.start, limit)
+                raise ValueError("an encoder-decoder's answer begins with a start token; start is None")
+            return Answer(self.backbone, self.head, vocab_size, prompts, self.start, limit)
         assert isinstance(self.backbone, Decoder)
         capacity = min(max(map(len, prompts)) + limit, self.backbone.longest_text)
-        return Continuation(self.backbone, head, vocabulary, prompts, capacity, prefix)
+        return Continuation(self.backbone, self.head, vocab_size, prompts, capacity, self.prefix)
 
 
 @contextmanager
@@ -129,7 +133,7 @@ def _evaluating(backbone: nn.Module) -> Iterator[None]:
 def _groups(
     prompts: Sequence[Sequence[int]], limits: Sequence[int], beams: int, batch_tokens: int
 ) -> Iterator[list[int]]:
-    """Numbers of prompts that are generated together: of about equal length, and within `batch_tokens`."""
+    """Numbers of prompts to generate together: of similar length, and within `batch_tokens`."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     group: list[int] = []
     for number in order:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lmtool.learners.metrics.answers import ANSWER_METRICS
 from lmtool.learners.metrics.intervals import (
     Interval,
     interval,
@@ -14,6 +13,7 @@ from lmtool.learners.metrics.intervals import (
     t_quantile,
 )
 from lmtool.learners.metrics.scores import LOSS, METRICS, Metric, by_class, calibration, compute, confusion
+from lmtool.learners.metrics.spans import ANSWER_METRICS
 from lmtool.learners.metrics.texts import LANGUAGE_METRICS
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -156,7 +155,7 @@ def by_class(counts_CC: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str
     }
 
 
-def calibration(right_N: np.ndarray, confidence_N: np.ndarray, bins: int = BINS) -> dict[str, Any]:
+def calibration(right_N: np.ndarray, confidence_N: np.ndarray, bins: int = BINS) -> dict[str, object]:
     """The expected calibration error (Guo et al. 2017, equation 3): the mean distance of confidence and accuracy over
     bins of equal width, weighted by their rows; and of each bin with rows (rows, mean confidence, accuracy)."""
     right_N, confidence_N = np.asarray(right_N, dtype=np.float64), np.asarray(confidence_N, dtype=np.float64)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lmtool.data.assembly import Template, assemble, ragged_ranges
-from lmtool.data.plan import Examples, Plan, batch_borders
+from lmtool.data.examples import Examples, Plan, batch_borders
+from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.metrics.intervals import ratio_standard_error
@@ -66,7 +66,7 @@ def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIO
         line_search_fn="strong_wolfe",
     )  # fmt: skip
 
-    def loss() -> Any:
+    def loss() -> object:
         optimizer.zero_grad()
         total = cross_entropy(z_NH @ weight_CH.T + bias_C, labels_N)
         total = total + RIDGE / 2 / len(labels_N) * weight_CH.square().sum()
@@ -119,7 +119,7 @@ class TokenTargets:
         store: TokenStore,
         windows_D: np.ndarray,
         tokenizer: Tokenizer,
-        template: Template,
+        template: FormatTemplate,
         offset: int,
         classes_V: np.ndarray,
     ):
@@ -147,7 +147,7 @@ class TokenTargets:
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         return Batch(assembled.packed(), {TERM: target}, numbers, torch.zeros(len(numbers), dtype=torch.int32))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return {"windows": len(self._plan)}
 
 

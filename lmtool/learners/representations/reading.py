@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from lmtool.data.formats import differing_layout
 from lmtool.errors import UserError
-from lmtool.learners.representations.sentences import SentenceModules
-from lmtool.learners.representations.vectors import Embedder, HiddenStates, Pooling, depth_of
+from lmtool.learners.representations.vectors import Embedder, HiddenStates, Pooling, SentenceModules, depth_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
@@ -109,7 +108,7 @@ def _of_sentences(
     return replace(embeds, prompt=encoder.prompt, notes=tuple(notes)), stated
 
 
-def _numbers(layers: Any, depth: int) -> tuple[int, ...]:
+def _numbers(layers: object, depth: int) -> tuple[int, ...]:
     """The layers that are read."""
     if layers == "last":
         return (depth,)

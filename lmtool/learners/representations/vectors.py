@@ -5,26 +5,112 @@ Shape letters: W layers, L tokens of a text, T of a packed batch, N texts of one
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from lmtool.data.examples import Rows
+from lmtool.data.formats import text_format
 from lmtool.data.loader import PackedLoader
-from lmtool.data.split import Rows
 from lmtool.errors import NotFinite, UserError
-from lmtool.learners.representations.sentences import SentenceModules
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.sequence import summary
 from lmtool.nn.stack import Stack, Tap, TapPoint
-from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Packed
+from lmtool.weights.folders import HFFolder
+from lmtool.weights.reading import read_file
+from lmtool.weights.sentence_encoders import Dense, SentenceEncoder, dense_file
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "Tanh": nn.Tanh,
+    "ReLU": nn.ReLU,
+    "GELU": nn.GELU,
+    "SiLU": nn.SiLU,
+    "Sigmoid": nn.Sigmoid,
+    "Identity": nn.Identity,
+}
+
+
+class SentenceModules(nn.Module):
+    """Pooling, and what stands behind it (Reimers and Gurevych 2019; sentence-transformers' Pooling, Dense, Normalize).
+    width: D. UserError where the files of a linear map do not fit."""
+
+    def __init__(self, encoder: SentenceEncoder, folder: HFFolder, hidden_size: int, offline: bool):
+        super().__init__()
+        self.modes = encoder.modes
+        self.behind = nn.ModuleList()
+        width = len(self.modes) * hidden_size
+        for module in encoder.behind:
+            if not isinstance(module, Dense):
+                self.behind.append(_Normalize())
+                continue
+            path = dense_file(folder, module, offline)
+            dense = _Dense(module)
+            tensors = {name: tensor.float() for name, tensor in read_file(path).items()}
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            wanted = {name: tuple(tensor.shape) for name, tensor in dense.state_dict().items()}
+            if shapes != wanted or width != module.inputs:
+                raise UserError(
+                    f"{path}: it has {shapes}; of {width} inputs are read {wanted}", "copy the folder again"
+                )
+            dense.load_state_dict(tensors)
+            self.behind.append(dense)
+            width = module.outputs
+        self.width = width if encoder.dimensions is None else min(width, encoder.dimensions)
+
+    @torch.no_grad()
+    def forward(self, states_TH: Tensor, inputs: Packed) -> Tensor:
+        """(N, D) float32."""
+        vectors = torch.cat([_pooled(mode, states_TH, inputs) for mode in self.modes], dim=-1)
+        for module in self.behind:
+            vectors = module(vectors)
+        return vectors[:, : self.width]
+
+
+def _pooled(mode: str, states_TH: Tensor, inputs: Packed) -> Tensor:
+    """(N, H) of a mode, special tokens included."""
+    if mode in ("cls", "lasttoken"):
+        return summary(states_TH, inputs, "first" if mode == "cls" else "last")
+    if mode == "max":
+        return summary(states_TH, inputs, "max")
+    if mode == "mean":
+        return summary(states_TH, inputs, "mean")
+    lengths_N = inputs.segments.cu_lengths.diff().to(states_TH.dtype)
+    if mode == "mean_sqrt_len_tokens":
+        return summary(states_TH, inputs, "mean") * lengths_N[:, None].sqrt()
+    # A token weighs as much as its place, counted from 1.
+    weights_T = (inputs.positions + 1).to(states_TH.dtype)
+    mean_NH = summary(states_TH * weights_T[:, None], inputs, "mean")
+    return mean_NH * (2 / (lengths_N + 1))[:, None]
+
+
+class _Normalize(nn.Module):
+    def forward(self, vectors_ND: Tensor) -> Tensor:
+        return nn.functional.normalize(vectors_ND, dim=-1)
+
+
+class _Dense(nn.Module):
+    """A linear map with its activation; its names are those of the file."""
+
+    def __init__(self, module: Dense):
+        super().__init__()
+        self.linear = nn.Linear(module.inputs, module.outputs, module.bias)
+        self.activation, self.adds_input = _ACTIVATIONS[module.activation](), module.residual
+        widens = module.residual and module.inputs != module.outputs
+        self.residual = nn.Linear(module.inputs, module.outputs, bias=False) if widens else nn.Identity()
+
+    def forward(self, vectors_ND: Tensor) -> Tensor:
+        mapped_ND = self.activation(self.linear(vectors_ND))
+        return mapped_ND + self.residual(vectors_ND) if self.adds_input else mapped_ND
 
 
 class _Kept(Tap):
@@ -126,9 +212,8 @@ class Embedder:
         cut = 0
         for start in range(0, len(rows), portion):
             part = rows.take(np.arange(start, min(start + portion, len(rows))))
-            examples = SequenceExamples(
-                self._prompted(part), self.tokenizer, self.layout, self.max_length, "text", "input"
-            )
+            layout = InputFormat(self.tokenizer, self.layout, self.max_length)
+            examples = SequenceExamples(self._prompted(part), layout, "text", "input")
             cut += examples.truncated
             yield from self._of_examples(examples, start, len(rows), progress)
         if cut:
@@ -169,3 +254,72 @@ class Embedder:
             return list(torch.stack([self.modules(states_TH, inputs) for states_TH in states_WTH], dim=1).cpu().numpy())
         pooled = [summary(states_TH, inputs, self.pooling).cpu().numpy() for states_TH in states_WTH]
         return list(np.stack(pooled, axis=1))
+
+
+# The vectors of one word in several sentences, layer by layer (Ethayarajh, "How Contextual are Contextualized Word
+# Representations?", EMNLP 2019: self-similarity, beside that of different words).
+#
+# Shape letters: W layers, S sentences, O other words, H hidden width.
+
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """layers: their numbers, 0 behind the embedding. similarity_WSS: cosines of the word's vectors. others_W: the mean
+    cosine of two different words of the sentences."""
+
+    layers: tuple[int, ...]
+    similarity_WSS: np.ndarray
+    others_W: np.ndarray
+
+    @property
+    def same_W(self) -> np.ndarray:
+        """The mean cosine of the word with itself in another sentence."""
+        count = self.similarity_WSS.shape[-1]
+        return (self.similarity_WSS.sum((1, 2)) - count) / (count * (count - 1))
+
+
+def word_vectors(
+    states: HiddenStates, tokenizer: Tokenizer, layout: str, sentences: Sequence[str], word: str
+) -> WordVectors:
+    """Of sentences that each have the word; where one has it more than once, the first counts. UserError naming a
+    sentence that lacks it."""
+    own, others = [], []
+    for sentence in sentences:
+        vectors = _of_sentence(states, tokenizer, layout, sentence)
+        place = next((at for at, (found, _) in enumerate(vectors) if found.lower() == word.lower()), None)
+        if place is None:
+            raise UserError(f"text: no {word!r} in {sentence!r}", "give sentences that have the word, with | between")
+        own.append(vectors[place][1])
+        others += [vector for found, vector in vectors if found.lower() != word.lower()]
+    own_WSH, others_WOH = (_units(np.stack(part, 1)) for part in (own, [*others, own[0]]))
+    similarity_WSS = own_WSH @ own_WSH.transpose(0, 2, 1)
+    between_WOO = others_WOH @ others_WOH.transpose(0, 2, 1)
+    count = between_WOO.shape[-1]
+    pairs = max(count * (count - 1), 1)
+    return WordVectors(states.layers, similarity_WSS, (between_WOO.sum((1, 2)) - count) / pairs)
+
+
+def _of_sentence(
+    states: HiddenStates, tokenizer: Tokenizer, layout: str, sentence: str
+) -> list[tuple[str, np.ndarray]]:
+    """The words of a sentence, each with (W, H): the mean over its tokens."""
+    own_ids, spans = tokenizer.encode_aligned(sentence)
+    ids, columns = text_format(layout, tokenizer).single(own_ids)
+    places = range(len(ids) - len(own_ids) + 1)
+    before = next(at for at in places if np.array_equal(ids[at : at + len(own_ids)], own_ids))
+    tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}
+    inputs = Packed(torch.from_numpy(np.asarray(ids, dtype=np.int64)), (len(ids),), tensors)
+    states_WTH = states.read(inputs.to(states.precision.device)).cpu().numpy()
+    words = []
+    for match in _WORD.finditer(sentence):
+        inside = np.flatnonzero((spans[:, 0] < match.end()) & (spans[:, 1] > match.start()))
+        if len(inside):
+            words.append((match[0], states_WTH[:, before + inside].mean(1)))
+    return words
+
+
+def _units(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)

@@ -7,9 +7,9 @@ from typing import cast
 
 import numpy as np
 
-from lmtool.data.assembly import ragged_ranges
+from lmtool.data.formats import ragged_ranges
 from lmtool.learners.inspection import Drawn, Tally
-from lmtool.learners.targets import labels_of
+from lmtool.learners.model import labels_of
 from lmtool.objectives.checks.language import StreamInspector, within
 from lmtool.objectives.corruption.masking import budget
 from lmtool.objectives.corruption.noises import (

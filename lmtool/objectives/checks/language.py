@@ -9,9 +9,9 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from lmtool.data.assembly import Template, ragged_ranges
+from lmtool.data.formats import FormatTemplate, ragged_ranges
 from lmtool.learners.inspection import Drawn, Inspector, Tally
-from lmtool.learners.targets import labels_of, places_of
+from lmtool.learners.model import labels_of, places_of
 from lmtool.models.characters import FILL, TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS
 from lmtool.objectives.examples.words import BACKWARD, FORWARD, Pairs
 from lmtool.types import Packed
@@ -135,7 +135,7 @@ class LanesInspector(StreamInspector):
 # What the two sides of an encoder-decoder's examples hold besides what their format puts around it.
 
 
-def within(template: Template, packed: Packed, ids: Tensor) -> np.ndarray:
+def within(template: FormatTemplate, packed: Packed, ids: Tensor) -> np.ndarray:
     """The ids of one side without the special tokens that its format puts before and behind the text."""
     before, behind = (len(piece) for piece in template.pieces)
     positions = packed.positions.numpy()

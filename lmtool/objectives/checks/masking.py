@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lmtool.learners.inspection import Drawn, Inspector, Tally
-from lmtool.learners.targets import places_of
+from lmtool.learners.model import places_of
 from lmtool.objectives.checks.language import StreamInspector
 from lmtool.objectives.corruption.masking import Masked, budget
 

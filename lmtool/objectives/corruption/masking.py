@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmtool import random_streams
-from lmtool.data.assembly import ragged_ranges
+from lmtool.data.formats import ragged_ranges
 from lmtool.objectives.configs import MaskingConfig, SpanConfig, TokenMaskingConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ from math import exp
 import numpy as np
 
 from lmtool import random_streams
-from lmtool.data.assembly import ragged_ranges
+from lmtool.data.formats import ragged_ranges
 from lmtool.errors import UserError
 from lmtool.objectives.configs import SpanCorruptionConfig
 from lmtool.objectives.corruption.masking import Vocabulary, budget

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.data.assembly import assemble, ragged_ranges
-from lmtool.data.plan import Plan
+from lmtool.data.examples import Plan
+from lmtool.data.formats import assemble, ragged_ranges
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import DenoisingConfig, SpanCorruptionConfig

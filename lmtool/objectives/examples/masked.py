@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool.data.assembly import Assembled, Template, assemble
-from lmtool.data.formats import text_format
+from lmtool.data.examples import Plan
+from lmtool.data.formats import Assembled, FormatTemplate, assemble, text_format
 from lmtool.data.loader import segments
-from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MaskingConfig
@@ -113,7 +112,7 @@ class MaskedWindows:
     ):  # fmt: skip
         self.config, self.store, self.split, self.seed = config, store, split, seed
         self.masks = masks(config, Vocabulary.of(tokenizer))
-        self.template = Template.of(text_format(format_name, tokenizer), 1)
+        self.template = FormatTemplate.of(text_format(format_name, tokenizer), 1)
         joined = documents == "joined"
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("sep") if joined else None)
         self.room, self.joined = room_for(max_length, self.template.overhead, 1), joined

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.assembly import Assembled, Template, assemble, ragged_ranges
-from lmtool.data.formats import text_format, truncate_pair
-from lmtool.data.plan import Plan
+from lmtool.data.examples import Plan
+from lmtool.data.formats import Assembled, FormatTemplate, assemble, ragged_ranges, text_format, truncate_pair
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import PairsConfig
@@ -218,7 +217,7 @@ class MaskedPairs:
     ):  # fmt: skip
         self.config, self.store, self.split, self.seed = config, store, split, seed
         self.masks = masks(config, Vocabulary.of(tokenizer))
-        self.template = Template.of(text_format(format_name, tokenizer), 2)
+        self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
         self.limit = room_for(max_length, self.template.overhead, 2)
         self._plans: dict[int, Plan] = {}
 

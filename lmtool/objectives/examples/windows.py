@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.assembly import Assembled, Template, assemble, ragged_ranges
-from lmtool.data.formats import text_format
+from lmtool.data.examples import Plan
+from lmtool.data.formats import Assembled, FormatTemplate, assemble, ragged_ranges, text_format
 from lmtool.data.loader import segments
-from lmtool.data.plan import Plan
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
@@ -161,7 +160,7 @@ class Sides:
     """How a family lays out the two sides: both in its text format, and the outputs shifted behind its start token."""
 
     def __init__(self, backbone: EncoderDecoder, tokenizer: Tokenizer):
-        self.template = Template.of(text_format(backbone.config.text_format, tokenizer), 1)
+        self.template = FormatTemplate.of(text_format(backbone.config.text_format, tokenizer), 1)
         self.start = tokenizer.role(backbone.config.start_role)
 
     def batch(self, inputs: Packed, outputs: Assembled, term: str, examples_N: np.ndarray) -> Batch:

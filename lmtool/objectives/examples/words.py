@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.assembly import Assembled
-from lmtool.data.plan import Plan
+from lmtool.data.examples import Plan
+from lmtool.data.formats import Assembled
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts

@@ -13,7 +13,7 @@ from typing import Any
 from lmtool.reporting.trackers.base import RunFacts, Tracker, numbers
 from lmtool.reporting.trackers.configs import WandbConfig
 from lmtool.reporting.trackers.reach import Mode, mode_of
-from lmtool.system.atomic_files import draft_of, real_folder
+from lmtool.system.files import draft_of, real_folder
 from lmtool.system.secrets import masked_data
 
 INIT_SECONDS = 5.0

@@ -312,7 +312,7 @@ class DomainConfig(Config):
     weight: float = Field(1.0, gt=0, description="Weight of the loss beside the task's.")
 
 
-@component("task/domain", "dann", builder="lmtool.tasks.kinds.domain:GradientReversal")
+@component("task/domain", "dann", builder="lmtool.tasks.kinds.sequence:GradientReversal")
 class DannConfig(DomainConfig):
     """Gradient reversal (Ganin et al. 2016): a classifier learns which domain a text is of, and what it reads learns to
     keep that from it."""
@@ -326,7 +326,7 @@ class DannConfig(DomainConfig):
     hidden_size: int = Field(100, ge=1, description="Units of the hidden layer of the domain classifier.")
 
 
-@component("task/domain", "coral", builder="lmtool.tasks.kinds.domain:MomentMatching")
+@component("task/domain", "coral", builder="lmtool.tasks.kinds.sequence:MomentMatching")
 class CoralConfig(DomainConfig):
     """Correlation alignment (Sun and Saenko 2016): the covariances of both domains' features become alike."""
 

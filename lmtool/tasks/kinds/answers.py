@@ -1,4 +1,4 @@
-"""Answers in a context: their column, the search for the best one, and what a row is predicted."""
+"""Answers in a context: their column, windows of contexts as packed batches, and the search for the best answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.data.configs import FORMATS
+from lmtool.data.examples import Plan, Rows
+from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format
 from lmtool.errors import UserError
+from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.configs import ExtractiveQaConfig
 from lmtool.tasks.kinds.labels import place
-from lmtool.types import Packed
+from lmtool.tasks.kinds.texts import AlignedTexts, windows
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Packed, Target
+
+# Answers in a context: their column, the search for the best one, and what a row is predicted.
+
 
 # The column of the answers: read in the layouts that people have, and checked against the contexts.
 
@@ -174,3 +183,149 @@ class PredictedAnswer:
         return isinstance(other, PredictedAnswer) and self.span == other.span
 
     __hash__ = None  # type: ignore[assignment]
+
+
+# Questions and windows of their contexts as packed batches.
+#
+# A context that does not fit beside its question is read in overlapping windows; each is a document of its own:
+# question and window, laid out as a pair. Two columns say which characters of the context each token stands for, so
+# that whoever scores the tokens of a window knows the text behind them.
+#
+# Shape letters: E rows, W windows, N windows of a batch, T tokens.
+
+
+CHARACTERS = ("character_start", "character_end")
+"""Columns of a batch's inputs: the characters of the context that a token stands for; 0 and 0 where it is of none."""
+_RECORD = [(name, "i8") for name in ("row", "part", "start", "end", "question")]
+
+
+def null_first(format_name: str) -> bool:
+    """Whether no answer is the first token, the class token, of a format that starts with one; else it is the last one,
+    which ends the text."""
+    facts = FORMATS[format_name]
+    return "cls" in facts.roles and not facts.class_last
+
+
+class QuestionWindows:
+    """Implements `data.plan.Examples`. start: for an encoder-decoder, whose decoder reads the same text behind this
+    token (Lewis et al. 2020, section 3.1)."""
+
+    def __init__(
+        self,
+        config: ExtractiveQaConfig,
+        rows: Rows,
+        tokenizer: Tokenizer,
+        format_name: str,
+        max_length: int,
+        split: str,
+        start: int | None = None,
+    ):
+        if not len(rows):
+            raise UserError(f"the {split} split has no rows")
+        self.rows, self.term, self.split, self.start = rows, config.name, split, start
+        self.max_length, self.null_first = max_length, null_first(format_name)
+        self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
+        questions, contexts = (rows.columns[name] for name in config.text)
+        self._questions, self._contexts = AlignedTexts(questions, tokenizer), AlignedTexts(contexts, tokenizer)
+        room = max_length - self.template.overhead
+        if room < 2:
+            raise UserError(
+                f"max_length={max_length} leaves no room for a question and a context",
+                f"max_length={self.template.overhead + 16} or more",
+            )
+        # At least half of the room is the context's.
+        asked_E = np.minimum(self._questions.lengths_E, min(config.question_tokens, room // 2))
+        self.cut_questions = int(np.sum(asked_E < self._questions.lengths_E))
+        room_E = room - asked_E
+        cut = windows(self._contexts.lengths_E, room_E, np.minimum(config.stride, room_E // 2))
+        self._require_all_tokens(cut.text, cut.start, cut.end)
+        records = np.empty(len(cut), dtype=_RECORD)
+        columns = (cut.text, cut.part, cut.start, cut.end, asked_E[cut.text])
+        for (name, _), values in zip(_RECORD, columns, strict=True):
+            records[name] = values
+        sides = 1 if start is None else 2
+        self._plan = Plan(records, sides * (records["question"] + cut.lengths + self.template.overhead))
+        self._spans_E = None if rows.labels is None else self._answer_tokens(list(rows.labels))
+
+    def _require_all_tokens(self, rows_W: np.ndarray, starts_W: np.ndarray, ends_W: np.ndarray) -> None:
+        """Every token of a context is in a window: the windows of a row begin at its first token, leave no gap, and end
+        at its last one."""
+        lengths_W = self._contexts.lengths_E[rows_W]
+        first, last = np.append(True, np.diff(rows_W) > 0), np.append(np.diff(rows_W) > 0, True)
+        gaps = ~first[1:] & (starts_W[1:] > ends_W[:-1])
+        if starts_W[first].any() or (ends_W != lengths_W)[last].any() or gaps.any() or first.sum() != len(self.rows):
+            raise RuntimeError(f"the windows of the {self.split} split leave out a part of a context")
+
+    def _answer_tokens(self, labels: Sequence[Any]) -> np.ndarray:
+        """(E, 2) first and last token of each row's first answer; -1 where there is none."""
+        spans_E = np.full((len(self.rows), 2), -1, dtype=np.int64)
+        for row, answers in enumerate(labels):
+            if answers:
+                text, start = answers[0]
+                spans = self._contexts.spans_of(row)
+                first = int(np.searchsorted(spans[:, 1], start, side="right"))
+                last = int(np.searchsorted(spans[:, 0], start + len(text), side="left")) - 1
+                if first <= last:
+                    spans_E[row] = first, last
+        return spans_E
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        row_N, asked_N, length_N = rows["row"], rows["question"], rows["end"] - rows["start"]
+        read_T = ragged_ranges(self._contexts.starts_E[row_N] + rows["start"], length_N)
+        question_ids = self._questions.ids[ragged_ranges(self._questions.starts_E[row_N], asked_N)]
+        assembled = assemble(self.template, [(question_ids, asked_N), (self._contexts.ids[read_T], length_N)])
+        inputs = assembled.packed()
+        first_N = np.cumsum(assembled.lengths) - assembled.lengths
+        places = torch.from_numpy(ragged_ranges(first_N + self._before(rows), length_N))
+        for side, name in enumerate(CHARACTERS):
+            column = torch.zeros_like(inputs.tokens)
+            column[places] = torch.from_numpy(self._contexts.spans[read_T, side])
+            inputs.columns[name] = column
+        targets = {}
+        if self._spans_E is not None:
+            targets[self.term] = Target(torch.from_numpy(self.labels(rows)))
+        return Batch(
+            inputs,
+            targets,
+            torch.from_numpy(np.asarray(examples, dtype=np.int64)),
+            torch.from_numpy(rows["part"].astype(np.int32)),
+            None if self.start is None else shifted(inputs, self.start),
+            torch.from_numpy(row_N.copy()),
+        )
+
+    def labels(self, rows: np.ndarray) -> np.ndarray:
+        """(N, 2) places of the answer's first and last token within each window's document; that of the null answer
+        twice where the window does not hold all of it. rows: (N,) of the plan, of labelled data."""
+        assert self._spans_E is not None
+        spans_N2, before_N = self._spans_E[rows["row"]], self._before(rows)
+        places_N2 = spans_N2 - rows["start"][:, None] + before_N[:, None]
+        last_N = before_N + rows["end"] - rows["start"] + len(self.template.pieces[2]) - 1
+        null_N = np.zeros_like(last_N) if self.null_first else last_N
+        return np.where(self._holds_answer(rows)[:, None], places_N2, null_N[:, None])
+
+    def _before(self, rows: np.ndarray) -> np.ndarray:
+        """(N,) tokens before the context's."""
+        return len(self.template.pieces[0]) + rows["question"] + len(self.template.pieces[1])
+
+    def _holds_answer(self, rows: np.ndarray) -> np.ndarray:
+        """(N,) whether there is an answer, and all of it in the window."""
+        assert self._spans_E is not None
+        first_N, last_N = self._spans_E[rows["row"]].T
+        return (first_N >= 0) & (first_N >= rows["start"]) & (last_N < rows["end"])
+
+    def facts(self) -> dict[str, Any]:
+        """Questions, windows, tokens; questions cut; and answers that no window holds."""
+        facts = {
+            "split": self.split,
+            **self._plan.facts(),
+            "questions": len(self.rows),
+            "cut_questions": self.cut_questions,
+        }
+        if self._spans_E is not None:
+            rows = self._plan.rows
+            held = np.unique(rows["row"][self._holds_answer(rows)])
+            facts["answers_in_no_window"] = int(np.sum(self._spans_E[:, 0] >= 0) - len(held))
+        return facts

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.metrics import METRICS, Metric

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.learners.baseline import ConstantPredictor
-from lmtool.learners.exits import entropy_share
 from lmtool.learners.metrics import by_class, calibration, compute, confusion
+from lmtool.learners.model import entropy_share
 from lmtool.models.heads.base import loss_sum, losses
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.metrics import Metric
-from lmtool.learners.metrics.answers import ANSWER_METRICS, answer_scores, best_threshold, summarized, threshold_scores
+from lmtool.learners.metrics.spans import ANSWER_METRICS, answer_scores, best_threshold, summarized, threshold_scores
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.base import TokenLogits, loss_sum, losses
@@ -30,12 +30,15 @@ from lmtool.models.heads.sequence import SequenceHead
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs import ExtractiveQaConfig
 from lmtool.tasks.kinds.answers import (
+    CHARACTERS,
     SPANS,
     Answer,
     PredictedAnswer,
+    QuestionWindows,
     WindowAnswers,
     best_spans,
     gold_answers,
+    null_first,
     padded,
     problem_of,
 )
@@ -43,7 +46,6 @@ from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import IDS, place, row_ids, text_of
 from lmtool.tasks.kinds.learner import AnswerInspector, TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
-from lmtool.tasks.kinds.question_windows import CHARACTERS, QuestionWindows, null_first
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 

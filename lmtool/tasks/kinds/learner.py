@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
 from lmtool.errors import NotFinite
 from lmtool.learners.base import Answers, BaseLearner, Inference
 from lmtool.learners.baseline import Predictor, TermSums
@@ -248,7 +247,7 @@ class TaskLearner(BaseLearner):
         if facts.get("cut_questions"):
             warn(f"{facts['cut_questions']:,} of {len(rows):,} questions are cut")
         budget = max(inference.forward_tokens, max_length + self.virtual_tokens)
-        loader = PackedLoader(examples, 0, None, budget, shuffle=False, beside=self.virtual_tokens)
+        loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=self.virtual_tokens)
         total, done = len(examples.plan(0)), 0
 
         def shown() -> Iterator[Batch]:

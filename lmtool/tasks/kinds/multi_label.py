@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantRates
 from lmtool.learners.metrics import Metric

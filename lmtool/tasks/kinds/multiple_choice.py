@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Plan, Rows, SplitData
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits, loss_sum, losses

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantValue
 from lmtool.learners.metrics import compute

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from lmtool import random_streams
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import Answers, Inference
 from lmtool.learners.baseline import Predictor, TermSums

@@ -13,10 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.assembly import Template, assemble, ragged_ranges
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Plan, Rows, SplitData
+from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.models.base import Backbone
@@ -125,7 +123,7 @@ class SpanExamples:
         model, tokenizer = learner.backbone.config, learner.tokenizer
         self.rows, self.term, self.split = rows, learner.term, split
         self.start = tokenizer.role(model.start_role) if isinstance(model, EncoderDecoderConfig) else None
-        self.template = Template.of(text_format(model.text_format, tokenizer), 1)
+        self.template = FormatTemplate.of(text_format(model.text_format, tokenizer), 1)
         name, *spans = learner.config.text
         self._texts = AlignedTexts(rows.columns[name], tokenizer)
         self._spans_ES2 = np.stack([self._tokens(rows, span) for span in spans], axis=1)

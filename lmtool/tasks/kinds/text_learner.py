@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from lmtool import random_streams
-from lmtool.data.assembly import Template, assemble, ragged_ranges
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Plan, Rows, SplitData
+from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import Answer, Continuation, Decoding
-from lmtool.learners.targets import places_of
+from lmtool.learners.model import places_of
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.configs import ModelConfig
@@ -101,7 +99,7 @@ class TextPairs:
         self.config, self.rows, self.split, self.model = config, rows, split, model
         layout = text_format(model.text_format, tokenizer)
         self.two_stacks = isinstance(model, EncoderDecoderConfig)
-        self.template = Template.of(layout, 1 if self.two_stacks else 2)
+        self.template = FormatTemplate.of(layout, 1 if self.two_stacks else 2)
         self.start = tokenizer.role(model.start_role) if isinstance(model, EncoderDecoderConfig) else None
         source_room, self.target_room = self._room(max_length, longest_answer)
         self.tokenizer = tokenizer
@@ -154,7 +152,7 @@ class TextPairs:
         if self.two_stacks:
             return assemble(self.template, [(ids, lengths)]).packed()
         pieces = self.template.pieces
-        alone = Template((pieces[0], pieces[1]), {}, {})
+        alone = FormatTemplate((pieces[0], pieces[1]), {}, {})
         return assemble(alone, [(ids, lengths)]).packed()
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.targets import places_of
+from lmtool.learners.model import places_of
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.configs.base import JOINED
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT

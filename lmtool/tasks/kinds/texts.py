@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool.data.assembly import Template, assemble, ragged_ranges
-from lmtool.data.formats import text_format, truncate_pair
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows
+from lmtool.data.examples import Plan, Rows
+from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format, truncate_pair
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.kinds.labels import place
@@ -147,35 +145,44 @@ class EncodedTexts:
         return self.ids[ragged_ranges(self.starts[rows_N] + from_N, lengths_N)]
 
 
-class SequenceExamples:
-    """One text or a pair a row. A text too long is cut at its end; of a pair the longer one, until both fit.
+@dataclass(frozen=True)
+class InputFormat:
+    """How the texts of rows become the inputs of a model.
 
-    start: for an encoder-decoder, whose decoder reads the same text behind this token (Lewis et al. 2020, 3.1). stride:
-    a text too long is read in windows that share so many tokens; of a pair the second one, beside the first, which is
-    cut to half of the room. None: no windows.
+    format_name: the special tokens around a text, see `data.formats`. max_length: tokens of an example. start: for an
+    encoder-decoder whose decoder reads the same text after this token (Lewis et al. 2020, section 3.1). stride: tokens
+    that neighboring windows of a long text share, at most half of one; None: a long text is cut at its end.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        tokenizer: Tokenizer,
-        format_name: str,
-        max_length: int,
-        term: str,
-        split: str,
-        start: int | None = None,
-        stride: int | None = None,
-    ):
+    tokenizer: Tokenizer
+    format_name: str
+    max_length: int
+    start: int | None = None
+    stride: int | None = None
+
+    def template(self, texts: int, fewest: int) -> FormatTemplate:
+        """The special tokens around one text or two. UserError where fewer than `fewest` tokens of text fit."""
+        template = FormatTemplate.of(text_format(self.format_name, self.tokenizer), texts)
+        if self.max_length - template.overhead < fewest:
+            raise UserError(
+                f"max_length={self.max_length} leaves no room for text", f"max_length={template.overhead + 8} or more"
+            )
+        return template
+
+
+class SequenceExamples:
+    """One text or a pair of texts a row. A long text is cut at its end; of a pair the longer one, until both fit. With
+    windows (`InputFormat.stride`) the last text is read in windows, and the first of a pair is cut to half of the
+    length.
+    """
+
+    def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str):
         if not len(rows):
             raise UserError(f"the {split} split has no rows", "give a table with rows: `lmtool show task.path`")
-        self.rows, self.term, self.split, self.start = rows, term, split, start
-        self.template = Template.of(text_format(format_name, tokenizer), len(rows.columns))
-        room = max_length - self.template.overhead
-        if room < len(rows.columns):
-            raise UserError(
-                f"max_length={max_length} leaves no room for text", f"max_length={self.template.overhead + 8} or more"
-            )
-        self._texts = [EncodedTexts(texts, tokenizer) for texts in rows.columns.values()]
+        self.rows, self.term, self.split, self.start = rows, term, split, layout.start
+        self.template = layout.template(len(rows.columns), fewest=len(rows.columns))
+        room, stride = layout.max_length - self.template.overhead, layout.stride
+        self._texts = [EncodedTexts(texts, layout.tokenizer) for texts in rows.columns.values()]
         lengths = [text.lengths for text in self._texts]
         row, part, begin = np.arange(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
         if stride is None:
@@ -201,7 +208,7 @@ class SequenceExamples:
         records = np.empty(len(row), dtype=[(name, "i8" if name in ("row", "begin") else "i4") for name in fields])
         for name, values in fields.items():
             records[name] = values
-        sides = 1 if start is None else 2
+        sides = 1 if layout.start is None else 2
         self._plan = Plan(records, sides * (packed + self.template.overhead))
 
     def plan(self, epoch: int) -> Plan:

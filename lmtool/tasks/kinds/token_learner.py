@@ -10,13 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.assembly import Template, assemble, ragged_ranges
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Plan, Rows, SplitData
+from lmtool.data.formats import assemble, ragged_ranges
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, Predictor
-from lmtool.learners.exits import entropy_share
+from lmtool.learners.model import entropy_share
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
 from lmtool.models.heads.base import loss_sum, losses
@@ -25,7 +23,7 @@ from lmtool.nn.stack import Side
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction
-from lmtool.tasks.kinds.texts import windows
+from lmtool.tasks.kinds.texts import InputFormat, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target
 
@@ -130,38 +128,23 @@ WORD = "word"
 """The column of a batch with the number of the word whose first piece a token is, -1 for others."""
 
 
-class WordWindows:
-    """One sentence a row. later: by tag the one that the later pieces of a word learn; None: first pieces alone
-    predict, as they always do where there are no tags. start: for a model whose decoder reads the same text behind this
-    token, and whose decoder's states predict.
+class TaggedWindows:
+    """One sentence a row, read in windows of `InputFormat.stride`; with `InputFormat.start` the decoder's states
+    predict. later: by tag the one that the later pieces of a word learn; None: only first pieces predict, as always
+    where there are no tags.
 
-    stride: tokens that neighbouring windows share, at most half of one. A word that the tokenizer has no piece for is
-    one unknown token, and so is a sentence without words, which predicts nothing.
+    A word for which the tokenizer has no piece is one unknown token, and so is a sentence without words, which predicts
+    nothing.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        tokenizer: Tokenizer,
-        format_name: str,
-        max_length: int,
-        stride: int,
-        term: str,
-        split: str,
-        later: np.ndarray | None = None,
-        start: int | None = None,
-    ):
+    def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str, later: np.ndarray | None = None):
         if not len(rows):
             raise UserError(f"the {split} split has no rows")
-        self.rows, self.term, self.split, self.start = rows, term, split, start
-        self.template = Template.of(text_format(format_name, tokenizer), 1)
-        room = max_length - self.template.overhead
-        if room < 2:
-            raise UserError(
-                f"max_length={max_length} leaves no room for text", f"max_length={self.template.overhead + 8} or more"
-            )
+        self.rows, self.term, self.split, self.start = rows, term, split, layout.start
+        self.template = layout.template(1, fewest=2)
+        room, stride = layout.max_length - self.template.overhead, layout.stride or 0
         (sentences,) = rows.columns.values()
-        self._encode(sentences, tokenizer)
+        self._encode(sentences, layout.tokenizer)
         self._label(later)
         self.windows = windows(self._lengths_E, room, min(stride, room // 2))
         cut = self.windows
@@ -171,7 +154,7 @@ class WordWindows:
         records["row"], records["part"], records["length"] = cut.text, cut.part, cut.lengths
         records["start"] = self._starts_E[cut.text] + cut.start
         records["own"] = np.stack([cut.own_start - cut.start, cut.own_end - cut.start], axis=1)
-        sides = 1 if start is None else 2
+        sides = 1 if layout.start is None else 2
         self._plan = Plan(records, sides * (cut.lengths + self.template.overhead))
 
     def _encode(self, sentences: list[list[str]], tokenizer: Tokenizer) -> None:
@@ -281,23 +264,15 @@ class TokenLearner(TaskLearner):
         self.loss = config.loss
         self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
 
-    def examples(self, data: SplitData, max_length: int) -> WordWindows:
+    def examples(self, data: SplitData, max_length: int) -> TaggedWindows:
         """Sentences tokenised, laid out for this backbone and cut into windows."""
         model, learns = self.backbone.config, data.split == "train" and self.config.train_on == "all"
         start = None
         if model.token_states == "outputs" and isinstance(self.backbone, EncoderDecoder):
             start = self.tokenizer.role(self.backbone.config.start_role)
-        return WordWindows(
-            self.rows(data),
-            self.tokenizer,
-            self.config.text_format(model),
-            max_length,
-            self.config.stride,
-            self.term,
-            data.split,
-            np.array(inside_tags(self.config.labels, self.config.scheme)) if learns else None,
-            start,
-        )
+        layout = InputFormat(self.tokenizer, self.config.text_format(model), max_length, start, self.config.stride)
+        later = np.array(inside_tags(self.config.labels, self.config.scheme)) if learns else None
+        return TaggedWindows(self.rows(data), layout, self.term, data.split, later)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(M, C)."""
@@ -346,7 +321,7 @@ class TokenLearner(TaskLearner):
         pieces = (np.split(values[first_M], ends) for values in (word_M, tag_M, share_M))
         return list(zip(*pieces, strict=True))
 
-    def predictors(self, train: SplitData, examples: WordWindows) -> dict[str, ConstantPredictor]:
+    def predictors(self, train: SplitData, examples: TaggedWindows) -> dict[str, ConstantPredictor]:
         """The shares of the tags among the training words."""
         tags = np.fromiter(chain(*(self.rows(train).labels or ())), dtype=np.int64)
         counts = np.bincount(tags, minlength=len(self.config.labels))

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.data.tables import LINES
 from lmtool.errors import UserError
 from lmtool.learners.metrics import by_class, compute, confusion
-from lmtool.learners.metrics.entities import EntityScores, EntityTags, total
+from lmtool.learners.metrics.spans import EntityScores, EntityTags, total
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import TokenClassificationConfig
 from lmtool.tasks.kinds.base import TaskKind

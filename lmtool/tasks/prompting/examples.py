@@ -15,10 +15,8 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.assembly import Assembled, Template, assemble, ragged_ranges
-from lmtool.data.formats import truncate_texts
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows
+from lmtool.data.examples import Plan, Rows
+from lmtool.data.formats import Assembled, FormatTemplate, assemble, ragged_ranges, truncate_texts
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
@@ -48,9 +46,11 @@ class Auxiliary:
 
     term = TERM
 
-    def __init__(self, rows: Rows, pattern: Pattern, template: Template, column: str, max_length: int, seed: int):
+    def __init__(self, rows: Rows, pattern: Pattern, template: FormatTemplate, column: str, max_length: int, seed: int):
         marks = tuple(np.zeros_like(mark) for mark in template.piece_columns[column])
-        self.template = Template(template.pieces, {**template.piece_columns, column: marks}, template.text_columns)
+        self.template = FormatTemplate(
+            template.pieces, {**template.piece_columns, column: marks}, template.text_columns
+        )
         room = room_for_texts(max_length, template.overhead, len(template.pieces) - 1)
         self._texts, self.seed = PatternTexts(rows, pattern), seed
         self._kept = truncate_texts(self._texts.lengths, room)
@@ -174,11 +174,11 @@ class Wording:
     """
 
     pattern: Pattern
-    around: Template
+    around: FormatTemplate
     mask: int | None
     words: Sequence[int]
 
-    def template(self, demonstrations: bool) -> Template:
+    def template(self, demonstrations: bool) -> FormatTemplate:
         """The tokens around the texts of a question and, with `demonstrations`, of an answered row of each class:
         behind the question, each closed as a text of its own; before it where it is continued."""
         first, last = (piece.tolist() for piece in self.around.pieces)
@@ -198,7 +198,7 @@ class Wording:
         if self.mask is not None:
             marks[run][at + (len(first) if run == 0 else 0)] = 1
         columns = {name: [[values[0]] * len(tokens) for tokens in runs] for name, values in self._values.items()}
-        return Template(
+        return FormatTemplate(
             tuple(np.array(tokens, dtype=np.int64) for tokens in runs),
             {
                 name: tuple(np.array(own, dtype=np.int64) for own in column)

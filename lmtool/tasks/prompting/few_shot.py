@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.generation.scoring import CandidateScorer
 from lmtool.learners.writing import Writer
@@ -83,7 +83,7 @@ class Prompts:
         probe = np.zeros(2, dtype=np.int64)
         self._around = len(writer.laid_out(probe)) - len(probe)
         # Of an encoder-decoder the answer is read by another stack.
-        self._one_stack = writer.space.start is None
+        self._one_stack = writer.model.start is None
 
     @property
     def shots(self) -> int:
@@ -103,7 +103,8 @@ class Prompts:
             if len(self._shared[kept]) + len(own) + self._around <= room:
                 return self._laid_out(kept, own)
         more = f" and {answer} of the answer" if self._one_stack and answer else ""
-        needed, most = len(alone) + self._around + (answer if self._one_stack else 0), self.writer.backbone.longest_text
+        needed = len(alone) + self._around + (answer if self._one_stack else 0)
+        most = self.writer.model.backbone.longest_text
         longer = f"give max_length={needed} or more, " if needed <= most else f"the model reads {most} at most: give "
         raise UserError(
             f"{place(where)}: {len(alone) + self._around} tokens{more}, without a demonstration; {self.longest} are "
@@ -161,12 +162,11 @@ class FewShot:
         precision: Precision = FP32_CPU,
     ):
         self.kind, self.writer, self.normalisation = kind, writer, normalisation
-        self.longest = min(longest, writer.backbone.longest_text)
+        self.longest = min(longest, writer.model.backbone.longest_text)
         self.batch_tokens, self.precision = batch_tokens, precision
         self.template = Template(_checked(kind))
-        self.scorer = CandidateScorer(
-            writer.backbone, writer.head, writer.space.start, writer.prefix, batch_tokens
-        )  # fmt: skip
+        model = writer.model
+        self.scorer = CandidateScorer(model.backbone, model.head, model.start, model.prefix, batch_tokens)
 
     def evaluate(self, shown: Rows, rows: Rows, seed: int = 0) -> PromptedEvaluation:
         """Predict labelled rows behind demonstrations. seed: of texts that are drawn where the task draws them."""
@@ -192,7 +192,7 @@ class FewShot:
         tokens = [question.tokens for question in questions]
         writer = copy(self.writer)
         if all(self.template.stop(own) == "\n" for own in values):
-            writer.ends = (*writer.ends, *self._line_ends())
+            writer.model = replace(writer.model, ends=(*writer.model.ends, *self._line_ends()))
         new = writer.write(tokens, settings, seed, self.batch_tokens)
         texts = [
             writer.text(prompt, ids).lstrip(" ").split(self.template.stop(own))[0].strip()

@@ -13,7 +13,7 @@ from string import Formatter
 
 import numpy as np
 
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.tasks.configs.base import ANSWER
 from lmtool.tasks.kinds.texts import EncodedTexts

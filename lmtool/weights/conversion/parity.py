@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtool.data.assembly import Template
 from lmtool.data.configs import FORMATS
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Examples
-from lmtool.data.split import Rows
+from lmtool.data.examples import Examples, Rows
+from lmtool.data.formats import FormatTemplate, text_format
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_configs import BigbirdConfig
 from lmtool.session.trained import has_segments
 from lmtool.tasks.kinds.learner import TaskLearner
-from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 from lmtool.weights.comparing import Comparison, difference, tokenized
@@ -227,7 +225,7 @@ def compare_texts(
     if split:
         texts += [(f"so {written} it", f"is {written}") for written in tokenizer.pieces(tokenizer.roles.values())]
     for kind, rows in (("texts", [(first,) for first, _ in texts]), ("pairs", texts)):
-        overhead = Template.of(text_format(layout, tokenizer), len(rows[0])).overhead
+        overhead = FormatTemplate.of(text_format(layout, tokenizer), len(rows[0])).overhead
         fitting = [row for row in rows if sum(map(len, tokenizer.encode_batch(row))) + overhead <= longest]
         if isinstance(original, TaskLearner):
             if not original.takes_texts(len(rows[0])):
@@ -259,7 +257,7 @@ def _difference(
         examples = original.examples_of_texts(texts, longest)
     else:
         rows = Rows.of_texts(**{f"text{number}": column for number, column in enumerate(columns)})
-        examples = SequenceExamples(rows, tokenizer, layout, longest, "sample", "sample")
+        examples = SequenceExamples(rows, InputFormat(tokenizer, layout, longest), "sample", "sample")
     plan = examples.plan(0)
     batch = examples.batch(plan.rows, plan.rows["row"].copy(), 0)
     read = tokenized(folder, *columns)

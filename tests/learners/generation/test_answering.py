@@ -8,7 +8,7 @@ import torch
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.generate import generate
+from lmtool.learners.generation.generate import GenerativeModel
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config, Transformer2017Config
 from lmtool.models.heads.lm import lm_head
 from lmtool.types import Packed
@@ -59,7 +59,7 @@ def test_cached_chunks_equal_the_full_forward(family, kind):
 
 def answers(model, head, inputs, count, seed=0, ends=(), **settings):
     config = GenerationConfig(max_new_tokens=count, **settings)
-    return generate(model, head, inputs, config, ends, START, seed=seed)
+    return GenerativeModel(model, head, ends, START).generate(inputs, config, seed)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.generate import generate
+from lmtool.learners.generation.generate import GenerativeModel
 from lmtool.types import Packed
 from tests.breadth import slow_but
 from tests.models.test_encoder_decoder_parity import bart_pair, t5_pair
@@ -51,7 +51,7 @@ def end(family):
     """The token that ends a text here: one that greedy search comes to after some others."""
     model, start = pair(family).ours, None if family == "gpt" else START
     config = GenerationConfig(max_new_tokens=NEW, no_repeat_ngram=2)
-    texts = generate(model.backbone, model.heads["lm"], PROMPTS, config, start=start)
+    texts = GenerativeModel(model.backbone, model.heads["lm"], start=start).generate(PROMPTS, config)
     return next(token for text in texts for token in text[5:] if token not in text[:5])
 
 
@@ -60,7 +60,7 @@ def ours(family, prompts=PROMPTS, vocabulary=None, **settings):
     config = GenerationConfig(**{"max_new_tokens": NEW, **settings})
     start = None if family == "gpt" else START
     ends = [end(family)]
-    return generate(model.backbone, model.heads["lm"], prompts, config, ends, start=start, vocabulary=vocabulary)
+    return GenerativeModel(model.backbone, model.heads["lm"], ends, start, vocabulary).generate(prompts, config)
 
 
 def theirs(family, prompt, forced_eos=False, **settings):
@@ -140,5 +140,5 @@ def test_draws_depend_on_the_prompt_alone(family):
 def test_small_batches_change_nothing():
     model = pair("gpt").ours
     config = GenerationConfig(max_new_tokens=NEW, beams=3)
-    small = generate(model.backbone, model.heads["lm"], PROMPTS, config, ends=[end("gpt")], batch_tokens=1)
+    small = GenerativeModel(model.backbone, model.heads["lm"], [end("gpt")]).generate(PROMPTS, config, batch_tokens=1)
     assert small == ours("gpt", beams=3)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.generate import generate
+from lmtool.learners.generation.generate import GenerativeModel
 from lmtool.models.configs import GptConfig
 from lmtool.models.heads.lm import LMHead
 from lmtool.types import Packed
@@ -48,7 +48,7 @@ def test_cached_chunks_equal_the_full_forward(model):
 
 def text(model, prompt, count, seed=0, ends=(), **settings):
     config = GenerationConfig(max_new_tokens=count, **settings)
-    return generate(model, LMHead(), [prompt], config, ends, seed=seed)[0]
+    return GenerativeModel(model, LMHead(), ends).generate([prompt], config, seed)[0]
 
 
 def test_greedy_equals_the_plain_loop(model):
@@ -110,8 +110,8 @@ def test_mode_is_restored_and_dropout_stays_out(model):
 def test_each_token_is_reported_when_it_is_there(model):
     seen = []
     config = GenerationConfig(max_new_tokens=3)
-    texts = generate(
-        model, LMHead(), [[4, 5, 6], [7]], config, watch=lambda number, token: seen.append((number, token))
+    texts = GenerativeModel(model, LMHead()).generate(
+        [[4, 5, 6], [7]], config, watch=lambda number, token: seen.append((number, token))
     )
     assert seen == [(number, texts[number][step]) for step in range(3) for number in (1, 0)]
 

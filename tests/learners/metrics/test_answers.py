@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtool.learners.metrics.answers import (
+from lmtool.learners.metrics.spans import (
     answer_scores,
     best_threshold,
     normalized,

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from lmtool.learners.metrics.entities import EntityTags, total
+from lmtool.learners.metrics.spans import EntityTags, total
 
 
 def scored(gold, predicted, labels=None):

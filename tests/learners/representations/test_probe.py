@@ -10,9 +10,8 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from lmtool.data.assembly import Template
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Plan
+from lmtool.data.examples import Plan
+from lmtool.data.formats import FormatTemplate, text_format
 from lmtool.errors import UserError
 from lmtool.learners.metrics.intervals import ratio_standard_error
 from lmtool.learners.representations.layers import (
@@ -66,7 +65,7 @@ WINDOWS = np.array([(0, 4), (4, 2), (6, 1)], dtype=[("start", "i8"), ("length", 
 def test_targets_stand_in_the_same_window(offset, at, labels):
     classes = frequent_types(STORE, WINDOWS, Words(), 3)
     assert classes.tolist() == [-1] * 5 + [0, 1, 2, -1, -1]
-    template = Template.of(text_format("bert", Words()), 1)
+    template = FormatTemplate.of(text_format("bert", Words()), 1)
     targets = TokenTargets(STORE, WINDOWS, Words(), template, offset, classes)
     batch = targets.batch(targets.plan(0).rows, np.arange(3), 0)
     assert batch.targets[TERM].at.tolist() == at and batch.targets[TERM].labels.tolist() == labels

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.data.split import Rows
+from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import no_progress, no_warning
 from lmtool.learners.representations.reading import embedder

@@ -7,8 +7,7 @@ import pytest
 
 from lmtool.config.tables import Choice, build
 from lmtool.errors import UserError
-from lmtool.learners.representations.vectors import HiddenStates
-from lmtool.learners.representations.words import word_vectors
+from lmtool.learners.representations.vectors import HiddenStates, word_vectors
 from lmtool.training.precision import choose_device, choose_precision
 from tests.objectives.objective_fixtures import backbone, tokenizer
 

@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from lmtool.data.assembly import Template, assemble
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Plan
-from lmtool.data.split import SplitData
+from lmtool.data.examples import Plan, SplitData
+from lmtool.data.formats import FormatTemplate, assemble, text_format
 from lmtool.data.store import TokenStore
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, token_counts
@@ -25,7 +23,7 @@ from outsider.configs import EveryNthConfig
 class Windows:
     def __init__(self, n: int, tokenizer: Tokenizer, store: TokenStore, max_length: int, split: str):
         self.n, self.split, self.mask = n, split, tokenizer.role("mask")
-        self.template = Template.of(text_format("bert", tokenizer), 1)
+        self.template = FormatTemplate.of(text_format("bert", tokenizer), 1)
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("sep"))
         rows = windows(self.stream, max_length - self.template.overhead, True)
         self._plan = Plan(rows, rows["length"].astype(np.int64) + self.template.overhead)

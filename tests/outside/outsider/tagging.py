@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.assembly import Template, assemble
-from lmtool.data.formats import text_format
-from lmtool.data.plan import Plan
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.examples import Plan, Rows, SplitData
+from lmtool.data.formats import FormatTemplate, assemble, text_format
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.metrics import compute
@@ -72,7 +70,7 @@ class Windows:
 
     def __init__(self, learner: TaggingLearner, rows: Rows, max_length: int, split: str):
         self.term, self.split, self.rows = learner.term, split, rows
-        self.template = Template.of(text_format(learner.backbone.config.text_format, learner.tokenizer), 1)
+        self.template = FormatTemplate.of(text_format(learner.backbone.config.text_format, learner.tokenizer), 1)
         room = max_length - self.template.overhead
         self.encoded = [learner.tokenizer.encode_words(words) for words in next(iter(rows.columns.values()))]
         records = [

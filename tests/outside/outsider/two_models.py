@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtool.config.tables import build
-from lmtool.data.split import SplitData
+from lmtool.data.examples import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, token_counts
-from lmtool.learners.targets import labels_of, places_of
+from lmtool.learners.model import labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import MaskedLMHead
 from lmtool.nn.dropout import rng_at
