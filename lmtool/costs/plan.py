@@ -113,39 +113,33 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
     return {name: round(size) for name, size in parts.items() if size}
 
 
-def plan(
-    works: Sequence[Work],
-    *,
-    steps: int,
-    tokens_per_step: float,
-    sizes: Sizes,
-    forward: Forward,
-    devices: int = 1,
-    sharded: bool = False,
-    checkpoints: int = 1,
-    step_seconds: tuple[float, float] | None = None,
-    rate: str = "",
-) -> RunPlan:
-    """The plan of a run.
+@dataclass(frozen=True)
+class StepCosts:
+    """What a step costs. works: of every part. tokens: real tokens in a step of all devices, mean. forward: of one
+    device. sharded: as `memory_of` has it."""
 
-    works: of every part. steps: optimizer steps. tokens_per_step: real tokens in a step of all devices, mean. forward:
-    of one device. checkpoints: how many are kept on disk. step_seconds: at least and at
-    most (None: no time). rate: how it was found, in words.
-    """
-    return RunPlan(
-        parameters=dict(sizes.parameters),
-        trainable_parameters=sizes.learning,
-        flops_per_token=sum(work.flops for work in works),
-        tokens_per_step=tokens_per_step,
-        steps=steps,
-        memory_bytes=memory_of(sizes, forward, devices, sharded),
-        checkpoint_bytes=VALUE_BYTES
-        * ((sizes.total if sizes.saved is None else sizes.saved) + sizes.optimizer + sizes.carried),
-        checkpoints=checkpoints,
-        step_seconds=step_seconds,
-        rate=rate,
-        devices=devices,
-    )
+    works: Sequence[Work]
+    tokens: float
+    sizes: Sizes
+    forward: Forward
+    devices: int = 1
+    sharded: bool = False
+
+    def plan(self) -> RunPlan:
+        """The plan of a run of one step and one checkpoint, without times."""
+        sizes = self.sizes
+        saved = sizes.total if sizes.saved is None else sizes.saved
+        return RunPlan(
+            parameters=dict(sizes.parameters),
+            trainable_parameters=sizes.learning,
+            flops_per_token=sum(work.flops for work in self.works),
+            tokens_per_step=self.tokens,
+            steps=1,
+            memory_bytes=memory_of(sizes, self.forward, self.devices, self.sharded),
+            checkpoint_bytes=VALUE_BYTES * (saved + sizes.optimizer + sizes.carried),
+            checkpoints=1,
+            devices=self.devices,
+        )
 
 
 # What a learner costs, counted on its parts: the work of a token, and the sizes that memory depends on.

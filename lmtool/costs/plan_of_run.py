@@ -22,7 +22,7 @@ from lmtool.costs.memory_of_run import (
     saved_values,
     values_of,
 )
-from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, Work, plan, works_of
+from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, StepCosts, Work, works_of
 from lmtool.costs.rate import Place, StepWork, here
 from lmtool.data.phases import Shares
 from lmtool.distillation.configs import CodistillationConfig
@@ -127,11 +127,8 @@ def _of_one_step(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any]
         sharded,
         forwards,
     )
-    single = plan(
-        works, steps=1, tokens_per_step=tokens, sizes=sizes, forward=forward, devices=devices, sharded=sharded,
-        step_seconds=place.seconds(work), rate=place.rate,
-    )  # fmt: skip
-    return replace(single, room_bytes=place.room_bytes)
+    single = StepCosts(works, tokens, sizes, forward, devices, sharded).plan()
+    return replace(single, step_seconds=place.seconds(work), rate=place.rate, room_bytes=place.room_bytes)
 
 
 def devices_of(config: RunConfig) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmtool import __version__
@@ -96,43 +97,44 @@ def baseline_text(baseline: Mapping[str, Any] | None) -> str:
     return f"{title(str(baseline.get('name')))}: {title(str(baseline.get('metric')))} {number(baseline['value'])}"
 
 
-def start_screen(
-    output: Output,
-    *,
-    command: str,
-    run_dir: str,
-    choices: Mapping[str, Any],
-    data: Mapping[str, Any],
-    model: Mapping[str, Any],
-    plan: RunPlan | None,
-    learns: Mapping[str, Mapping[str, int]] | None = None,
-    baseline: Mapping[str, Any] | None,
-    machine: Mapping[str, Any],
-    rates: Sequence[Mapping[str, Any]] = (),
-    resumed_step: int | None = None,
-    branch: str | None = None,
-) -> None:
-    """Say on one screen what will happen.
+@dataclass(frozen=True)
+class StartScreen:
+    """What the first screen shows.
 
-    choices: what was chosen ({"model": "bert_tiny", "data": "pydocs"}). data: facts, with nested sections a split.
-    model: facts beside the parameters (layers, width, where the weights come from). learns: parameters that learn and
-    that are there, by role. rates: learning rates by depth, as facts.json has them. machine: device, precision, the
-    attention's path, the kind of dropout. resumed_step: the step a started run resumes from. branch: the run and
-    step that a new one begins at.
+    choices: what was chosen ({"model": "bert_tiny", "data": "pydocs"}). data: metadata, with a section a split. model:
+    layers, width, where the weights come from. trainable: trainable and all parameters by role. rates: learning rates
+    by depth, as facts.json has them. machine: device, precision, attention path, kind of dropout. resumed_step: the
+    step that a started run resumes from. branch: the run and step that a new one begins at.
     """
-    chosen = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in choices.items())
-    output.line(f"lmtool {__version__} · {command} · {chosen}", "bold")
-    where = plain(run_dir) if resumed_step is None else f"{plain(run_dir)} · resumes from step {count(resumed_step)}"
-    where = where if branch is None else f"{plain(run_dir)} · branches from {plain(branch)}"
-    rows = [("run", where), *_sections("data", data), *_sections("model", model)]
-    if plan is not None:
-        rows += _plan_rows(plan)
-    rows.append(("baseline", baseline_text(baseline)))
-    rows += _learning_text(learns or {})
-    if len(rates) > 1:  # one rate for all is in the configuration
-        rows += [("rates" if index == 0 else "", rate_text(row)) for index, row in enumerate(rates)]
-    rows.append(("machine", facts_text(machine)))
-    output.rows(rows)
+
+    command: str
+    run_dir: str
+    choices: Mapping[str, Any]
+    data: Mapping[str, Any]
+    model: Mapping[str, Any]
+    plan: RunPlan
+    baseline: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    trainable: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    rates: Sequence[Mapping[str, Any]] = ()
+    resumed_step: int | None = None
+    branch: str | None = None
+
+
+def print_start(output: Output, screen: StartScreen) -> None:
+    """Print on one screen what will happen."""
+    chosen = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in screen.choices.items())
+    output.line(f"lmtool {__version__} · {screen.command} · {chosen}", "bold")
+    where = plain(screen.run_dir)
+    if screen.branch is not None:
+        where += f" · branches from {plain(screen.branch)}"
+    elif screen.resumed_step is not None:
+        where += f" · resumes from step {count(screen.resumed_step)}"
+    rows = [("run", where), *_sections("data", screen.data), *_sections("model", screen.model)]
+    rows += [*_plan_rows(screen.plan), ("baseline", baseline_text(screen.baseline)), *_learning_text(screen.trainable)]
+    if len(screen.rates) > 1:  # a single rate is in the configuration
+        rows += [("rates" if index == 0 else "", rate_text(row)) for index, row in enumerate(screen.rates)]
+    output.rows([*rows, ("machine", facts_text(screen.machine))])
 
 
 def forgetting_rows(forgetting: Any) -> list[tuple[str, str]]:

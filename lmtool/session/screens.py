@@ -17,7 +17,7 @@ from lmtool.nn.attention import attention_path
 from lmtool.reporting.plan import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.report import write_report
-from lmtool.reporting.screens import end_screen, start_screen
+from lmtool.reporting.screens import StartScreen, end_screen, print_start
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.session import Session
@@ -158,21 +158,21 @@ def begin(
         **metadata["run"],
     }
     opened.folder.write_json("facts.json", facts)
-    start_screen(
-        opened.output,
+    screen = StartScreen(
         command=opened.verb,
         run_dir=str(opened.folder.path),
         choices=session.subject,
         data=_told(data),
         model=model,
         plan=plan,
-        learns=learns,
-        rates=learning_rates,
         baseline=baseline,
         machine=_told_of_machine(machine, opened.precision.device.type == "cuda"),
+        trainable=learns,
+        rates=learning_rates,
         resumed_step=state.get("step"),
         branch=config.branch if str(config.branch).endswith(f"@{state.get('step')}") else None,
     )
+    print_start(opened.output, screen)
     _warn(session, (*warnings_of(data), *plan.warnings), learning_rates, state)
 
 

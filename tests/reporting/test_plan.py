@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmtool.costs.activations import Kept
-from lmtool.costs.plan import RESERVE, Forward, Sizes, Work, memory_of, plan
+from lmtool.costs.plan import RESERVE, Forward, Sizes, StepCosts, Work, memory_of
 from lmtool.costs.rate import StepWork, seconds_here, seconds_on
 from lmtool.errors import UserError
 from lmtool.reporting.plan import RunPlan, plan_rows
@@ -21,9 +21,9 @@ SIZES = Sizes(
 FORWARD = Forward(4096, Kept(1000.0, 10.0), 5_000_000)
 
 
-def plan_with(**fields: Any) -> RunPlan:
-    sizes = {"steps": 1000, "tokens_per_step": 4096, "sizes": SIZES, "forward": FORWARD}
-    return plan(WORKS, **{**sizes, **fields})
+def plan_with(devices: int = 1, **fields: Any) -> RunPlan:
+    plan = StepCosts(WORKS, 4096, SIZES, FORWARD, devices).plan()
+    return replace(plan, **{"steps": 1000, **fields})
 
 
 def test_work_is_two_operations_a_value_and_four_a_seen_token():
