@@ -76,7 +76,7 @@ class CallableTokenizer(Tokenizer):
 
 
 @dataclass(frozen=True)
-class Loaded(weights.Loaded):
+class LoadedCheckpoint(weights.Loaded):
     """A checkpoint in use, see `lmtool.weights.load.Loaded`. checkpoint: what was loaded."""
 
     tokenizer: CallableTokenizer | None
@@ -151,7 +151,7 @@ class Loaded(weights.Loaded):
         return learner
 
 
-def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
+def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> LoadedCheckpoint:
     """A checkpoint to look at and to use: a run or a checkpoint of lmtool, a published folder or hf://org/name.
 
     UserError where it cannot be read, or where a part of the backbone is missing.
@@ -163,7 +163,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     if base.tokenizer is not None:
         segments = getattr(base.config, "segments", 0) > 1
         parts["tokenizer"] = CallableTokenizer(base.tokenizer, layout_of(base), segments, base.task is not None)
-    return Loaded(**parts, checkpoint=str(checkpoint), offline=offline)
+    return LoadedCheckpoint(**parts, checkpoint=str(checkpoint), offline=offline)
 
 
 def _listed(texts: Texts) -> list[str]:

@@ -12,8 +12,8 @@ from lmtool.data.configs import DataConfig
 from lmtool.data.files import collected
 from lmtool.data.sources import documents, open_source
 from lmtool.errors import CheckFailed, UserError
-from lmtool.reporting.check import print_findings, print_problems
 from lmtool.reporting.console import Output
+from lmtool.reporting.inspection import print_findings, print_problems
 from lmtool.resolver.schema.use import CheckConfig
 from lmtool.session.requests import write_output
 from lmtool.system.terminal import counted

@@ -16,8 +16,7 @@ from lmtool.data.configs import DataConfig, HubConfig
 from lmtool.data.hub_source import complete_shards, folder_of
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
-from lmtool.reporting.console import Output
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session import suite

@@ -18,17 +18,15 @@ from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import FAMILY, Inspector, Statistic, Tally
 from lmtool.learners.mixed_examples import examples_of, inspector_of
-from lmtool.reporting.check import print_shifts
 from lmtool.reporting.console import Output
-from lmtool.reporting.inspected import Inspected, print_inspected, write_inspected
+from lmtool.reporting.inspection import Inspected, print_inspected, print_shifts, write_inspected
 from lmtool.reporting.text import number
 from lmtool.resolver.schema.inspection import Looking
 from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.session.finetuning import Finetuning
-from lmtool.session.pretraining import Pretraining
+from lmtool.session.open_run import require_fit, start_weights, starting_tokenizer
+from lmtool.session.preparation import FinetunePreparation, PretrainPreparation
 from lmtool.session.screens import warnings_of
-from lmtool.session.start import require_fit, start_weights, starting_tokenizer
 from lmtool.tasks.checking import Shift, shifts
 from lmtool.training.precision import choose_device
 from lmtool.weights.assemble import assemble
@@ -100,7 +98,7 @@ def _looked_into(
 
 def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) -> Inspector:
     """first: the configuration of the first phase, on whose text the vocabulary is trained."""
-    preparation = Pretraining(config)
+    preparation = PretrainPreparation(config)
     config, on_stage = preparation.config, output.stage
     tokenizer = starting_tokenizer(config) or preparation.trained_tokenizer(on_stage, first.data)
     require_fit(config, tokenizer)
@@ -115,7 +113,7 @@ def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) 
 
 
 def _task(config: FinetuneConfig, output: Output) -> tuple[Inspector, list[Shift]]:
-    preparation = Finetuning(config)
+    preparation = FinetunePreparation(config)
     config, task = preparation.config, preparation.task
     tokenizer = starting_tokenizer(config) or preparation.trained_tokenizer(output.stage)
     require_fit(config, tokenizer)

@@ -19,21 +19,20 @@ import torch
 
 from lmtool.costs.memory_of_run import TrainingConfig, too_large
 from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of, what_fits
-from lmtool.costs.rate import Place, place_of
+from lmtool.costs.rate import PlannedDevice, planned_device
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.reporting.console import Output
-from lmtool.reporting.plan import RunPlan, plan_rows
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.costs import RunPlan, plan_rows
 from lmtool.reporting.text import count, size
 from lmtool.resolver.schema.inspection import PlanKeys
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.labelled import data_to_learn
-from lmtool.session.pretraining import Pretraining
+from lmtool.session.preparation import PretrainPreparation
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs import GlueConfig
 from lmtool.training.profiling import StopTraining
@@ -100,13 +99,13 @@ BYTES_A_TOKEN = 4.0
 
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     """Print the plan of a run. UserError where steps are to be measured on a device that is not here."""
-    place, notes, rows = place_of(config, keys.device), [], 0
+    place, notes, rows = planned_device(config, keys.device), [], 0
     typed = config
     if isinstance(config, FinetuneConfig):
         config, task, _ = data_to_learn(config)
         rows = sum(len(data.train) for data in task.members.values())
     else:
-        preparation = Pretraining(config)
+        preparation = PretrainPreparation(config)
         config, tasks = preparation.config, preparation.tasks
         notes += [f"{counted(len(task.train), 'training row')} of the task {name}" for name, task in tasks.items()]
     with torch.device("meta"):
@@ -140,7 +139,7 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     return 0
 
 
-def _measured(config: TrainingConfig, place: Place, fits: bool) -> Measured | None:
+def _measured(config: TrainingConfig, place: PlannedDevice, fits: bool) -> Measured | None:
     """A few steps; none of a run that cannot be held."""
     if not place.here:
         # Says what is missing, as training would.
@@ -171,7 +170,11 @@ def _with_known_passes(
 
 
 def _planned(
-    config: RunConfig, learner: BaseLearner, of_pass: float | None, place: Place, facts: Mapping[str, Any] | None
+    config: RunConfig,
+    learner: BaseLearner,
+    of_pass: float | None,
+    place: PlannedDevice,
+    facts: Mapping[str, Any] | None,
 ) -> RunPlan:
     """of_pass: the tokens of a pass; facts: of a loader that read it."""
     if isinstance(config, PretrainConfig) and config.phases:

@@ -21,7 +21,7 @@ from lmtool.config.checkpoint import saved_steps
 from lmtool.costs.rate import product_rate
 from lmtool.errors import Stopped, UserError
 from lmtool.reporting.console import Output
-from lmtool.reporting.profile import StepProfile, print_profile
+from lmtool.reporting.costs import StepProfile, print_profile
 from lmtool.resolver.schema.inspection import Profiling
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.runs.run_folder import choose_folder

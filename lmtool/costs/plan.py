@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from lmtool.costs.activations import VALUE_BYTES, Kept
+from lmtool.costs.activations import VALUE_BYTES, SavedActivations
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -22,7 +22,7 @@ from lmtool.models.heads.sampled import SampledLMHead, WordPairsHead
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.positions import Position
 from lmtool.nn.prefix import VirtualTokens
-from lmtool.reporting.plan import RunPlan
+from lmtool.reporting.costs import RunPlan
 
 # What a process has beside what is counted: Python, torch, the tokenizer and the loader (390 to 415 MB measured on
 # Linux); on CUDA the context, the libraries' workspaces, and what the allocator cannot hand out again.
@@ -77,7 +77,7 @@ class Forward:
     """What one forward keeps. tokens: in it. kept: of each. head_bytes: of the loss over a vocabulary. cuda: where."""
 
     tokens: float
-    kept: Kept = field(default_factory=Kept)
+    kept: SavedActivations = field(default_factory=SavedActivations)
     head_bytes: int = 0
     cuda: bool = False
 

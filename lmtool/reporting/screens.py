@@ -8,7 +8,7 @@ from typing import Any
 
 from lmtool import __version__
 from lmtool.reporting.console import Output
-from lmtool.reporting.plan import RunPlan
+from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, test_scores
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, shortened, size, title
 from lmtool.system.terminal import plural

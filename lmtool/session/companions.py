@@ -19,9 +19,7 @@ from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.models.heads.features import layer_mix
 from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.runs.files import to_json
-from lmtool.session.distilling import side_by_side
 from lmtool.session.forgetting import compare_with_start, measured_before
-from lmtool.session.phases import phase_rows
 from lmtool.session.provenance import (
     LINEAGE,
     TEACHERS,
@@ -30,7 +28,8 @@ from lmtool.session.provenance import (
     require_same_teachers,
     teacher_digests,
 )
-from lmtool.session.session import Session
+from lmtool.session.session import Session, phase_rows
+from lmtool.session.teachers import side_by_side
 from lmtool.system.manifest import write_bytes
 from lmtool.system.secrets import masked
 from lmtool.training.progress import TrainingResult
@@ -156,7 +155,7 @@ class LayerMix(Companion):
         return layer_mix(session.learner)
 
 
-class Predictions(Companion):
+class PredictionFiles(Companion):
     """predictions.jsonl of a learner that predicts rows, else samples.json."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
@@ -252,7 +251,7 @@ def _companions(session: Session) -> Iterator[Companion]:
     yield DataProvenance(session)
     if session.base is not None:
         yield TunedBase(session.base)
-    yield from (Lineage(session), MixtureFractions(), Phases(), LayerMix(), Predictions())
+    yield from (Lineage(session), MixtureFractions(), Phases(), LayerMix(), PredictionFiles())
     if session.tests:
         yield LabelledTests()
     if isinstance(session.config, FinetuneConfig) and session.config.forgetting is not None:

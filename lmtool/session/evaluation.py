@@ -21,12 +21,11 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.models.base import Backbone, Remembers
-from lmtool.reporting.console import Output
-from lmtool.reporting.evaluation import print_prompted, write_evaluation
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.scores import print_prompted, write_evaluation
 from lmtool.resolver.schema.run import EvaluateConfig, PretrainConfig
-from lmtool.session.phases import text_of
 from lmtool.session.requests import write_output
+from lmtool.session.session import text_of
 from lmtool.session.trained import Trained
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import PROMPT

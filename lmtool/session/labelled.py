@@ -10,7 +10,7 @@ from typing import Any
 from lmtool.config.checkpoint import saved_steps
 from lmtool.errors import UserError
 from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig
-from lmtool.session.start import starts_from
+from lmtool.session.open_run import starts_from
 from lmtool.session.trained import Trained
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
 from lmtool.tasks.labels import TakenHead, sections_of, taken_head

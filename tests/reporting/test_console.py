@@ -16,12 +16,11 @@ from typing import TextIO
 import pytest
 
 from lmtool.costs.plan import Forward, Sizes, StepCosts, Work
-from lmtool.reporting.console import Output
-from lmtool.reporting.plan import RunPlan
+from lmtool.reporting.console import Output, table_lines
+from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.scores import Score, score_of
 from lmtool.reporting.screens import StartScreen, _sections, end_screen, print_start
-from lmtool.reporting.table import table_lines
 from lmtool.reporting.text import clock, count, duration, exponent, lower_is_better, number, percent, plain, size
 
 from .conftest import HOSTILE

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from lmtool.reporting.distillation import ALONE, distillation_html, models_of
-from lmtool.reporting.distillation_plots import agreement_figure
-from lmtool.reporting.report import write_report
+from lmtool.reporting.plots import agreement_figure
+from lmtool.reporting.report import ALONE, distillation_html, models_of, write_report
 from lmtool.reporting.run_files import read_run
 
 MODELS = [

@@ -6,9 +6,8 @@ import io
 
 import pytest
 
-from lmtool.reporting.console import Output
-from lmtool.reporting.inspected import Inspected, print_inspected
-from lmtool.reporting.table import table_lines
+from lmtool.reporting.console import Output, table_lines
+from lmtool.reporting.inspection import Inspected, print_inspected
 from lmtool.reporting.text import cells, shortened, wrapped
 
 
