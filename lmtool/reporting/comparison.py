@@ -16,7 +16,6 @@ from lmtool.errors import UserError
 from lmtool.learners.metrics import METRICS, Metric, interval, resample_count, resampled_rows
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
 from lmtool.reporting.scores import between, is_apart, print_difference, score_of
 from lmtool.reporting.text import count, duration, lower_is_better, number, plain, shortened, size, title
@@ -224,9 +223,7 @@ def _write(comparison: RunComparison, path: Path) -> Path:
             "Left out", *(html.paragraph(f"{run.name}: {problem}") for run in runs for problem in run.problems[:5])
         ),
     ]
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page(f"{len(runs)} runs · lmtool", [part for part in body if part]))
+    html.write_page(path, f"{len(runs)} runs", body)
     return path
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table, table_lines
-from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.text import percent, plain
 from lmtool.system.terminal import counted, visible_space
 
@@ -227,9 +226,7 @@ def write_inspected(path: Path, parts: Sequence[Inspected]) -> None:
     body = [f"<h1>{html.escape(parts[0].heading)}</h1>"] if len(parts) == 1 else ["<h1>What the model is fed</h1>"]
     for part in parts:
         body.append(html.section(part.heading if len(parts) > 1 else "What the model is fed", inspected_html(part)))
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page(f"{parts[0].heading} · lmtool", body))
+    html.write_page(path, parts[0].heading, body)
 
 
 # What `lmtool check` found of a data set, on the screen.

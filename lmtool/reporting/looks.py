@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.text import number, percent, plain
 from lmtool.system.terminal import counted
 
@@ -82,9 +81,7 @@ def write_cuts(path: Path, text: str, cuts: Sequence[Cut]) -> None:
         f"<h1>{html.escape(text, 300)}</h1>",
         html.section("As each vocabulary cuts it", *rows, html.paragraph(_LEGEND)),
     ]
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page("tokenizers · lmtool", body))
+    html.write_page(path, "tokenizers", body)
 
 
 @dataclass(frozen=True)
@@ -140,9 +137,7 @@ def write_places(path: Path, places: Sequence[PositionMaps]) -> None:
         html.section(each.name, html.figure(drawing.svg(drawing.places_figure(each.scores)))) for each in places
     ]
     body = ["<h1>Positions</h1>", html.paragraph(_PLACES), *sections]
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page("positions · lmtool", body))
+    html.write_page(path, "positions", body)
 
 
 @dataclass(frozen=True)
@@ -188,9 +183,7 @@ def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequenc
         html.section("How alike its vectors are, by layer", curves),
         html.section("Each pair of sentences, first layer and last", *squares),
     ]
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page(f"{word} · lmtool", body))
+    html.write_page(path, word, body)
 
 
 class _Head(Protocol):
@@ -274,6 +267,4 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
         *([html.section("What the scores are the sum of", parts, *summands)] if summands else []),
         html.section("What each head is on", html.table(header, rows)),
     ]
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page(f"attention of {name} · lmtool", body))
+    html.write_page(path, f"attention of {name}", body)

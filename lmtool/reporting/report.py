@@ -5,25 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from lmtool.config import saved
 from lmtool.config.plugins import command_line
-from lmtool.errors import UserError, cannot_write
 from lmtool.reporting import html
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
-from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
+from lmtool.reporting.run_files import ALONE, RunFiles, models_of, read_predictions, read_run
 from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
 from lmtool.reporting.screens import learning_rows
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
-from lmtool.system.atomic_files import real_folder, replace_bytes
-from lmtool.system.secrets import masked
+from lmtool.system.atomic_files import real_folder
 
-ALONE = "student without a teacher"
-# Sections and keys in which the same student without a teacher differs.
-_DIFFERING = ("distill", "name", "run_dir", "checkpoint_every")
 _CELL = {"side", "student_layer", "teacher_layer", "region", "value", "n"}
 _COLUMNS = {
     "score": "score",
@@ -32,58 +25,6 @@ _COLUMNS = {
     "weight_bytes": "bytes",
     "tokens_per_second": "tokens/s",
 }
-
-
-def models_of(run: RunFiles) -> list[dict[str, Any]]:
-    """The models of a distilled run, as result.json has them: `name`, `score`, `parameters`, ...; with the same student
-    without a teacher, of the runs in the same folder."""
-    distillation = run.result.get("distillation")
-    models = distillation.get("models") if isinstance(distillation, dict) else None
-    if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
-        return []
-    student: dict[str, Any] = next((model for model in models if model.get("name") == "student"), {})
-    alone = next(runs_alone(run), None)
-    if alone is None:
-        return models
-    kept = {key: student.get(key) for key in ("parameters", "weight_bytes", "tokens_per_second")}
-    return [*models, {**kept, "name": ALONE, "run": alone.run_dir.name, **_score(alone)}]
-
-
-def _score(run: RunFiles) -> dict[str, Any]:
-    return {"score": run.result.get("value"), "standard_error": run.result.get("standard_error")}
-
-
-def runs_alone(run: RunFiles) -> Iterator[RunFiles]:
-    """The finished runs beside this one that are the same but for the distillation."""
-    wanted = _undistilled(run.run_dir)
-    if wanted is None:
-        return
-    keys = ("command", "model", "task", "objective", "seed", "metric")
-    for path in sorted(run.run_dir.resolve().parent.glob("*/result.json")):
-        if path.parent == run.run_dir.resolve() or path.parent.is_symlink():  # runs/latest
-            continue
-        try:
-            result = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        # The configuration of few runs is read: that takes long where there are many.
-        if not isinstance(result, dict) or result.get("status") != "done" or "distillation" in result:
-            continue
-        if any(result.get(key) != run.result.get(key) for key in keys):
-            continue
-        if _undistilled(path.parent) == wanted:
-            yield read_run(path.parent)
-
-
-def _undistilled(folder: Path) -> dict[str, Any] | None:
-    """The configuration of a run without what a distilled one has of its own; None where it cannot be read."""
-    try:
-        config = saved.read_yaml(folder / "config.yaml")
-    except (OSError, UserError):
-        return None
-    if not isinstance(config, dict):
-        return None
-    return {key: value for key, value in config.items() if key not in _DIFFERING}
 
 
 def distillation_html(run: RunFiles) -> str:
@@ -160,7 +101,7 @@ def write_report(run_dir: str | Path) -> Path:
     """
     run = read_run(run_dir)
     predictions = summarise(read_predictions(run))
-    with writing(run.run_dir):
+    with html.writing(run.run_dir):
         return _write(run, predictions)
 
 
@@ -190,28 +131,7 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
         ),
         html.section("Left out", *(html.paragraph(problem) for problem in run.problems[:20])),
     ]
-    path = run.run_dir / "report.html"
-    write_page(path, html.page(f"{run.name} · lmtool", [part for part in body if part]))
-    return path
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write a page whole and masked: a reader never sees half of one."""
-    # Lone surrogates of a damaged file name become question marks instead of an error.
-    replace_bytes(path, masked(text).encode("utf-8", "replace"))
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """What the disk refuses inside leaves as a UserError: a report lies in its run's folder and nowhere else."""
-    try:
-        yield
-    except OSError as error:
-        hint = (
-            f"make room there, or copy it to a disk that can be written (cp -r {folder} FOLDER), "
-            "and give that to lmtool report"
-        )
-        raise UserError(cannot_write(Path(error.filename or folder), error).message, hint) from error
+    return html.write_page(run.run_dir / "report.html", run.name, body)
 
 
 def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:

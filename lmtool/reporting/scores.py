@@ -11,7 +11,6 @@ from typing import Any
 from lmtool.errors import UserError
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.report import write_page
 from lmtool.reporting.text import count, lower_is_better, number, plain, shortened, title
 from lmtool.runs.files import replace_text, to_json
 from lmtool.system.atomic_files import real_folder
@@ -314,6 +313,6 @@ def write_probes(folder: Path, details: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         replace_text(folder / "probe.json", to_json(masked_data(dict(details))) + "\n")
         drawing.write_png(figure, folder / "probe.png")
-        write_page(folder / "probe.html", html.page("probes · lmtool", body))
+        html.write_page(folder / "probe.html", "probes", body)
     except OSError as error:
         raise UserError(f"output={folder}: {error.strerror}", "give another output=") from error

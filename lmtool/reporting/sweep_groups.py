@@ -13,11 +13,12 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.learners.metrics import mean_and_error, t_quantile
 from lmtool.reporting.sweep_files import SweepFiles, SweepJob
-from lmtool.reporting.text import lower_is_better
+from lmtool.reporting.text import lower_is_better, plain
 
 SEED = "seed"
 # A sweep whose sampler draws values fills next to nothing of the grid that they span: then no cell is missing.
@@ -236,3 +237,50 @@ def number_of(value: str | None) -> float | None:
 def _named(job: SweepJob, name: str) -> bool:
     given = name.rstrip("/")
     return given == str(job.number) or given in (str(job.folder), job.folder.name)
+
+
+# What a spreadsheet takes for the beginning of a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def varied_keys(jobs: Sequence[SweepJob]) -> list[str]:
+    """All that varies, the seed last."""
+    seeded = len({job.overrides.get(SEED) for job in jobs}) > 1
+    return [*varied(jobs), *([SEED] if seeded else [])]
+
+
+def csv_rows(sweep: SweepFiles) -> Iterator[dict[str, Any]]:
+    """A row a job: its number, what varied, how it ended, its scores and sizes."""
+    keys = varied_keys(sweep.jobs)
+    metrics = list(dict.fromkeys(name for job in sweep.jobs for name in _scores(job)))
+    sizes = ("steps", "tokens", "tokens_per_second", "parameters", "trainable_parameters", "peak_memory_bytes")
+    for job in sweep.jobs:
+        scores = _scores(job)
+        row: dict[str, Any] = {"job": job.number, **{key: job.overrides.get(key) for key in keys}}
+        row |= {"status": job.status, "reason": job.reason, "task": job.learns, "metric": job.metric}
+        row |= {"value": job.value, "standard_error": job.standard_error}
+        row |= {f"metrics.{name}": scores.get(name) for name in metrics}
+        row |= {"seconds": job.seconds, **{name: job.result.get(name) for name in sizes}, "folder": str(job.folder)}
+        yield {csv_cell(name): csv_cell(value) for name, value in row.items()}
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: text that begins like one, and is no number, has a ' before it.
+    Control characters are made visible."""
+    if value is None or isinstance(value, int | float):
+        return value
+    text = plain(value)
+    if not text.startswith(_FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def _scores(job: SweepJob) -> dict[str, Any]:
+    """The metrics of result.json that are numbers."""
+    metrics = job.result.get("metrics")
+    known = metrics.items() if isinstance(metrics, dict) else ()
+    return {str(name): value for name, value in known if isinstance(value, int | float)}

@@ -12,9 +12,8 @@ from typing import Any
 from lmtool.learners.metrics.intervals import LEVEL
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.report import write_page, writing
 from lmtool.reporting.sweep_files import DONE_JOB, SweepFiles, SweepJob, ended_as, read_sweep
-from lmtool.reporting.sweep_groups import SEED, Block, Difference, SeedGroup, blocks_of, varied
+from lmtool.reporting.sweep_groups import SEED, Block, Difference, SeedGroup, blocks_of, csv_rows, varied_keys
 from lmtool.reporting.text import duration, lower_is_better, number, plain, title
 from lmtool.runs.files import write_delimited
 from lmtool.system.terminal import counted
@@ -247,16 +246,14 @@ def end_line(record: dict[str, Any], ended: int, planned: int | None, left: floa
 
 
 _GROUPS, _JOBS, _UNSCORED = 300, 1000, 300
-# What a spreadsheet takes for the beginning of a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_sweep(sweep: SweepFiles, blocks: Sequence[Block]) -> tuple[Path, Path]:
     """Write both files; their paths. UserError where the disk refuses."""
     page, table = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
-    with writing(sweep.folder):
+    with html.writing(sweep.folder):
         write_delimited(table, csv_rows(sweep), ",", typed=False)
-        write_page(page, html.page(f"{sweep.name} · lmtool", [part for part in _body(sweep, blocks) if part]))
+    html.write_page(page, sweep.name, _body(sweep, blocks))
     return page, table
 
 
@@ -289,9 +286,9 @@ def _figures(block: Block) -> str:
     if not block.keys:
         return ""
     # matplotlib takes most of a second to import, so a command that draws nothing does not.
-    from lmtool.reporting import drawing, plots
+    from lmtool.reporting import drawing, sweep_plots
 
-    figures, caption = plots.settings_figures(block)
+    figures, caption = sweep_plots.settings_figures(block)
     drawn = [html.figure(wide, narrow=narrow) for wide, narrow in map(drawing.svgs, figures)]
     return (html.columns(*drawn) if len(drawn) > 1 else "".join(drawn)) + (html.paragraph(caption) if drawn else "")
 
@@ -320,7 +317,7 @@ def _unscored(sweep: SweepFiles) -> str:
 
 
 def _jobs(sweep: SweepFiles) -> str:
-    keys = _keys(sweep.jobs)
+    keys = varied_keys(sweep.jobs)
     metrics = list(dict.fromkeys(job.metric for job in sweep.jobs if job.metric))
     rows = [
         [str(job.number), *(job.overrides.get(key) for key in keys)]
@@ -339,49 +336,6 @@ def _wide(table: str) -> str:
 
 def _more(count: int, shown: int) -> str:
     return html.paragraph(f"{count - shown} further rows are in sweep.csv.") if count > shown else ""
-
-
-def _keys(jobs: Sequence[SweepJob]) -> list[str]:
-    """All that varies, the seed last."""
-    seeded = len({job.overrides.get(SEED) for job in jobs}) > 1
-    return [*varied(jobs), *([SEED] if seeded else [])]
-
-
-def csv_rows(sweep: SweepFiles) -> Iterator[dict[str, Any]]:
-    """A row a job: its number, what varied, how it ended, its scores and sizes."""
-    keys = _keys(sweep.jobs)
-    metrics = list(dict.fromkeys(name for job in sweep.jobs for name in _scores(job)))
-    sizes = ("steps", "tokens", "tokens_per_second", "parameters", "trainable_parameters", "peak_memory_bytes")
-    for job in sweep.jobs:
-        scores = _scores(job)
-        row: dict[str, Any] = {"job": job.number, **{key: job.overrides.get(key) for key in keys}}
-        row |= {"status": job.status, "reason": job.reason, "task": job.learns, "metric": job.metric}
-        row |= {"value": job.value, "standard_error": job.standard_error}
-        row |= {f"metrics.{name}": scores.get(name) for name in metrics}
-        row |= {"seconds": job.seconds, **{name: job.result.get(name) for name in sizes}, "folder": str(job.folder)}
-        yield {csv_cell(name): csv_cell(value) for name, value in row.items()}
-
-
-def csv_cell(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula: text that begins like one, and is no number, has a ' before it.
-    Control characters are made visible."""
-    if value is None or isinstance(value, int | float):
-        return value
-    text = plain(value)
-    if not text.startswith(_FORMULA):
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text
-
-
-def _scores(job: SweepJob) -> dict[str, Any]:
-    """The metrics of result.json that are numbers."""
-    metrics = job.result.get("metrics")
-    known = metrics.items() if isinstance(metrics, dict) else ()
-    return {str(name): value for name, value in known if isinstance(value, int | float)}
 
 
 # The table that ends a sweep.

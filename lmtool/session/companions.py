@@ -5,19 +5,22 @@ A new capability adds a companion, never a parameter of `fit`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lmtool.config.checkpoint import DATA, MODEL
 from lmtool.data.phases import PhasedLoader
 from lmtool.distillation.distilled import Distilled
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.models.heads.features import layer_mix
-from lmtool.resolver.schema.run import FinetuneConfig
+from lmtool.resolver.schema.run import FinetuneConfig, RunConfig
 from lmtool.runs.files import to_json
 from lmtool.session.forgetting import compare_with_start, measured_before
 from lmtool.session.provenance import (
@@ -29,9 +32,9 @@ from lmtool.session.provenance import (
     teacher_digests,
 )
 from lmtool.session.session import Session, phase_rows
-from lmtool.session.teachers import side_by_side
 from lmtool.system.manifest import write_bytes
 from lmtool.system.secrets import masked
+from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingResult
 from lmtool.weights.bases import BASE, Base
 
@@ -258,3 +261,43 @@ def _companions(session: Session) -> Iterator[Companion]:
         yield Forgetting()
     if session.distilled is not None:
         yield Distillation(session.distilled)
+
+
+def side_by_side(
+    student: BaseLearner, distilled: Distilled, held_out: HeldOutSplits, config: RunConfig, precision: Precision
+) -> list[dict[str, Any]]:
+    """What the report sets beside each other: teachers, peers and the student, each with its `score` on the first
+    held-out split, its standard error, parameters, bytes of weights, and the tokens a second at which it was scored."""
+    teachers = {f"teacher {teacher.origin}": teacher.learner for teacher in distilled.teachers}
+    models = {"student": student, **distilled.beside(), **teachers}
+    return [_measured(name, learner, held_out, config, precision) for name, learner in reversed(models.items())]
+
+
+def _measured(
+    name: str, learner: BaseLearner, held_out: HeldOutSplits, config: RunConfig, precision: Precision
+) -> dict[str, Any]:
+    first = held_out.first
+    data: Mapping[str, Any] = {first.data.split: first.data}
+    longest = min(config.max_length, learner.backbone.config.max_positions)
+    splits = HeldOutSplits(learner, data, longest, evaluation_tokens(config), config.seed)
+    learner.eval()
+    started = time.perf_counter()
+    evaluation = splits.score(precision).first
+    seconds = time.perf_counter() - started
+    metrics = evaluation.metrics()
+    error = {"standard_error": metrics["standard_error"]} if "standard_error" in metrics else {}
+    weights = list(_weights(learner))
+    return {
+        "name": name,
+        "score": metrics[learner.metric.name],
+        **error,
+        "parameters": sum(tensor.numel() for tensor in weights),
+        "weight_bytes": sum(tensor.nbytes for tensor in weights),
+        "tokens_per_second": splits.first.loader.facts()["tokens_per_epoch"] / max(seconds, 1e-9),
+    }
+
+
+def _weights(learner: BaseLearner) -> Iterator[nn.Parameter]:
+    """What predicts: a generator is not a part of it."""
+    yield from learner.backbone.parameters()
+    yield from learner.heads.parameters()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from lmtool.config.tables import build
 from lmtool.costs.memory_of_run import model_of_peers
 from lmtool.data.split import Rows, SplitData
-from lmtool.data.tables import read_table
 from lmtool.distillation.configs import CodistillationConfig, StandardConfig
 from lmtool.distillation.configs.modes import reads_otherwise
 from lmtool.distillation.distilled import Distilled
@@ -27,15 +24,14 @@ from lmtool.distillation.store.outputs import Format, temperatures_of
 from lmtool.distillation.store.teacher import CutTeacher, StoredTeacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
-from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
+from lmtool.learners.held_out import evaluation_tokens
 from lmtool.models.configs import ModelConfig
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.teachers import Known, one_vocabulary, task_of
+from lmtool.session.labelled import relabelled
 from lmtool.session.open_run import OpenRun, earlier_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents
 from lmtool.session.trained import read_trained
-from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.kinds.labels import joined
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
@@ -267,67 +263,6 @@ def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, o
 # predictions.jsonl.
 
 
-def relabelled(
-    config: FinetuneConfig, path: str, data: SplitData, teacher: str = "TEACHER"
-) -> tuple[SplitData, dict[str, Any]]:
-    """Training data whose rows have the labels of a file, and what the first screen says of it. UserError, with how
-    many they are, where training rows have no prediction."""
-    task = config.task
-    rows, predictions = data.rows[task.name], predictions_of(task, path)
-    of_both, of_text = _places(predictions)
-    places = [of_both.get(key, of_text.get(key[1], -1)) for key in _keys(rows)]
-    missing = [number for number, place in enumerate(places) if place < 0]
-    if missing:
-        file, line = rows.origin[missing[0]]
-        raise UserError(
-            f"distill.predictions={path} has a prediction for {len(rows) - len(missing):,} of {len(rows):,} training "
-            f"rows; not for {file}:{line}: none has its texts",
-            f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
-        )
-    labelled = replace(rows, labels=predictions.labels_at(np.array(places)))
-    facts = {"predictions": f"{len(rows):,} of {path}"}
-    others = len(predictions) - len(set(places))
-    if others:
-        facts["predictions of other rows"] = f"{others:,}, not read"
-    return replace(data, rows={**data.rows, task.name: labelled}), facts
-
-
-def predictions_of(task: TaskConfig, path: str) -> Rows:
-    """A file of predictions as labelled rows of a task. UserError, naming file and line, where one is no label."""
-    table = read_table(Path(path).expanduser())
-    columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
-    columns = joined(task, columns, table.origin)
-    missing = [name for name in ("prediction", *task.reads) if name not in columns]
-    if missing:
-        raise UserError(
-            f"distill.predictions={path} has no column {missing[0]}; it has {', '.join(columns)}",
-            "give what lmtool predict output= writes of the task's rows",
-        )
-    kind: Any = build(task)
-    labels = kind.labels_of_predictions(columns)
-    kept = {name: values for name, values in columns.items() if name not in ("gold", "prediction", "score", "split")}
-    return kind.rows({**kept, task.label: labels}, table.origin, labelled=True)
-
-
-def _keys(rows: Rows) -> list[tuple[str, str]]:
-    """Of each row its number, and all that is read of it."""
-    texts = zip(*rows.columns.values(), strict=True)
-    return [(str(number), json.dumps(own)) for number, own in zip(rows.ids, texts, strict=True)]
-
-
-def _places(predictions: Rows) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
-    """The places of predictions by number and texts; and by texts alone, where no two of these differ."""
-    keys = _keys(predictions)
-    assert predictions.labels is not None
-    labels = [repr(label) for label in predictions.labels]
-    of_text: dict[str, int] = {}
-    for place, (_, text) in enumerate(keys):
-        first = of_text.setdefault(text, place)
-        if first >= 0 and labels[first] != labels[place]:
-            of_text[text] = -1
-    return {key: place for place, key in enumerate(keys)}, of_text
-
-
 # The teachers of a run, and what is trained in the place of its learner.
 
 
@@ -400,46 +335,6 @@ def distilled(
         return build(config.distill, student, [labels])
     teachers = [teacher_of(config, path, tokenizer, precision) for path in config.distill.checkpoints]
     return build(config.distill, student, [stored(config, teacher, tokenizer, contents) for teacher in teachers])
-
-
-def side_by_side(
-    student: BaseLearner, distilled: Distilled, held_out: HeldOutSplits, config: RunConfig, precision: Precision
-) -> list[dict[str, Any]]:
-    """What the report sets beside each other: teachers, peers and the student, each with its `score` on the first
-    held-out split, its standard error, parameters, bytes of weights, and the tokens a second at which it was scored."""
-    teachers = {f"teacher {teacher.origin}": teacher.learner for teacher in distilled.teachers}
-    models = {"student": student, **distilled.beside(), **teachers}
-    return [_measured(name, learner, held_out, config, precision) for name, learner in reversed(models.items())]
-
-
-def _measured(
-    name: str, learner: BaseLearner, held_out: HeldOutSplits, config: RunConfig, precision: Precision
-) -> dict[str, Any]:
-    first = held_out.first
-    data: Mapping[str, Any] = {first.data.split: first.data}
-    longest = min(config.max_length, learner.backbone.config.max_positions)
-    splits = HeldOutSplits(learner, data, longest, evaluation_tokens(config), config.seed)
-    learner.eval()
-    started = time.perf_counter()
-    evaluation = splits.score(precision).first
-    seconds = time.perf_counter() - started
-    metrics = evaluation.metrics()
-    error = {"standard_error": metrics["standard_error"]} if "standard_error" in metrics else {}
-    weights = list(_weights(learner))
-    return {
-        "name": name,
-        "score": metrics[learner.metric.name],
-        **error,
-        "parameters": sum(tensor.numel() for tensor in weights),
-        "weight_bytes": sum(tensor.nbytes for tensor in weights),
-        "tokens_per_second": splits.first.loader.facts()["tokens_per_epoch"] / max(seconds, 1e-9),
-    }
-
-
-def _weights(learner: BaseLearner) -> Iterator[nn.Parameter]:
-    """What predicts: a generator is not a part of it."""
-    yield from learner.backbone.parameters()
-    yield from learner.heads.parameters()
 
 
 def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precision: Precision) -> Teacher:

@@ -17,8 +17,8 @@ from lmtool.errors import UserError
 from lmtool.learners.metrics import mean_and_error, t_quantile
 from lmtool.reporting import html
 from lmtool.reporting.sweep_files import read_sweep
-from lmtool.reporting.sweep_groups import blocks_of, difference
-from lmtool.reporting.sweep_report import csv_cell, group_table, headline, sentences, unscored_table, write_sweep
+from lmtool.reporting.sweep_groups import blocks_of, csv_cell, difference
+from lmtool.reporting.sweep_report import group_table, headline, sentences, unscored_table, write_sweep
 from tests.reporting.conftest import HOSTILE
 from tests.reporting.test_report import read_page
 
