@@ -59,6 +59,9 @@ class Companion:
         "run". UserError where the run resumes and differs from its checkpoint."""
         return {}
 
+    def on_update(self, step: int) -> None:
+        """Called after each update of the weights. step: the first is 1."""
+
     def write(self, folder: Path) -> None:
         """Add files to the folder of a checkpoint."""
 

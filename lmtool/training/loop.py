@@ -66,7 +66,7 @@ def train(
     """Train until a budget is spent, resuming from the run's newest whole checkpoint where it has one.
 
     evaluate: step -> scores by name, `settings.metric` among them; called with the learner in evaluation mode.
-    extensions: add their files (the tokenizer) to each checkpoint. group: the processes that train together. The
+    extensions: are told of each update, and add their files (the tokenizer) to each checkpoint. group: the processes that train together. The
     learner keeps the last weights; the best ones are in the result's `best`.
 
     Raises UserError (no budget, no space, a checkpoint of another model), Diverged, and Stopped after a signal, with a
@@ -101,6 +101,8 @@ def train(
             set_learning_rate(optimizer, learning_rate)
             outcome = gradients(engine, data, step, settings.seed, device, precision, scaler)
             norm = apply_gradients(optimizer, scaler, list(named.values()), settings.optimizer.clip_norm)
+            for extension in extensions:
+                extension.on_update(step)
             health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
 
             logs = has_row(step, settings.log_every, total)
