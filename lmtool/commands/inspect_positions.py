@@ -18,7 +18,7 @@ from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.configs import PositionsConfig
 from lmtool.nn.positions import Position, PositionSizes
 from lmtool.reporting.console import Output
-from lmtool.reporting.looks import PositionMaps, print_places, write_places
+from lmtool.reporting.looks import PositionMaps, print_position_maps, write_position_maps
 from lmtool.resolver.schema.use import InspectPositionsConfig
 from lmtool.training.precision import choose_device
 from lmtool.weights.load import load
@@ -30,9 +30,9 @@ def run(config: InspectPositionsConfig) -> list[dict[str, Any]]:
     """Draw on the screen and write the page. Returns what is drawn, by name."""
     output = Output()
     places = [*_new(config), *_of_checkpoints(config)]
-    print_places(output, places)
+    print_position_maps(output, places)
     path = Path(config.output).expanduser()
-    write_places(path, places)
+    write_position_maps(path, places)
     output.line(f"page: {path}")
     return [{"positions": each.name, "maps": len(each.scores)} for each in places]
 

@@ -17,7 +17,7 @@ from lmtool.learners.metrics import METRICS, Metric, interval, resample_count, r
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
-from lmtool.reporting.scores import between, is_apart, print_difference, score_of
+from lmtool.reporting.scores import between, is_significant, print_difference, score_of
 from lmtool.reporting.text import count, duration, lower_is_better, number, plain, shortened, size, title
 from lmtool.system.terminal import counted
 
@@ -236,7 +236,7 @@ def _gaps(comparison: RunComparison) -> str:
             continue
         rows += [
             [f"{name} less {comparison.names[0]}", title(metric), f"{of['value']:+.4f}"]
-            + [between(of, "+"), "yes" if is_apart(of) else "no"]
+            + [between(of, "+"), "yes" if is_significant(of) else "no"]
             for metric, of in gap.items()
         ]
     table = html.table(["runs", "metric", "difference", "95% interval", "apart"], rows) if rows else ""

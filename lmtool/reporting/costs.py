@@ -44,7 +44,7 @@ class RunPlan:
     """What a run will take. FLOPs are of training (forward and backward); memory and time are estimates. Of a run in
     phases, numbers of a step are means, and the memory is that of the phase that takes most.
 
-    memory_bytes: of one device, by part. room_bytes: that it has; None where nobody says. step_seconds: at least and at
+    memory_bytes: of one device, by part. capacity_bytes: its memory; None if unknown. step_seconds: at least and at
     most; None where no rate is known. rate: how it was found. evaluations: of the held-out data, evaluation_tokens each
     (0: not known). budgets: those that it has, by their keys; ends_by: the one that ends it. epochs: passes over the
     training data, None where these are not known; epoch_text: what one is. advice: overrides with which it fits, each
@@ -70,7 +70,7 @@ class RunPlan:
     epochs: float | None = None
     epoch_text: str = ""
     devices: int = 1
-    room_bytes: int | None = None
+    capacity_bytes: int | None = None
     advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class RunPlan:
     @property
     def fits(self) -> bool:
         """Whether it fits into the memory of its device, as far as that is known."""
-        return self.room_bytes is None or self.needed_bytes <= self.room_bytes
+        return self.capacity_bytes is None or self.needed_bytes <= self.capacity_bytes
 
     @property
     def disk_bytes(self) -> int:
@@ -174,12 +174,12 @@ def _memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
     each = "" if plan.devices == 1 else " a device"
     rows = [("memory", f"about {size(plan.needed_bytes)}{each}")]
     rows += [("", " · ".join(parts[start : start + 4])) for start in range(0, len(parts), 4)]
-    if plan.room_bytes is None:
+    if plan.capacity_bytes is None:
         return rows
-    has = f"{size(plan.room_bytes)} are there"
+    has = f"{size(plan.capacity_bytes)} are there"
     if plan.fits:
         return [*rows, ("fits", f"yes: {has}")]
-    lacks = f"no: {size(plan.needed_bytes - plan.room_bytes)} too much, {has}"
+    lacks = f"no: {size(plan.needed_bytes - plan.capacity_bytes)} too much, {has}"
     advice = plan.advice or ("nothing that was tried makes it fit: take a smaller model, or another device",)
     return [*rows, ("fits", lacks), *(("would fit", line) for line in advice)]
 

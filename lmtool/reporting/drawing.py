@@ -245,7 +245,7 @@ def terms_figure(terms: Mapping[str, Any], pieces: Sequence[str]) -> Figure:
     return figure
 
 
-def places_figure(scores_ALL: Any) -> Figure:
+def position_maps_figure(scores_ALL: Any) -> Figure:
     """The maps of positions side by side, each with its own scale. scores_ALL: (A, L, L)."""
     count = len(scores_ALL)
     columns = min(_IN_A_ROW, count)

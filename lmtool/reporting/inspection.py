@@ -31,7 +31,7 @@ _BROKEN = "DOES NOT HOLD"
 
 
 @dataclass(frozen=True)
-class Inspected:
+class InspectionScreen:
     """Of one configuration, or of one phase of a run. examples: as `Inspector.described` gives them. statistics: rows
     of text under `_HEADER`. broken: which of these are not as defined. verdict: what of all checks holds, in a line.
     checks: the same with their names. definitions: what is defined by no number."""
@@ -46,7 +46,7 @@ class Inspected:
     definitions: Sequence[str] = ()
 
 
-def print_inspected(output: Output, inspected: Inspected, brief: bool = False) -> None:
+def print_inspection(output: Output, inspected: InspectionScreen, brief: bool = False) -> None:
     """The heading and the fact; unless brief, examples with a legend, and the statistics; what holds."""
     output.paragraph(inspected.heading, "bold")
     if inspected.fact:
@@ -69,7 +69,7 @@ def print_inspected(output: Output, inspected: Inspected, brief: bool = False) -
     _print_statistics(output, inspected)
 
 
-def _print_statistics(output: Output, inspected: Inspected) -> None:
+def _print_statistics(output: Output, inspected: InspectionScreen) -> None:
     header = [*_HEADER, ""] if inspected.broken else list(_HEADER)
     ends = [[_BROKEN if number in inspected.broken else ""] for number in range(len(inspected.statistics))]
     rows = [[*row, *(end if inspected.broken else [])] for row, end in zip(inspected.statistics, ends, strict=True)]
@@ -174,7 +174,7 @@ def _legend(texts: Sequence[str]) -> str:
     return " · ".join(words for sign, words in signs.items() if (sign in every if sign != "×" else runs))
 
 
-def inspected_html(inspected: Inspected) -> str:
+def inspection_html(inspected: InspectionScreen) -> str:
     """The same as a part of a page."""
     examples = []
     shown: list[str] = []
@@ -221,11 +221,11 @@ def _marked(text: str) -> str:
     return " ".join(words)
 
 
-def write_inspected(path: Path, parts: Sequence[Inspected]) -> None:
+def write_inspection(path: Path, parts: Sequence[InspectionScreen]) -> None:
     """The page. UserError where the disk refuses."""
     body = [f"<h1>{html.escape(parts[0].heading)}</h1>"] if len(parts) == 1 else ["<h1>What the model is fed</h1>"]
     for part in parts:
-        body.append(html.section(part.heading if len(parts) > 1 else "What the model is fed", inspected_html(part)))
+        body.append(html.section(part.heading if len(parts) > 1 else "What the model is fed", inspection_html(part)))
     html.write_page(path, parts[0].heading, body)
 
 
@@ -258,7 +258,7 @@ _LABELS = 8
 _KINDS = ("equal", "other_label", "similar")
 
 
-def print_problems(output: Output, name: str, messages: Sequence[str], most: int) -> None:
+def print_failed_rows(output: Output, name: str, messages: Sequence[str], most: int) -> None:
     """Rows that would fail, the first of them by file:line."""
     if not messages:
         return

@@ -37,7 +37,7 @@ class Cut:
         }  # fmt: skip
 
 
-def print_cuts(output: Output, text: str, cuts: Sequence[Cut]) -> None:
+def print_tokenizations(output: Output, text: str, cuts: Sequence[Cut]) -> None:
     """A row a vocabulary, its pieces with spaces between them, and what there is to say of them below."""
     output.paragraph(f"{plain(text, 120)} · {counted(len(text), 'character')}", "bold")
     unknown = {cut.pieces[at] for cut in cuts for at in cut.unknown}
@@ -67,7 +67,7 @@ def _letters(text: str) -> str:
     return "".join(text.split()).lower()
 
 
-def write_cuts(path: Path, text: str, cuts: Sequence[Cut]) -> None:
+def write_tokenizations(path: Path, text: str, cuts: Sequence[Cut]) -> None:
     """The page. UserError where the disk refuses."""
     rows = []
     for cut in cuts:
@@ -95,7 +95,7 @@ class PositionMaps:
 _SHOWN_PLACES = 24
 
 
-def print_places(output: Output, places: Sequence[PositionMaps]) -> None:
+def print_position_maps(output: Output, places: Sequence[PositionMaps]) -> None:
     """The first map of each as shades, of the first places."""
     for each in places:
         scores = each.scores[0][:_SHOWN_PLACES, :_SHOWN_PLACES]
@@ -129,12 +129,12 @@ def _print_picture(output: Output, names: Sequence[str], shares_LL: Any) -> None
         output.line(f"the first {count} of {len(names)} across; the page has all", "dim")
 
 
-def write_places(path: Path, places: Sequence[PositionMaps]) -> None:
+def write_position_maps(path: Path, places: Sequence[PositionMaps]) -> None:
     """The page. UserError where the disk refuses."""
     from lmtool.reporting import drawing
 
     sections = [
-        html.section(each.name, html.figure(drawing.svg(drawing.places_figure(each.scores)))) for each in places
+        html.section(each.name, html.figure(drawing.svg(drawing.position_maps_figure(each.scores)))) for each in places
     ]
     body = ["<h1>Positions</h1>", html.paragraph(_PLACES), *sections]
     html.write_page(path, "positions", body)

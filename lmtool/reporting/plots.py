@@ -33,7 +33,7 @@ from lmtool.reporting.drawing import (
     thin,
     tidy,
 )
-from lmtool.reporting.run_files import RunFiles, loss_terms, phase_starts, scored_loss, series
+from lmtool.reporting.run_files import RunFiles, comparable_loss, loss_terms, phase_starts, series
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, shortened, title
 from lmtool.system.terminal import counted
 
@@ -42,7 +42,7 @@ _RATE = FuncFormatter(lambda value, _: exponent(value))
 
 def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Training loss (each row, and smoothed), validation loss and the baseline over steps; None without rows. Of a loss
-    of several terms, what was scored on held-out data (`scored_loss`). width: in inches."""
+    of several terms, what was scored on held-out data (`comparable_loss`). width: in inches."""
     headline, key = _headline(run), _training_loss(run)
     term = key.removeprefix("loss_") if key != "loss" else ""
     train = series(run.train, key)
@@ -82,7 +82,7 @@ def _headline(run: RunFiles) -> str:
 def _training_loss(run: RunFiles) -> str:
     """The key of a training row that is drawn beside held-out data; "" where none compares."""
     headline = _headline(run)
-    return f"loss_{headline.removesuffix('_loss')}" if headline else scored_loss(run)
+    return f"loss_{headline.removesuffix('_loss')}" if headline else comparable_loss(run)
 
 
 def loss_caption(run: RunFiles) -> str:
@@ -249,7 +249,7 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
 
     def points(run: RunFiles) -> tuple[list[int], list[float]]:
         if (split, metric) == ("train", "loss"):
-            return series(run.train, scored_loss(run) or metric)
+            return series(run.train, comparable_loss(run) or metric)
         return series(run.validation if split == "validation" else run.train, metric)
 
     lines = [(run.name, points(run)) for run in runs]

@@ -188,7 +188,7 @@ def loss_terms(run: RunFiles) -> list[str]:
     return list(dict.fromkeys(key for row in run.train for key in row if key.startswith("loss_")))
 
 
-def scored_loss(run: RunFiles) -> str:
+def comparable_loss(run: RunFiles) -> str:
     """The key of a training row that compares with the `loss` of held-out data: of a run that learns from a teacher, or
     by another loss beside its task's, that of the one term that is scored there; "" where several but not all are."""
     terms = [key.removeprefix("loss_") for key in loss_terms(run)]
@@ -226,7 +226,7 @@ def models_of(run: RunFiles) -> list[dict[str, Any]]:
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
         return []
     student: dict[str, Any] = next((model for model in models if model.get("name") == "student"), {})
-    alone = next(runs_alone(run), None)
+    alone = next(undistilled_runs(run), None)
     if alone is None:
         return models
     kept = {key: student.get(key) for key in ("parameters", "weight_bytes", "tokens_per_second")}
@@ -237,7 +237,7 @@ def _score_row(run: RunFiles) -> dict[str, Any]:
     return {"score": run.result.get("value"), "standard_error": run.result.get("standard_error")}
 
 
-def runs_alone(run: RunFiles) -> Iterator[RunFiles]:
+def undistilled_runs(run: RunFiles) -> Iterator[RunFiles]:
     """The finished runs beside this one that are the same but for the distillation."""
     wanted = _undistilled(run.run_dir)
     if wanted is None:

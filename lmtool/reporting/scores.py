@@ -184,7 +184,7 @@ def print_difference(
     rows = [
         [
             name, f"{scores[name]:.4f}", f"{scores[name] - of['value']:.4f}", f"{of['value']:+.4f}", between(of, "+"),
-            "yes" if is_apart(of) else "no",
+            "yes" if is_significant(of) else "no",
         ]
         for name, of in gap.items()
     ]  # fmt: skip
@@ -198,7 +198,7 @@ def between(score: Mapping[str, float], sign: str = "") -> str:
     return f"{score['low']:{sign}.4f} to {score['high']:{sign}.4f}"
 
 
-def is_apart(gap: Mapping[str, float]) -> bool:
+def is_significant(gap: Mapping[str, float]) -> bool:
     """Whether the interval of a difference leaves out 0."""
     return gap["low"] > 0 or gap["high"] < 0
 
@@ -240,7 +240,7 @@ def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> t
 _LINES, _WIDTH = 12, 100
 
 
-def print_prompted(output: Output, title: str, shots: int, summary: Mapping[str, Any], prompt: str) -> None:
+def print_few_shot(output: Output, title: str, shots: int, summary: Mapping[str, Any], prompt: str) -> None:
     """One split. summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept`, `warnings`, as
     `lmtool.session.evaluation` has them. prompt: the first question, of which the end is shown."""
     metrics, baseline = summary["metrics"], summary["baseline"]

@@ -18,7 +18,7 @@ _LABELS = 20
 _STYLES = {"better": "bold green", "worse": "bold red", "unclear": "bold yellow", "unknown": "bold"}
 
 
-def facts_text(facts: Mapping[str, Any]) -> str:
+def metadata_text(facts: Mapping[str, Any]) -> str:
     """Facts on one line: 'documents 1 234 · tokens 1.2 M'."""
     return " · ".join(f"{title(str(key))} {fact(str(key), value)}" for key, value in facts.items() if value is not None)
 
@@ -27,7 +27,7 @@ def _sections(label: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """One row of the plain facts, and one of each nested section ('train', 'validation')."""
     flat = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
     nested = {key: value for key, value in facts.items() if isinstance(value, Mapping)}
-    texts = [facts_text(flat)] if flat else []
+    texts = [metadata_text(flat)] if flat else []
     texts += [f"{title(str(key))}: {_nested_text(str(key), value)}" for key, value in nested.items()]
     return [(label if index == 0 else "", text) for index, text in enumerate(texts)]
 
@@ -35,7 +35,7 @@ def _sections(label: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _nested_text(key: str, facts: Mapping[str, Any]) -> str:
     """A nested section on one line. Rows by label: the names as they are written; of many the rarest and commonest."""
     if key != "labels":
-        return facts_text(facts)
+        return metadata_text(facts)
     shown = [f"{name} {count(rows)}" for name, rows in zip(shortened(facts, 40), facts.values(), strict=True)]
     if len(shown) <= _LABELS:
         return " · ".join(shown)
@@ -134,7 +134,7 @@ def print_start(output: Output, screen: StartScreen) -> None:
     rows += [*_plan_rows(screen.plan), ("baseline", baseline_text(screen.baseline)), *_learning_text(screen.trainable)]
     if len(screen.rates) > 1:  # a single rate is in the configuration
         rows += [("rates" if index == 0 else "", rate_text(row)) for index, row in enumerate(screen.rates)]
-    output.rows([*rows, ("machine", facts_text(screen.machine))])
+    output.rows([*rows, ("machine", metadata_text(screen.machine))])
 
 
 def forgetting_rows(forgetting: Any) -> list[tuple[str, str]]:
@@ -203,7 +203,7 @@ def end_screen(
         and not key.endswith((*CONSTANTS, "standard_error"))
     }
     if others:
-        rows.append(("also", facts_text(others)))
+        rows.append(("also", metadata_text(others)))
     if mix := result.get("layer_mix"):
         shares = [f"{layer or 'embedding'} {percent(share)}" for layer, share in enumerate(mix["weights"])]
         rows.append(("layers", f"{' · '.join(shares)} · gamma {number(mix['gamma'])}"))

@@ -71,11 +71,11 @@ def _to_learn(
         task = task.with_head(taken.form)
     facts = data.facts
     if taken is None and origin is not None and getattr(task, "pooling", None) == "auto":
-        task, facts = _pooled_as_published(task, facts, origin, config.offline)
+        task, facts = _with_published_pooling(task, facts, origin, config.offline)
     return replace(data, config=task, facts=facts), taken
 
 
-def _pooled_as_published(
+def _with_published_pooling(
     task: TaskConfig, facts: dict[str, Any], origin: str, offline: bool
 ) -> tuple[TaskConfig, dict[str, Any]]:
     """The task and its facts, with the pooling of the sentence encoder that it starts from, where it is one."""
@@ -130,7 +130,7 @@ def _to_score(
     """The same of one task. known: what the checkpoint was trained for; section: the same as saved."""
     checkpoint = config.checkpoint
     if trained.foreign:
-        task = _own_labels(task, known, checkpoint)
+        task = _labels_of_data(task, known, checkpoint)
     elif not task.same_question(known):
         reads = f"task={known.name}, which reads {', '.join(known.text)}"
         raise UserError(
@@ -157,7 +157,7 @@ def _to_score(
     return replace(data, config=scored), taken
 
 
-def _own_labels(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
+def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
     """The task whose data a published classifier is scored on. Its classes are those of the data: the checkpoint's say
     nothing of the numbers in a file. UserError where no data are named."""
     if all(getattr(task, where) is None for where in ("path", "hub", "embedded")):

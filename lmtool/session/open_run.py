@@ -22,7 +22,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
-from lmtool.reporting.trackers.base import RunFacts
+from lmtool.reporting.trackers.base import TrackedRun
 from lmtool.reporting.trackers.tracking import Trackers
 from lmtool.resolver.compatibility import lacks_around, lacks_tokens
 from lmtool.resolver.decoding import completed
@@ -200,7 +200,7 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
     path = run.path.resolve()
     is_job = (path / "job.json").is_file()
     facts = partial(
-        RunFacts,
+        TrackedRun,
         str(path),
         masked(f"{path.parent.name}/{path.name}" if is_job else path.name),
         masked(path.parent.name) if is_job else None,
@@ -324,6 +324,6 @@ def base_of(
     return Base(str(starts_from(opened.config)), path, start.revision, parts, sha256, tokenizer.fingerprint, names)
 
 
-def earlier_weights(config: FinetuneConfig) -> list[Weights]:
+def prior_weights(config: FinetuneConfig) -> list[Weights]:
     """Those of the runs that the tuning method builds on. A checkpoint of the run itself has what was taken of them."""
     return [read(path, config.offline) for path in config.tuning.builds_on]

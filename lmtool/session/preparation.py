@@ -18,9 +18,9 @@ from lmtool.reporting.text import plain
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.forgetting import require_measurable
 from lmtool.session.labelled import data_to_learn
-from lmtool.session.open_run import OpenRun, base_of, earlier_weights, require_fit, saved_tokenizer, start_weights
+from lmtool.session.open_run import OpenRun, base_of, prior_weights, require_fit, saved_tokenizer, start_weights
 from lmtool.session.provenance import Contents, contents_of, require_same_data
-from lmtool.session.session import PhaseData, Session, phases_of, text_of, tokenized_facts
+from lmtool.session.session import PhaseData, Session, phases_of, text_of, tokenized_metadata
 from lmtool.session.teachers import distilled, with_texts
 from lmtool.tasks.loading import TaskData
 from lmtool.tasks.mixture import read_tasks, rows_of
@@ -64,7 +64,7 @@ class PretrainPreparation:
                 by_phase.append(by_phase[same_text])
                 continue
             by_phase.append({split: self.split(form, split, tokenizer, on_stage) for split in ("train", "validation")})
-        metadata["tokenized"] = tokenized_facts(by_phase[0]["train"])
+        metadata["tokenized"] = tokenized_metadata(by_phase[0]["train"])
         learner, loaded = assemble(config, tokenizer, start_weights(config, own=run.checkpoint))
         return Session(
             run=run,
@@ -168,7 +168,7 @@ class FinetunePreparation:
         tokenizer = saved_tokenizer(run) or self.trained_tokenizer(run.output.stage)
         require_fit(config, tokenizer)
         start = start_weights(config, self.heads, run.checkpoint)
-        earlier = [] if run.checkpoint is not None else earlier_weights(config)
+        earlier = [] if run.checkpoint is not None else prior_weights(config)
         learner, loaded = assemble(config, tokenizer, start, earlier=earlier)
         base = base_of(run, learner, start, loaded, tokenizer)
         del start, earlier  # the learner holds what it needs of them

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lmtool.config.checkpoint import read_state
-from lmtool.costs.memory_of_run import learning_by_role
+from lmtool.costs.memory_of_run import trainable_by_role
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.attention import attention_path
 from lmtool.reporting.costs import RunPlan
@@ -102,7 +102,7 @@ _REPORT_ONLY = frozenset(
 WASTE = ("padding_fraction", "truncated_fraction")
 
 
-def machine_facts(
+def machine_metadata(
     config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation, group: Group = ALONE
 ) -> dict[str, str]:
     """Where the run computes and how: for the screen and the report."""
@@ -119,7 +119,7 @@ def machine_facts(
     }
 
 
-def _told_of_machine(machine: Mapping[str, str], cuda: bool) -> dict[str, str]:
+def _screen_machine(machine: Mapping[str, str], cuda: bool) -> dict[str, str]:
     """What of it the first screen says: on a CPU attention has one path, and nothing is compiled unless it was asked
     for."""
     untold = {"dropout"} if cuda or machine["compiled"].startswith("yes") else {"dropout", "attention", "compiled"}
@@ -141,13 +141,13 @@ def begin(
     """Write facts.json and show the first screen. metadata: by section, "data", "model" and "run"."""
     opened, learner, compilation = session.run, session.learner, session.compilation
     config, data = opened.config, metadata["data"]
-    machine = machine_facts(config, learner, opened.precision, compilation, opened.group)
+    machine = machine_metadata(config, learner, opened.precision, compilation, opened.group)
     copied = data.get("distillation", {}).get("started from")
-    model = model_facts(config, session.tokenizer, session.loaded, copied) | dict(metadata["model"])
+    model = model_metadata(config, session.tokenizer, session.loaded, copied) | dict(metadata["model"])
     learning_rates = rates(learner, config.optimizer, plan.steps)
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
     # Without a tuning method everything learns.
-    learns = {} if learner.tuning is None else learning_by_role(learner)
+    learns = {} if learner.tuning is None else trainable_by_role(learner)
     facts: dict[str, Any] = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
@@ -162,11 +162,11 @@ def begin(
         command=opened.verb,
         run_dir=str(opened.folder.path),
         choices=session.subject,
-        data=_told(data),
+        data=_screen_data(data),
         model=model,
         plan=plan,
         baseline=baseline,
-        machine=_told_of_machine(machine, opened.precision.device.type == "cuda"),
+        machine=_screen_machine(machine, opened.precision.device.type == "cuda"),
         trainable=learns,
         rates=learning_rates,
         resumed_step=state.get("step"),
@@ -219,14 +219,14 @@ def updated_baseline(
     return whole
 
 
-def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _screen_data(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts worth a place on the screen; counts of nothing are not, but for what is cut off."""
     kept = {
         name: value
         for name, value in facts.items()
         if name not in _REPORT_ONLY and (value or value is False or name == "truncated_fraction")
     }
-    return {name: _told(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+    return {name: _screen_data(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def warnings_of(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -242,7 +242,7 @@ def listener(opened: OpenRun, metric: str, baseline: Mapping[str, Any]) -> Progr
     return ProgressDisplay(opened.output, metric, opened.config.log_every, baseline)
 
 
-def model_facts(
+def model_metadata(
     config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None, copied: str | None = None
 ) -> dict[str, Any]:
     """Facts of the model for screen and report. copied: what a student took of its teacher at the start."""

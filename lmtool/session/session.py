@@ -61,10 +61,10 @@ def text_of(
     return SplitData(split, store, config.documents, rows, stride)
 
 
-def tokenized_facts(data: SplitData) -> dict[str, Any]:
+def tokenized_metadata(data: SplitData) -> dict[str, Any]:
     """How fast the store of a split was built, whenever that was: for the screens and the report."""
     if data.members:
-        return {title: tokenized_facts(part) for title, part in data.members.items()}
+        return {title: tokenized_metadata(part) for title, part in data.members.items()}
     facts = data.text.facts
     return {name: facts[name] for name in ("bytes", "seconds", "bytes_per_second", "tokens_per_second")}
 

@@ -29,7 +29,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.teachers import Known, one_vocabulary, task_of
 from lmtool.session.labelled import relabelled
-from lmtool.session.open_run import OpenRun, earlier_weights, start_weights, starting_tokenizer
+from lmtool.session.open_run import OpenRun, prior_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents
 from lmtool.session.trained import read_trained
 from lmtool.tasks.labels import TakenHead
@@ -282,7 +282,7 @@ def peers_of(
     peers = []
     for number in range(1, distill.learners):
         seeded = own.model_copy(update={"seed": config.seed + number})
-        earlier = earlier_weights(seeded) if isinstance(seeded, FinetuneConfig) else []
+        earlier = prior_weights(seeded) if isinstance(seeded, FinetuneConfig) else []
         learner, _ = assemble(seeded, tokenizer, start_weights(seeded, heads), earlier=earlier)
         peers.append(learner)
     return peers

@@ -66,8 +66,8 @@ def train(
     """Train until a budget is spent, resuming from the run's newest whole checkpoint where it has one.
 
     evaluate: step -> scores by name, `settings.metric` among them; called with the learner in evaluation mode.
-    extensions: are told of each update, and add their files (the tokenizer) to each checkpoint. group: the processes that train together. The
-    learner keeps the last weights; the best ones are in the result's `best`.
+    extensions: follow each update, and add their files (the tokenizer) to each checkpoint. group: the processes that
+    train together. The learner keeps the last weights; the best ones are in the result's `best`.
 
     Raises UserError (no budget, no space, a checkpoint of another model), Diverged, and Stopped after a signal, with a
     checkpoint saved.

@@ -101,7 +101,7 @@ def test_what_is_beside_a_map_of_few_rows_is_no_longer_than_the_map(layers: int)
 
 
 def test_maps_of_positions_say_what_is_down_and_across_on_dark_paper_too() -> None:
-    figure = drawing.places_figure(np.zeros((6, 4, 4)))
+    figure = drawing.position_maps_figure(np.zeros((6, 4, 4)))
     maps, bars = figure.axes[::2], figure.axes[1::2]
     assert [axes.get_ylabel() for axes in maps] == ["looks", "", "", "", "looks", ""]
     assert [axes.get_xlabel() for axes in maps] == ["", "", *["is looked at"] * 4]
