@@ -1,4 +1,4 @@
-"""The shapes that cross rooms.
+"""The shapes that cross packages.
 
 Shape letters: T tokens of a packed batch, N documents in it, M places that predict, H hidden width, V vocabulary,
 C classes.

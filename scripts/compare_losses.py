@@ -30,8 +30,7 @@ from rows import listed, stop
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lmtool.reporting.console import Output
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = ("max_steps=50", "log_every=1", "max_minutes=null", "device=cpu", "precision=fp32", "offline=true")

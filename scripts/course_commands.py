@@ -77,7 +77,7 @@ def _import_all() -> None:
     import lmtool.commands.inspect
     import lmtool.commands.inspect_attention
     import lmtool.commands.pretrain
-    import lmtool.reporting.look_plots  # noqa: F401
+    import lmtool.reporting.drawing  # noqa: F401
 
 
 def _become(command: str, folder: Path, stdout: Path, in_fork: bool, threads: int | None) -> None:

@@ -15,7 +15,6 @@ from course_markdown import inline, rendered
 from course_text import Claim, Commands, Course, Part, Printed, Prose, Show, Topic
 
 from lmtool.reporting import html
-from lmtool.reporting.report import write_page
 from lmtool.reporting.text import duration
 
 # Topics are the headings of this page; what is embedded has smaller ones. Printed tables keep their columns.
@@ -64,7 +63,7 @@ def write_course(course: Course, folder: Path, spent: dict[str, Spent]) -> Path:
         _claims(course.topics, verdicts),
     ]
     path = folder / "index.html"
-    write_page(path, html.page(course.title, body))
+    html.write_page(path, course.title, body)
     return path
 
 

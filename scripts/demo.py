@@ -19,8 +19,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from lmtool.reporting.console import Output
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 
 # Three passes over the rows, the default and that of BERT's paper. With ten, random weights come near.
 FINETUNE = ["task=pydocs", "seed=1,2,3,4,5,6", "evaluate_every=1000"]

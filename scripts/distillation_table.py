@@ -39,8 +39,7 @@ from rows import Rows, listed, mean_and_error, minilm, stop
 from safetensors.torch import load_file, save_file
 from tuning_table import write_rows
 
-from lmtool.reporting.console import Output
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import size
 
 GOLD, TEACHER = "gold", "teacher"

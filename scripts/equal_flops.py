@@ -37,8 +37,7 @@ from typing import Any
 from rows import Rows, listed, mean_and_error, stop
 
 import lmtool
-from lmtool.reporting.console import Output
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 
 SHAPE = {"num_layers": 2, "hidden_size": 128, "num_heads": 2, "feedforward_size": 512, "vocab_size": 8192}
 # Sizes that a family has in another way.
@@ -197,7 +196,7 @@ def masked_words(folder: Path, threads: int) -> dict[str, float] | None:
     from lmtool.data.sources import open_source
     from lmtool.learners.held_out import HeldOutSplits
     from lmtool.objectives.configs import MlmConfig
-    from lmtool.session.phases import text_of
+    from lmtool.session.session import text_of
     from lmtool.session.trained import read_trained
     from lmtool.training.precision import choose_device, choose_precision
 

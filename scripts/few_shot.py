@@ -38,8 +38,7 @@ from typing import Any
 from rows import Rows, listed, minilm, stop
 
 from lmtool.cli import main as cli
-from lmtool.reporting.console import Output
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 from lmtool.tasks.loading import load_task
 
 WAYS: dict[str, list[str]] = {

@@ -19,8 +19,7 @@ from rows import Rows, listed, mean_and_error, stop
 
 from lmtool.cli import main as cli
 from lmtool.config.checkpoint import checkpoint_folder
-from lmtool.reporting.console import Output
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 
 STARTS = ("pretrained", "scratch")
 

@@ -45,8 +45,7 @@ from lmtool.learners.base import ModelWithHeads
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import lm_head
-from lmtool.reporting.console import Output
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.tasks.kinds.learner import TaskLearner

@@ -55,12 +55,11 @@ from lmtool.cli import main as cli
 from lmtool.config.tables import build
 from lmtool.data.examples import Rows as SplitRows
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
-from lmtool.reporting.console import Output
+from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.scores import CLEAR_ERRORS
-from lmtool.reporting.table import print_table
 from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.session.labelled import data_to_learn
-from lmtool.session.start import start_weights, starting_tokenizer
+from lmtool.session.open_run import start_weights, starting_tokenizer
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData, load_task

@@ -54,14 +54,14 @@ def planned(name: str, *more: str) -> Any:
     from lmtool.cli import main as cli
     from lmtool.commands.plan import _assumed
     from lmtool.costs.plan_of_run import plan_of
-    from lmtool.costs.rate import place_of
+    from lmtool.costs.rate import planned_device
     from lmtool.weights.assemble import assemble
 
     words = [*RUNS[name], *EXTRA[name], f"devices={GPUS}", f"max_tokens={TOKENS}", "max_steps=null", *more]
     config = cli.configuration("pretrain", cli.parse(words), running=False)
     with torch.device("meta"):
         learner, _ = assemble(config, None)
-    place = place_of(config, DEVICE)
+    place = planned_device(config, DEVICE)
     return plan_of(config, learner, _assumed(config, 0, config.objective.predicted_fraction), place)
 
 

@@ -36,8 +36,7 @@ from published import NEVER, SUBSET_SEED, decoded, finetuned, run_lmtool, run_tr
 from rows import Rows, listed, mean_and_error, minilm, stop
 
 from lmtool.random_streams import Permutation
-from lmtool.reporting.console import Output
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.tasks.loading import load_task

@@ -1,1 +1,1 @@
-"""One short, straight-line file a command: build, train, evaluate, save."""
+"""One module a verb: each builds what it needs from the packages below and runs it."""

@@ -44,8 +44,8 @@ class CallableTokenizer(Tokenizer):
     """
 
     def __init__(self, tokenizer: Tokenizer, layout: str, segments: bool, task: bool):
-        own = tokenizer
-        super().__init__(own._backend, own.roles, own._origin, own.parse_special_tokens, own._unflagged)
+        source = tokenizer
+        super().__init__(source._backend, source.roles, source._origin, source.parse_special_tokens, source._unflagged)
         self._layout, self._segments, self._reads_special = layout, segments, not task
 
     @cached_property
@@ -69,14 +69,14 @@ class CallableTokenizer(Tokenizer):
         def padded(values_T: Tensor, filler: int) -> Tensor:
             return torch.full(real_BL.shape, filler).masked_scatter(real_BL, values_T)
 
-        given = {"input_ids": padded(packed.tokens, self.roles.get("pad", 0)), "attention_mask": real_BL.long()}
+        inputs = {"input_ids": padded(packed.tokens, self.roles.get("pad", 0)), "attention_mask": real_BL.long()}
         if self._segments and "segment" in packed.columns:
-            given["token_type_ids"] = padded(packed.columns["segment"], 0)
-        return given
+            inputs["token_type_ids"] = padded(packed.columns["segment"], 0)
+        return inputs
 
 
 @dataclass(frozen=True)
-class Loaded(weights.Loaded):
+class LoadedCheckpoint(weights.Loaded):
     """A checkpoint in use, see `lmtool.weights.load.Loaded`. checkpoint: what was loaded."""
 
     tokenizer: CallableTokenizer | None
@@ -101,7 +101,7 @@ class Loaded(weights.Loaded):
         if isinstance(texts, Mapping):
             columns = {name: list(values) for name, values in texts.items()}
         else:
-            columns = columns_of(learner, _listed(texts), None if pairs is None else _listed(pairs))
+            columns = columns_of(learner, _as_list(texts), None if pairs is None else _as_list(pairs))
         count = len(next(iter(columns.values()), []))
         if not count:
             return []
@@ -143,15 +143,17 @@ class Loaded(weights.Loaded):
 
     def _answering(self, paired: bool, task: str | None) -> BaseLearner:
         """What answers, over the tensors of `model`: what is changed there is changed here."""
-        key, own = (paired, task), self._trained.task(task)
+        key, task_config = (paired, task), self._trained.task(task)
         if key not in self._learners:
-            self._learners[key] = answering(self._trained, paired) if own is None else self._trained.learner(own)
+            self._learners[key] = (
+                answering(self._trained, paired) if task_config is None else self._trained.learner(task_config)
+            )
         learner = self._learners[key].to(self._precision.device)
         learner.load_state_dict(self.model.parts.state_dict(), strict=False, assign=True)
         return learner
 
 
-def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
+def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> LoadedCheckpoint:
     """A checkpoint to look at and to use: a run or a checkpoint of lmtool, a published folder or hf://org/name.
 
     UserError where it cannot be read, or where a part of the backbone is missing.
@@ -163,16 +165,16 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     if base.tokenizer is not None:
         segments = getattr(base.config, "segments", 0) > 1
         parts["tokenizer"] = CallableTokenizer(base.tokenizer, layout_of(base), segments, base.task is not None)
-    return Loaded(**parts, checkpoint=str(checkpoint), offline=offline)
+    return LoadedCheckpoint(**parts, checkpoint=str(checkpoint), offline=offline)
 
 
-def _listed(texts: Texts) -> list[str]:
+def _as_list(texts: Texts) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
 
 
 def _rows(columns: Mapping[str, Texts]) -> Rows:
     """Rows of texts. ValueError where there are more of one than of the other."""
-    listed = {name: _listed(texts) for name, texts in columns.items()}
-    if len({len(texts) for texts in listed.values()}) != 1:
-        raise ValueError(" and ".join(f"{len(texts)} of {name}" for name, texts in listed.items()))
-    return Rows.of_texts(**listed)
+    texts_by_column = {name: _as_list(texts) for name, texts in columns.items()}
+    if len({len(texts) for texts in texts_by_column.values()}) != 1:
+        raise ValueError(" and ".join(f"{len(texts)} of {name}" for name, texts in texts_by_column.items()))
+    return Rows.of_texts(**texts_by_column)

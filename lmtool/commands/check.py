@@ -12,8 +12,8 @@ from lmtool.data.configs import DataConfig
 from lmtool.data.files import collected
 from lmtool.data.sources import documents, open_source
 from lmtool.errors import CheckFailed, UserError
-from lmtool.reporting.check import print_findings, print_problems
 from lmtool.reporting.console import Output
+from lmtool.reporting.inspection import print_failed_rows, print_findings
 from lmtool.resolver.schema.use import CheckConfig
 from lmtool.session.requests import write_output
 from lmtool.system.terminal import counted
@@ -37,7 +37,7 @@ def run(config: CheckConfig) -> dict[str, Any]:
     if config.task is not None:
         for part in config.task.parts():
             data, problems = read_sound(part, config.seed, config.cache_dir, config.offline)
-            said = (
+            summary = (
                 {}
                 if data is None
                 else findings(data, config.near, length_of, config.max_length, config.listed, output.stage)
@@ -45,17 +45,17 @@ def run(config: CheckConfig) -> dict[str, Any]:
             facts = (
                 {} if data is None else {"warnings": data.facts.get("warnings", []), "source": data.facts.get("source")}
             )
-            found[part.name] = {**facts, "failing": [problem.message for problem in problems], "splits": said}
+            found[part.name] = {**facts, "failing": [problem.message for problem in problems], "splits": summary}
     elif config.data is not None:
         found[config.data.name] = _text(config, config.data, length_of, output)
     long = config.max_length if unit == "tokens" else None
-    for name, said in found.items():
-        print_problems(output, name, said["failing"], config.listed)
-        print_findings(output, name, said, unit, long, config.listed)
+    for name, summary in found.items():
+        print_failed_rows(output, name, summary["failing"], config.listed)
+        print_findings(output, name, summary, unit, long, config.listed)
     if config.output is not None:
-        write_output(config.output, [{"data": name, **said} for name, said in found.items()])
-    failing = [problem for said in found.values() for problem in said["failing"]]
-    leaks = [(name, split) for name, said in found.items() for split in _leaking(said["splits"])]
+        write_output(config.output, [{"data": name, **summary} for name, summary in found.items()])
+    failing = [problem for summary in found.values() for problem in summary["failing"]]
+    leaks = [(name, split) for name, summary in found.items() for split in _leaking(summary["splits"])]
     if failing:
         raise CheckFailed(
             f"{counted(len(failing), 'row')} failed", "correct them, or take them out; the first are listed above"
@@ -72,7 +72,7 @@ def run(config: CheckConfig) -> dict[str, Any]:
 
 
 def _leaking(splits: Mapping[str, Any]) -> list[str]:
-    return [split for split, said in splits.items() if said.get("in_training", {}).get("share", 0) > TOO_MANY]
+    return [split for split, summary in splits.items() if summary.get("in_training", {}).get("share", 0) > TOO_MANY]
 
 
 def _text(
@@ -84,10 +84,10 @@ def _text(
         splits = {}
         for split in ("train", "validation"):
             splits[split] = Texts.of_documents(list(documents(source.parts(split))), split)
-    said = compared(splits, config.near, length_of, config.max_length, config.listed, output.stage)
+    summary = compared(splits, config.near, length_of, config.max_length, config.listed, output.stage)
     facts = {name: fact for name, fact in source.facts().items() if isinstance(fact, int | str)}
     messages = list(dict.fromkeys(problem.message for problem in problems))  # text is read more than once
-    return {"source": facts, "warnings": [], "failing": messages, "splits": said}
+    return {"source": facts, "warnings": [], "failing": messages, "splits": summary}
 
 
 def _lengths(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:

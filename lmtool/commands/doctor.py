@@ -34,7 +34,7 @@ from lmtool.training.precision import choose_device, choose_precision, cpu_has_b
 TESTED_TORCH = "2.13"
 OLDEST_TORCH = (2, 11)
 # What runs need room for, at least: a checkpoint of a model of base size with its optimizer, three times.
-_ROOM = 4 * 10**9
+_FREE_DISK = 4 * 10**9
 _MEMORY = 2 * 10**9
 _WIDTH = 768, 3072
 _TINY = [
@@ -144,12 +144,16 @@ def _devices(chosen: torch.device) -> Iterator[Finding]:
     if (count := torch.cuda.device_count()) > 1:
         yield Finding("devices", f"{count}; a run takes one of them", "note", f"devices={count} trains on all")
     if not torch.cuda.device_count():
-        there = [path for path in ("/dev/nvidia0", "/proc/driver/nvidia/version") if Path(path).exists()]
-        if there and not torch.version.cuda:
+        driver_files = [path for path in ("/dev/nvidia0", "/proc/driver/nvidia/version") if Path(path).exists()]
+        if driver_files and not torch.version.cuda:
             hint = "install torch with CUDA: README, Set-up"
-            yield Finding("device", f"a GPU is there ({there[0]}), and torch is built without CUDA", "problem", hint)
-        elif there:
-            yield Finding("device", f"a GPU is there ({there[0]}), and torch does not see it", "problem", "nvidia-smi")
+            yield Finding(
+                "device", f"a GPU is there ({driver_files[0]}), and torch is built without CUDA", "problem", hint
+            )
+        elif driver_files:
+            yield Finding(
+                "device", f"a GPU is there ({driver_files[0]}), and torch does not see it", "problem", "nvidia-smi"
+            )
         else:
             yield Finding(
                 "device", "no GPU: the tiny models train in minutes", "note", "model=bert_tiny, gpt_tiny, t5_tiny"
@@ -179,15 +183,15 @@ def _memory() -> Finding:
 
 def _folder(subject: str, folder: Path, hint: str) -> Finding:
     """Whether a folder, or the one it would be made in, can be written to, and how much room there is."""
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
     try:
-        with tempfile.NamedTemporaryFile(dir=place):
-            free = shutil.disk_usage(place).free
+        with tempfile.NamedTemporaryFile(dir=existing):
+            free = shutil.disk_usage(existing).free
     except OSError as error:
         return Finding(subject, f"{folder}: {error.strerror}", "problem", hint)
-    state: Literal["good", "note"] = "good" if free >= _ROOM else "note"
+    state: Literal["good", "note"] = "good" if free >= _FREE_DISK else "note"
     return Finding(subject, f"{folder}, {size(free)} free", state, None if state == "good" else hint)
 
 
@@ -216,15 +220,15 @@ def _hub(offline: bool) -> Finding:
 def _training(device: str) -> Finding:
     """A tiny run twice, as a user would type it, whose losses are compared bit by bit."""
     losses = []
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as root:
         for name in ("first", "second"):
-            words = [*_TINY, f"device={device}", f"run_dir={place}/{name}", f"cache_dir={place}/cache"]
+            words = [*_TINY, f"device={device}", f"run_dir={root}/{name}", f"cache_dir={root}/cache"]
             command = [sys.executable, "-P", "-m", "lmtool", *words]
-            done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
             if done.returncode:
                 lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
                 return Finding("training", f"a tiny run failed: {lines[0]}", "problem", shlex.join(["lmtool", *_TINY]))
-            rows = (Path(place) / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            rows = (Path(root) / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             losses.append([json.loads(row).get("loss") for row in rows])
     if losses[0] == losses[1]:
         return Finding("training", "a tiny BERT learned twice, bit for bit the same")

@@ -19,7 +19,7 @@ from lmtool.learners.representations.vectors import Embedder, Vectors
 from lmtool.reporting.console import Output
 from lmtool.resolver.schema.run import EmbedConfig
 from lmtool.runs.files import in_one_move
-from lmtool.session.requests import PAIR, TEXT, asked_table, asked_texts
+from lmtool.session.requests import PAIR, TEXT, requested_table, requested_texts
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import counted
 from lmtool.training.precision import choose_device, choose_precision
@@ -119,7 +119,7 @@ def _pyarrow(path: str) -> Any:
     return pyarrow
 
 
-_SHOWN = 6
+_PRINTED_VALUES = 6
 
 
 def run(config: EmbedConfig) -> None:
@@ -151,9 +151,9 @@ def run(config: EmbedConfig) -> None:
 def _rows(config: EmbedConfig, loaded: Loaded) -> Rows:
     """The texts, or pairs, that are embedded: the columns that the checkpoint's task reads, else text and pair."""
     task = section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
-    table = asked_table(config, task)
+    table = requested_table(config, task)
     if table is None:
-        texts, origin = asked_texts(config)
+        texts, origin = requested_texts(config)
         columns: dict[str, list[Any]] = {TEXT: texts}
         if config.pair is not None:
             if len(texts) != 1:
@@ -207,4 +207,4 @@ def _lines(rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> Iterator
 
 
 def _numbers(vector: Any) -> str:
-    return " ".join(f"{value: .3f}" for value in vector[:_SHOWN]) + f" ... ({len(vector)} numbers)"
+    return " ".join(f"{value: .3f}" for value in vector[:_PRINTED_VALUES]) + f" ... ({len(vector)} numbers)"

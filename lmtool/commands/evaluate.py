@@ -11,9 +11,9 @@ from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
-from lmtool.reporting.evaluation import print_difference, print_evaluation, write_evaluation
+from lmtool.reporting.scores import print_difference, print_evaluation, write_evaluation
 from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig, PretrainConfig
-from lmtool.session.evaluation import FilledPrompts, evaluate_prompted, evaluate_text, fills_prompts, require_absent
+from lmtool.session.evaluation import FilledPrompts, evaluate_prompted, evaluate_text, fills_prompts, require_unset
 from lmtool.session.labelled import data_to_score
 from lmtool.session.requests import check_output, write_output
 from lmtool.session.trained import Trained, load_trained, read_trained
@@ -30,24 +30,24 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         require_no_link(Path(config.report).expanduser() / "plots")
     trained, output = load_trained(config), Output()
     if config.shots is not None or isinstance(trained.config, PretrainConfig):
-        require_absent(config, ("exit", "exit_entropy"), f"{config.checkpoint} is scored without the head of a task")
+        require_unset(config, ("exit", "exit_entropy"), f"{config.checkpoint} is scored without the head of a task")
     filled = fills_prompts(config, trained)
     if config.shots is not None and filled is None:
         return evaluate_prompted(config, trained, output)
     if filled is not None:
-        scored = _filled(config, filled)
+        results = _filled(config, filled)
     elif isinstance(trained.config, PretrainConfig):
         return evaluate_text(config, trained, trained.config, output)
     else:
-        require_absent(config, ("stride", "max_length", "memory_length"), f"{config.checkpoint} was trained for a task")
-        scored = _on_task(config, trained, output)
+        require_unset(config, ("stride", "max_length", "memory_length"), f"{config.checkpoint} was trained for a task")
+        results = _on_task(config, trained, output)
     other = None if config.against is None else _on_task(config, _against(config, trained), output, config.against)
     if config.output is not None:
-        write_output(config.output, scored.evaluations.records())
-    details: dict[str, Any] = {"checkpoint": config.checkpoint, "task": scored.title, "splits": {}}
-    for split, evaluation in scored.splits().items():
+        write_output(config.output, results.evaluations.records())
+    details: dict[str, Any] = {"checkpoint": config.checkpoint, "task": results.title, "splits": {}}
+    for split, evaluation in results.splits().items():
         of_split = details["splits"][split] = analysis(evaluation)
-        print_evaluation(output, f"{config.checkpoint} · {scored.title}", split, of_split, scored.beside(split))
+        print_evaluation(output, f"{config.checkpoint} · {results.title}", split, of_split, results.references(split))
         if "exits" in evaluation.details:
             of_split["exits"] = evaluation.details["exits"]
             rows = (f"{count:,} behind layer {depth}" for depth, count in of_split["exits"].items() if count)
@@ -56,20 +56,20 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
             gap = difference(evaluation, other.splits()[split])
             of_split["difference"] = {"against": config.against, **gap}
             print_difference(output, config.checkpoint, str(config.against), evaluation.scores, gap)
-    for split, mixed in scored.evaluations.splits.items():
+    for split, mixed in results.evaluations.splits.items():
         if isinstance(mixed, MixedEvaluation):
             output.line(f"{split}: {AVERAGE.name} {mixed.scores[AVERAGE.name]:.4f} of {', '.join(mixed.members)}")
     if config.report is not None:
         folder = Path(config.report).expanduser()
-        write_output(str(folder / "predictions.jsonl"), scored.evaluations.records(), key="report")
+        write_output(str(folder / "predictions.jsonl"), results.evaluations.records(), key="report")
         write_evaluation(folder, details)
         output.line(f"evaluation.json, predictions.jsonl and plots: {folder}")
-    metrics = scored.evaluations.metrics()
-    return {scored.metric: metrics[scored.metric], **metrics}  # what chooses checkpoints first, for a sweep's table
+    metrics = results.evaluations.metrics()
+    return {results.metric: metrics[results.metric], **metrics}  # what chooses checkpoints first, for a sweep's table
 
 
 @dataclass(frozen=True)
-class _Scored:
+class _ScoredSplits:
     """A checkpoint on a task's splits. constant: the baseline, as `BaseLearner.baseline` gives it. metric: the score
     that chooses checkpoints."""
 
@@ -88,13 +88,13 @@ class _Scored:
                 splits[split] = evaluation
         return splits
 
-    def beside(self, split: str) -> dict[str, Any]:
+    def references(self, split: str) -> dict[str, Any]:
         """The baseline of one of the splits, of a mixture its member's."""
         members: dict[str, dict[str, Any]] = self.constant.get("members", {})
         return members.get(split.partition(" ")[0], self.constant)
 
 
-def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoint: str | None = None) -> _Scored:
+def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoint: str | None = None) -> _ScoredSplits:
     """A finetuned checkpoint on its task. checkpoint: another one than the configuration's."""
     before = trained.config
     if not isinstance(before, FinetuneConfig):
@@ -108,17 +108,17 @@ def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoin
     if checkpoint is None:
         learner = leaving(learner, config.checkpoint, config.exit, config.exit_entropy)
     held_out = HeldOutSplits(learner, data, before.max_length, config.batch_tokens, before.seed)
-    return _Scored(
+    return _ScoredSplits(
         task.config.name, held_out.score(trained.precision), held_out.baseline(data["train"]), learner.metric.name
     )
 
 
-def _filled(config: EvaluateConfig, filled: FilledPrompts) -> _Scored:
+def _filled(config: EvaluateConfig, filled: FilledPrompts) -> _ScoredSplits:
     """A masked language model on a task that it never learned, by the words it puts in the place of a mask."""
     data, learner = filled.task.splits(), filled.learner
     held_out = HeldOutSplits(learner, data, filled.max_length, config.batch_tokens, filled.seed)
     title = f"{filled.task.config.name} from prompts alone"
-    return _Scored(title, held_out.score(filled.precision), held_out.baseline(data["train"]), learner.metric.name)
+    return _ScoredSplits(title, held_out.score(filled.precision), held_out.baseline(data["train"]), learner.metric.name)
 
 
 def _against(config: EvaluateConfig, trained: Trained) -> Trained:

@@ -67,42 +67,42 @@ def run(config: ExportConfig) -> None:
         trained = read_trained(config.checkpoint, config.offline, choose_precision("fp32", choose_device("cpu")))
         tokenizer = trained.tokenizer.with_padding()  # without it a decoder's classifier reads one text at a time
     export = export_of(loaded.config, weights.tensors, task, tokenizer)
-    require_places(weights, loaded.config, export)
+    require_published_tensors(weights, loaded.config, export)
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     folder = Path(config.output).expanduser()
     card = model_card(config.checkpoint, weights, saved, export) + usage(export.architecture, loaded.config, folder)
     write_export(export, loaded.config, tokenizer, reading_of(loaded.config, saved, task, tokenizer), card, folder)
 
-    again = load(str(folder), offline=True)
+    reloaded = load(str(folder), offline=True)
     copy = read(str(folder), offline=True)
-    unused = [name for name in copy.tensors if name not in again.model.parts.state_dict()]
+    unused = [name for name in copy.tensors if name not in reloaded.model.parts.state_dict()]
     comparison = compare_tensors(export.kept, copy.tensors, unused)
-    kept = replace(weights, tensors=export.kept)
-    original, _ = assemble(saved_model(config.checkpoint, saved, export.kept), loaded.tokenizer, trained=kept)
-    compare_outputs(comparison, original, again.model.parts)
-    if again.tokenizer is not None:
-        compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)
+    exported = replace(weights, tensors=export.kept)
+    original, _ = assemble(saved_model(config.checkpoint, saved, export.kept), loaded.tokenizer, trained=exported)
+    compare_outputs(comparison, original, reloaded.model.parts)
+    if reloaded.tokenizer is not None:
+        compare_tokenizers(comparison, loaded.tokenizer, reloaded.tokenizer)
     if layout is not None:
         learner = original if trained is None else cast(TaskLearner, trained.learner())
-        compare_texts(comparison, learner, again, folder, layout, tokenizer)
+        compare_texts(comparison, learner, reloaded, folder, layout, tokenizer)
     comparison.tied = tied_names(original)
     if published is not None:
         warn_of(published, loaded.report.ignored, config.offline)
-    opened = parity(folder, export.architecture, original, tokenizer)
-    tell(f"{folder} · {export.architecture}", comparison, export.left_out, opened)
-    if not (comparison.same and opened.same):
+    parity_report = parity(folder, export.architecture, original, tokenizer)
+    tell(f"{folder} · {export.architecture}", comparison, export.left_out, parity_report)
+    if not (comparison.same and parity_report.same):
         raise CheckFailed(f"{folder} is not what was exported", "see what changed above, and keep the checkpoint")
     Output().line(compare_autotokenizer(folder, tokenizer))
 
 
-def require_places(weights: Weights, model: ModelConfig, export: Export) -> None:
+def require_published_tensors(weights: Weights, model: ModelConfig, export: Export) -> None:
     """UserError where the backbone has more than a published one."""
-    lost = [name for name in weights.tensors if name.startswith("backbone.") and name not in export.kept]
-    if lost:
-        more = f" and {counted(len(lost) - 1, 'more tensor')} have" if len(lost) > 1 else " has"
+    unpublished = [name for name in weights.tensors if name.startswith("backbone.") and name not in export.kept]
+    if unpublished:
+        more = f" and {counted(len(unpublished) - 1, 'more tensor')} have" if len(unpublished) > 1 else " has"
         raise UserError(
-            f"checkpoint={weights.origin}: {lost[0]}{more} no place in a published model={model.name}",
+            f"checkpoint={weights.origin}: {unpublished[0]}{more} no place in a published model={model.name}",
             "use the run with lmtool",
         )
 
@@ -121,12 +121,14 @@ def warn_of(published: HFFolder, ignored: Sequence[str], offline: bool) -> None:
         Output().line(f"warning: {warning}", "yellow")
 
 
-def tell(heading: str, comparison: Comparison, left_out: tuple[str, ...] = (), opened: Parity | None = None) -> None:
-    """Print a comparison. opened: what transformers itself made of a folder."""
+def tell(
+    heading: str, comparison: Comparison, left_out: tuple[str, ...] = (), parity_report: Parity | None = None
+) -> None:
+    """Print a comparison. parity_report: what transformers itself made of a folder."""
     output = Output()
     output.line(heading)
-    theirs = [] if opened is None else [opened.row()]
-    output.rows([*comparison.rows(), *theirs, ("left out", ", ".join(left_out) or "nothing")])
+    rows_of_transformers = [] if parity_report is None else [parity_report.row()]
+    output.rows([*comparison.rows(), *rows_of_transformers, ("left out", ", ".join(left_out) or "nothing")])
 
 
 def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], export: Export) -> str:

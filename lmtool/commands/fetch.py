@@ -16,8 +16,7 @@ from lmtool.data.configs import DataConfig, HubConfig
 from lmtool.data.hub_source import complete_shards, folder_of
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
-from lmtool.reporting.console import Output
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session import suite
@@ -57,8 +56,8 @@ def files_of(checkpoint: str, offline: bool) -> list[Path]:
         shards = sorted(set(shards_of_index(files[0]).values()))
         files += [path for name in shards if (path := fetched(published, name, offline)) is not None]
     encoder = sentence_encoder(published, offline)
-    behind = () if encoder is None else encoder.behind
-    files += [dense_file(published, module, offline) for module in behind if isinstance(module, Dense)]
+    further = () if encoder is None else encoder.behind
+    files += [dense_file(published, module, offline) for module in further if isinstance(module, Dense)]
     return [*files, *(path for name in TOKENIZER if (path := published.path / name).is_file())]
 
 
@@ -137,8 +136,8 @@ def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
 
 def _checkpoints(config: TrainingConfig) -> Iterator[Need]:
     """The checkpoint that the run starts from, its teachers, and what its peers start from."""
-    of_peers = getattr(config.distill, "checkpoint", None)
-    named = [("checkpoint", config.checkpoint), ("distill.checkpoint", of_peers)]
+    peer_checkpoint = getattr(config.distill, "checkpoint", None)
+    named = [("checkpoint", config.checkpoint), ("distill.checkpoint", peer_checkpoint)]
     named += [("distill.teacher", teacher) for teacher in config.distill.checkpoints]
     for key, typed in named:
         if typed is not None and typed != "none" and is_remote(typed):

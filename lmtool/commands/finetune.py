@@ -6,7 +6,7 @@ from typing import Any
 
 from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.session import fit, suite
-from lmtool.session.finetuning import Finetuning
+from lmtool.session.preparation import FinetunePreparation
 from lmtool.tasks.configs import GlueConfig
 
 
@@ -14,4 +14,4 @@ def run(config: FinetuneConfig) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json; of several tasks their summary."""
     if isinstance(config.task, GlueConfig):
         return suite.run(config, config.task, run)
-    return fit.run(Finetuning(config))
+    return fit.run(FinetunePreparation(config))

@@ -24,10 +24,10 @@ def run(config: GenerateConfig) -> None:
     writer = trained.learner().writer()
     texts, origin = _prompts(config, trained)
     prompts = writer.prompts(texts, origin)
-    own = trained.saved.get("generation", {})
+    defaults = trained.saved.get("generation", {})
     typed = GenerationConfig.model_validate({name: getattr(config, name) for name in GenerationConfig.model_fields})
-    settings = typed.with_published(own)
-    if others := settings.unlike(own):
+    settings = typed.with_published(defaults)
+    if others := settings.unlike(defaults):
         output.line(f"of the checkpoint's own settings these are not used: {' '.join(others)}", "yellow")
     limit = min(writer.model.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
     if limit < settings.max_new_tokens:
@@ -52,8 +52,8 @@ def run(config: GenerateConfig) -> None:
 class _Screen:
     """Prints a text as it grows: what may still change, half a character, waits for the next token."""
 
-    def __init__(self, writer: Writer, given: str, prompt: Sequence[int]):
-        self.writer, self.given, self.prompt = writer, given, prompt
+    def __init__(self, writer: Writer, options: str, prompt: Sequence[int]):
+        self.writer, self.given, self.prompt = writer, options, prompt
         self.tokens: list[int] = []
         self.stream, self.printed = SafeStream(sys.stdout), 0
         self._print()
@@ -64,12 +64,12 @@ class _Screen:
 
     def _print(self, last: bool = False) -> None:
         text = self.writer.whole(self.given, self.prompt, self.tokens)
-        settled = text if last else text.rstrip("\ufffd")
-        if len(settled) > self.printed:
-            lines = settled[self.printed :].split("\n")
+        resolved = text if last else text.rstrip("\ufffd")
+        if len(resolved) > self.printed:
+            lines = resolved[self.printed :].split("\n")
             self.stream.write("\n".join(map(visible, lines)))
             self.stream.flush()
-            self.printed = len(settled)
+            self.printed = len(resolved)
 
     def end(self) -> None:
         """The rest, and a line end."""
@@ -88,7 +88,7 @@ def _prompts(config: GenerateConfig, trained: Trained) -> Prompts:
     if table is None:
         return input_lines(config.input)
     name = config.column or (task.text[0] if task is not None else "text")
-    aliases = {} if task is None else {own: column for column, own in task.aliases.items()}
+    aliases = {} if task is None else {defaults: column for column, defaults in task.aliases.items()}
     values = table.columns.get(name, table.columns.get(aliases.get(name, name)))
     if values is None:
         raise UserError(

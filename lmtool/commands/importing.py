@@ -59,18 +59,18 @@ def run(config: ImportConfig) -> None:
     }
     write_import(kept, loaded.config, loaded.tokenizer, source, folder, saved)
 
-    again = load(str(folder), offline=True)
-    theirs = wide(read_hf(published, config.offline))
+    reloaded = load(str(folder), offline=True)
+    published_rows = wide(read_hf(published, config.offline))
     # Compared under their names: what the folder has, and what ours is on the way back.
-    back = their_names(again.config, again.model.parts.state_dict())
-    mapped = their_names(again.config, our_names(published, theirs))
+    back = their_names(reloaded.config, reloaded.model.parts.state_dict())
+    mapped = their_names(reloaded.config, our_names(published, published_rows))
     known = {name: tensor for name, tensor in mapped.items() if not name.startswith(("heads.", "backbone."))}
     unused = sorted(name for name in known if name not in back)
     comparison = compare_tensors({name: tensor for name, tensor in known.items() if name in back}, back, unused)
-    compare_outputs(comparison, loaded.model.parts, again.model.parts)
-    if loaded.tokenizer is not None and again.tokenizer is not None:
-        compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)
-    comparison.tied = tied_names(again.model.parts)
+    compare_outputs(comparison, loaded.model.parts, reloaded.model.parts)
+    if loaded.tokenizer is not None and reloaded.tokenizer is not None:
+        compare_tokenizers(comparison, loaded.tokenizer, reloaded.tokenizer)
+    comparison.tied = tied_names(reloaded.model.parts)
     warn_of(published, loaded.report.ignored, config.offline)
     tell(f"{folder} · model={loaded.config.name} · {loaded.report.sentence()}", comparison)
     if not comparison.same:

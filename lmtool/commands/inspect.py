@@ -18,17 +18,15 @@ from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import FAMILY, Inspector, Statistic, Tally
 from lmtool.learners.mixed_examples import examples_of, inspector_of
-from lmtool.reporting.check import print_shifts
 from lmtool.reporting.console import Output
-from lmtool.reporting.inspected import Inspected, print_inspected, write_inspected
+from lmtool.reporting.inspection import InspectionScreen, print_inspection, print_shifts, write_inspection
 from lmtool.reporting.text import number
 from lmtool.resolver.schema.inspection import Looking
 from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.session.finetuning import Finetuning
-from lmtool.session.pretraining import Pretraining
+from lmtool.session.open_run import require_fit, start_weights, starting_tokenizer
+from lmtool.session.preparation import FinetunePreparation, PretrainPreparation
 from lmtool.session.screens import warnings_of
-from lmtool.session.start import require_fit, start_weights, starting_tokenizer
 from lmtool.tasks.checking import Shift, shifts
 from lmtool.training.precision import choose_device
 from lmtool.weights.assemble import assemble
@@ -38,20 +36,20 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
     """Print examples and statistics, of a run in phases those of each. Raises CheckFailed where a statistic is not as
     defined."""
     output = Output()
-    forms: list[PretrainConfig | FinetuneConfig] = (
+    phase_configs: list[PretrainConfig | FinetuneConfig] = (
         list(config.forms) if isinstance(config, PretrainConfig) else [config]
     )
-    parts: list[Inspected] = []
+    parts: list[InspectionScreen] = []
     tallies: list[Tally] = []
-    for count, form in enumerate(forms, 1):
+    for count, form in enumerate(phase_configs, 1):
         phase = ""
-        if len(forms) > 1 and isinstance(config, PretrainConfig):
+        if len(phase_configs) > 1 and isinstance(config, PretrainConfig):
             phase = f"phase {count} · {words_of(config.phases[count - 1])} · "
-        inspected, tally = _looked_into(form, forms[0], f"{phase}{verb}", looking, output)
-        parts.append(inspected)
+        screen, tally = _looked_into(form, phase_configs[0], f"{phase}{verb}", looking, output)
+        parts.append(screen)
         tallies.append(tally)
     if looking.output is not None and looking.output.endswith(".html"):
-        write_inspected(Path(looking.output).expanduser(), parts)
+        write_inspection(Path(looking.output).expanduser(), parts)
         output.line(f"page: {looking.output}")
     elif looking.output is not None:
         phases = enumerate(parts, 1)
@@ -70,14 +68,14 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
 
 def _looked_into(
     config: PretrainConfig | FinetuneConfig, first: Any, verb: str, looking: Looking, output: Output
-) -> tuple[Inspected, Tally]:
+) -> tuple[InspectionScreen, Tally]:
     """Print what a configuration's examples are, and return it. first: that of the first phase, on whose text the
     vocabulary is trained. verb: what the heading begins with."""
-    apart: list[Shift] = []
+    remarks_only: list[Shift] = []
     if isinstance(config, PretrainConfig):
         inspector = _pretraining(config, first, output)
     else:
-        inspector, apart = _task(config, output)
+        inspector, remarks_only = _task(config, output)
     loader = None
     if (config.batch_examples is None) != (config.batch_tokens is None):
         loader = PackedLoader(inspector.examples, config.seed, config.batch_examples, config.batch_tokens)
@@ -88,19 +86,19 @@ def _looked_into(
         tally.note("padding that packing avoids, share", loader.facts()["padding_avoided"], 1)
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     heading = f"{verb} · {learned} · model={config.model.name}"
-    inspected = _inspected(tally, heading, inspector.fact(tally), list(inspector.described(looking.n)))
-    print_inspected(output, inspected, looking.brief)
+    screen = _screen_of(tally, heading, inspector.fact(tally), list(inspector.described(looking.n)))
+    print_inspection(output, screen, looking.brief)
     if not looking.brief:
-        print_shifts(output, apart, learned)
+        print_shifts(output, remarks_only, learned)
     remark = config.model.remark(config.max_length)
     for warning in (*warnings_of(inspector.examples.facts()), *([remark] if remark else ())):
         output.paragraph(f"warning: {warning}", "yellow")
-    return inspected, tally
+    return screen, tally
 
 
 def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) -> Inspector:
     """first: the configuration of the first phase, on whose text the vocabulary is trained."""
-    preparation = Pretraining(config)
+    preparation = PretrainPreparation(config)
     config, on_stage = preparation.config, output.stage
     tokenizer = starting_tokenizer(config) or preparation.trained_tokenizer(on_stage, first.data)
     require_fit(config, tokenizer)
@@ -115,7 +113,7 @@ def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) 
 
 
 def _task(config: FinetuneConfig, output: Output) -> tuple[Inspector, list[Shift]]:
-    preparation = Finetuning(config)
+    preparation = FinetunePreparation(config)
     config, task = preparation.config, preparation.task
     tokenizer = starting_tokenizer(config) or preparation.trained_tokenizer(output.stage)
     require_fit(config, tokenizer)
@@ -128,12 +126,12 @@ def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspec
     return inspector_of(learner, examples_of(learner, data, max_length), max_length)
 
 
-def _inspected(tally: Tally, heading: str, fact: str, examples: list[dict[str, Any]]) -> Inspected:
+def _screen_of(tally: Tally, heading: str, fact: str, examples: list[dict[str, Any]]) -> InspectionScreen:
     """As it is shown: what was looked for and never found has no row of its own."""
     statistics = list(tally.statistics.values())
     never = [statistic.name for statistic in statistics if statistic.checks_itself and statistic.holds(0)]
-    listed = [statistic for statistic in statistics if statistic.name not in never]
-    broken = frozenset(number for number, statistic in enumerate(listed) if not statistic.holds(tally.tested))
+    shown_statistics = [statistic for statistic in statistics if statistic.name not in never]
+    broken = frozenset(number for number, statistic in enumerate(shown_statistics) if not statistic.holds(tally.tested))
     defined = sum(statistic.expected is not None for statistic in statistics)
     intervals = f"{tally.tested} interval{'s' * (tally.tested > 1)} around what was measured"
     together = f"{intervals} (together {1 - FAMILY:.1%} sure)"
@@ -144,8 +142,8 @@ def _inspected(tally: Tally, heading: str, fact: str, examples: list[dict[str, A
         f"none of these, as it must be: {'; '.join(never)}" if never else "",
     ]
     verdict = f"all {defined} checks hold" if not broken else f"{len(broken)} of {defined} checks do not hold"
-    return Inspected(
-        heading, fact, examples, [_row(statistic, tally.tested) for statistic in listed], broken, verdict,
+    return InspectionScreen(
+        heading, fact, examples, [_row(statistic, tally.tested) for statistic in shown_statistics], broken, verdict,
         f"{verdict}: {'; '.join(filter(None, parts))}",
         [f"{name}: defined as {definition}" for name, definition in tally.remarks.items()],
     )  # fmt: skip
@@ -154,14 +152,14 @@ def _inspected(tally: Tally, heading: str, fact: str, examples: list[dict[str, A
 def _row(statistic: Statistic, tested: int) -> list[str]:
     """The name, the mean, what it should be, the interval, and of how many draws; shares as percentages."""
     share = statistic.count > 0 and (statistic.is_share or "share" in statistic.name or "fraction" in statistic.name)
-    shown = _percent if share else _mean
+    format_value = _percent if share else _mean
     defined = interval = ""
     if statistic.defined is not None:
-        defined = shown(statistic.defined) if statistic.count else f"{statistic.defined:,.0f}"
+        defined = format_value(statistic.defined) if statistic.count else f"{statistic.defined:,.0f}"
         if not statistic.exact:
             low, high = statistic.interval(tested)
             interval = f"{low:.1%} .. {high:.1%}" if share else f"{_mean(low)} .. {_mean(high)}"
-    measured = shown(statistic.measured) if statistic.count else f"{statistic.measured:,.0f}"
+    measured = format_value(statistic.measured) if statistic.count else f"{statistic.measured:,.0f}"
     return [statistic.name, measured, defined, interval, f"{statistic.count:,.0f}" if statistic.count else ""]
 
 

@@ -40,8 +40,8 @@ def run(config: InspectAttentionConfig) -> list[dict[str, Any]]:
     if special_L.all():
         raise UserError("text has no tokens of its own", "give a sentence")
     heads, pieces = heads_of(attention.weights, special_L), tokenizer.readable(ids)
-    drawn = [(head, attention.weights[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
-    print_heads(output, heads, pieces, drawn)
+    pictures = [(head, attention.weights[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
+    print_heads(output, heads, pieces, pictures)
     path = Path(config.output).expanduser()
     write_heads(path, config.checkpoint, heads, pieces, attention)
     output.line(f"page: {path}")

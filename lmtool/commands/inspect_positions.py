@@ -18,7 +18,7 @@ from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.configs import PositionsConfig
 from lmtool.nn.positions import Position, PositionSizes
 from lmtool.reporting.console import Output
-from lmtool.reporting.looks import Places, print_places, write_places
+from lmtool.reporting.looks import PositionMaps, print_position_maps, write_position_maps
 from lmtool.resolver.schema.use import InspectPositionsConfig
 from lmtool.training.precision import choose_device
 from lmtool.weights.load import load
@@ -30,14 +30,14 @@ def run(config: InspectPositionsConfig) -> list[dict[str, Any]]:
     """Draw on the screen and write the page. Returns what is drawn, by name."""
     output = Output()
     places = [*_new(config), *_of_checkpoints(config)]
-    print_places(output, places)
+    print_position_maps(output, places)
     path = Path(config.output).expanduser()
-    write_places(path, places)
+    write_position_maps(path, places)
     output.line(f"page: {path}")
     return [{"positions": each.name, "maps": len(each.scores)} for each in places]
 
 
-def _new(config: InspectPositionsConfig) -> Iterator[Places]:
+def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
     """The kinds that were asked for."""
     known = names(GROUP)
     head, left = divmod(config.hidden_size, config.num_heads)
@@ -59,10 +59,10 @@ def _new(config: InspectPositionsConfig) -> Iterator[Places]:
         position: Position = build(section, sizes)
         scores = place_scores(position, config.length, config.hidden_size, config.num_heads)
         if scores is not None:
-            yield Places(kind, scores)
+            yield PositionMaps(kind, scores)
 
 
-def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[Places]:
+def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
     device = choose_device(config.device)
     for checkpoint in config.checkpoint:
         loaded = load(checkpoint, str(device), config.offline)
@@ -78,4 +78,4 @@ def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[Places]:
                 f"checkpoint={checkpoint}: model={model.name} has none of the kinds of positions that are drawn",
                 f"kinds: {', '.join(config.kinds) or 'learned, sinusoidal, rotary, t5, alibi, shaw'}",
             )
-        yield Places(checkpoint, scores)
+        yield PositionMaps(checkpoint, scores)

@@ -11,7 +11,7 @@ from lmtool.config.tables import Choice
 from lmtool.data.sources import open_source
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.reporting.console import Output
-from lmtool.reporting.looks import Cut, print_cuts, write_cuts
+from lmtool.reporting.looks import Cut, print_tokenizations, write_tokenizations
 from lmtool.resolver.schema.use import InspectTokenizerConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.published import has_tokenizer
@@ -22,12 +22,12 @@ from lmtool.weights.folders import hf_folder
 def run(config: InspectTokenizerConfig) -> list[dict[str, Any]]:
     """Cut, print and write the page. Returns what is on it, a row a vocabulary."""
     output = Output()
-    cuts = [_cut(name, tokenizer, config.text) for name, tokenizer in _tokenizers(config, output)]
-    print_cuts(output, config.text, cuts)
+    tokenizations = [_cut(name, tokenizer, config.text) for name, tokenizer in _tokenizers(config, output)]
+    print_tokenizations(output, config.text, tokenizations)
     path = Path(config.output).expanduser()
-    write_cuts(path, config.text, cuts)
+    write_tokenizations(path, config.text, tokenizations)
     output.line(f"page: {path}")
-    return [cut.row for cut in cuts]
+    return [cut.row for cut in tokenizations]
 
 
 def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tuple[str, Tokenizer]]:

@@ -19,21 +19,20 @@ import torch
 
 from lmtool.costs.memory_of_run import TrainingConfig, too_large
 from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of, what_fits
-from lmtool.costs.rate import Place, place_of
+from lmtool.costs.rate import PlannedDevice, planned_device
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.reporting.console import Output
-from lmtool.reporting.plan import RunPlan, plan_rows
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.costs import RunPlan, plan_rows
 from lmtool.reporting.text import count, size
 from lmtool.resolver.schema.inspection import PlanKeys
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.labelled import data_to_learn
-from lmtool.session.pretraining import Pretraining
+from lmtool.session.preparation import PretrainPreparation
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs import GlueConfig
 from lmtool.training.profiling import StopTraining
@@ -47,11 +46,11 @@ WARM_UP, STEPS = 2, 5
 @dataclass(frozen=True)
 class Measured:
     """step_seconds: the median of a few steps, loading, evaluation and saving left out; tokens: in these, a step.
-    facts: of the loader. peak_bytes: of the process, or of the device."""
+    metadata: of the loader. peak_bytes: of the process, or of the device."""
 
     step_seconds: float
     tokens: float
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     peak_bytes: int
 
 
@@ -100,49 +99,49 @@ BYTES_A_TOKEN = 4.0
 
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     """Print the plan of a run. UserError where steps are to be measured on a device that is not here."""
-    place, notes, rows = place_of(config, keys.device), [], 0
+    device, notes, rows = planned_device(config, keys.device), [], 0
     typed = config
     if isinstance(config, FinetuneConfig):
         config, task, _ = data_to_learn(config)
         rows = sum(len(data.train) for data in task.members.values())
     else:
-        preparation = Pretraining(config)
+        preparation = PretrainPreparation(config)
         config, tasks = preparation.config, preparation.tasks
         notes += [f"{counted(len(task.train), 'training row')} of the task {name}" for name, task in tasks.items()]
     with torch.device("meta"):
         learner, _ = assemble(config, None)
-    problem = too_large(config, place.precision) if place.here else None
+    problem = too_large(config, device.precision) if device.here else None
     if problem is not None:
         notes += [problem.message, str(problem.hint)]
-    seen = _measured(typed, place, problem is None) if keys.measure else None
+    seen = _measured(typed, device, problem is None) if keys.measure else None
     notes += [_read(config, rows) if seen is None else f"measured: peak memory of the process {size(seen.peak_bytes)}"]
-    if devices_of(config) > 1 and not place.cuda:
+    if devices_of(config) > 1 and not device.cuda:
         notes.append(f"{devices_of(config)} processes share the cores of one machine")
 
-    config, of_pass = _with_known_passes(config, rows, None if seen is None else seen.facts, notes)
+    config, of_pass = _with_known_passes(config, rows, None if seen is None else seen.metadata, notes)
 
-    def planned(config: RunConfig) -> RunPlan:
-        return _planned(config, learner, of_pass, place, None if seen is None else seen.facts)
+    def plan_again(config: RunConfig) -> RunPlan:
+        return _plan_of(config, learner, of_pass, device, None if seen is None else seen.metadata)
 
-    plan = replace(planned(config), store_bytes=_store_bytes(config))
+    plan = replace(plan_again(config), store_bytes=_store_bytes(config))
     plan = replace(plan, epoch_text=_of_a_pass(config, rows, of_pass, seen is not None))
     if seen is not None:
         each = seen.step_seconds * plan.tokens_per_step / seen.tokens
-        plan = replace(plan, step_seconds=(each, each), rate=f"measured over {STEPS} steps on {place.name}")
+        plan = replace(plan, step_seconds=(each, each), rate=f"measured over {STEPS} steps on {device.name}")
     if not plan.fits:
-        plan = replace(plan, advice=what_fits(config, planned))
+        plan = replace(plan, advice=what_fits(config, plan_again))
     print_table(
         Output(),
         ["what", "how much"],
         plan_rows(replace(plan, notes=(*plan.notes, *notes))),
-        heading=f"plan of lmtool {verb} · model={config.model.name} · {place.precision.name} on {place.name}",
+        heading=f"plan of lmtool {verb} · model={config.model.name} · {device.precision.name} on {device.name}",
     )
     return 0
 
 
-def _measured(config: TrainingConfig, place: Place, fits: bool) -> Measured | None:
+def _measured(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Measured | None:
     """A few steps; none of a run that cannot be held."""
-    if not place.here:
+    if not device.here:
         # Says what is missing, as training would.
         from lmtool.training.precision import choose_device
 
@@ -151,35 +150,39 @@ def _measured(config: TrainingConfig, place: Place, fits: bool) -> Measured | No
 
 
 def _with_known_passes(
-    config: TrainingConfig, rows: int, facts: Mapping[str, Any] | None, notes: list[str]
+    config: TrainingConfig, rows: int, metadata: Mapping[str, Any] | None, notes: list[str]
 ) -> tuple[TrainingConfig, float | None]:
     """The configuration, without a budget of passes where nobody knows how long one is, which is noted; and the tokens
     of a pass, None where they are not known. UserError where it has no other budget."""
-    if facts is not None:
-        return config, float(facts["tokens_per_epoch"])
+    if metadata is not None:
+        return config, float(metadata["tokens_per_epoch"])
     if isinstance(config, FinetuneConfig):
         return config, float(rows * config.max_length)
     of_pass = None if any(form.data != config.data for form in config.forms) else _text_tokens(config)
     if of_pass is not None or config.max_epochs is None:
         return config, of_pass
-    given, reason = f"max_epochs={config.max_epochs:g}", "the tokens of a pass are not known before the text is read"
+    budget, reason = f"max_epochs={config.max_epochs:g}", "the tokens of a pass are not known before the text is read"
     if set(budgets(config.model_dump(include=set(BUDGETS)))) == {"max_epochs"}:
         hint = "measure=true reads it; or give max_steps= or max_tokens= in its place"
-        raise UserError(f"{given} cannot be planned: {reason}", hint)
-    notes.append(f"{given} is left out here: {reason}")
+        raise UserError(f"{budget} cannot be planned: {reason}", hint)
+    notes.append(f"{budget} is left out here: {reason}")
     return config.model_copy(update={"max_epochs": None}), None
 
 
-def _planned(
-    config: RunConfig, learner: BaseLearner, of_pass: float | None, place: Place, facts: Mapping[str, Any] | None
+def _plan_of(
+    config: RunConfig,
+    learner: BaseLearner,
+    of_pass: float | None,
+    device: PlannedDevice,
+    metadata: Mapping[str, Any] | None,
 ) -> RunPlan:
-    """of_pass: the tokens of a pass; facts: of a loader that read it."""
+    """of_pass: the tokens of a pass; metadata: of a loader that read it."""
     if isinstance(config, PretrainConfig) and config.phases:
-        of_forms = [_assumed(form, of_pass, form.objective.predicted_fraction) for form in config.forms]
-        plan = plan_in_phases(config, learner, of_forms, place)[0]
+        by_phase = [_assumed(form, of_pass, form.objective.predicted_fraction) for form in config.forms]
+        plan = plan_in_phases(config, learner, by_phase, device)[0]
     else:
         predicted = config.objective.predicted_fraction if isinstance(config, PretrainConfig) else 0.0
-        plan = plan_of(config, learner, facts or _assumed(config, of_pass, predicted), place)
+        plan = plan_of(config, learner, metadata or _assumed(config, of_pass, predicted), device)
     return replace(plan, epochs=None if of_pass is None else plan.tokens / of_pass)
 
 
@@ -193,12 +196,12 @@ def _of_a_pass(config: TrainingConfig, rows: int, of_pass: float | None, measure
 def _text_tokens(config: PretrainConfig) -> float | None:
     """Estimated tokens of the training text: in files that are here, by their size; of text that is collected or
     downloaded up to a size, as many as that. None where nobody knows."""
-    most, path = getattr(config.data, "max_bytes", None), getattr(config.data, "path", None)
+    size_limit, path = getattr(config.data, "max_bytes", None), getattr(config.data, "path", None)
     if isinstance(path, str) and "://" not in path:
-        place = Path(path).expanduser()
-        files = place.rglob("*") if place.is_dir() else [place] if place.is_file() else map(Path, glob(str(place)))
-        most = sum(file.stat().st_size for file in files if file.is_file())
-    return most / BYTES_A_TOKEN if most else None
+        device = Path(path).expanduser()
+        files = device.rglob("*") if device.is_dir() else [device] if device.is_file() else map(Path, glob(str(device)))
+        size_limit = sum(file.stat().st_size for file in files if file.is_file())
+    return size_limit / BYTES_A_TOKEN if size_limit else None
 
 
 def _store_bytes(config: TrainingConfig) -> int | None:

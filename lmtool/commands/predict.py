@@ -18,10 +18,10 @@ from lmtool.session.requests import (
     DELIMITERS,
     PAIR,
     TEXT,
-    asked_table,
-    asked_texts,
-    beside_columns,
     check_output,
+    join_columns,
+    requested_table,
+    requested_texts,
     write_output,
 )
 from lmtool.session.trained import Trained, load_trained
@@ -39,8 +39,8 @@ def run(config: PredictConfig) -> None:
     check_output(config.output)
     trained, output = load_trained(config), Output()
     task = trained.task(config.task)
-    own = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
-    table = asked_table(config, task or own)
+    settings = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
+    table = requested_table(config, task or settings)
     paired = config.pair is not None if table is None else PAIR in table.columns
     learner = trained.learner(task) if task is not None else answering(trained, paired)
     learner = leaving(learner, config.checkpoint, config.exit, config.exit_entropy)
@@ -53,14 +53,14 @@ def run(config: PredictConfig) -> None:
         inference = Inference(trained.longest, config.batch_tokens, trained.precision, warn, progress)
         answers = learner.answers(rows, inference)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
-    scored = f"; {scores} on {counted(answers.labelled, 'labelled row')}" if scores else ""
-    if scores and own is not None and _trained_on(own, str(config.input)):
+    has_scores = f"; {scores} on {counted(answers.labelled, 'labelled row')}" if scores else ""
+    if scores and settings is not None and _trained_on(settings, str(config.input)):
         warn(f"the model has learned from rows of {config.input}: lmtool evaluate scores those that were held out")
     if config.output is None:
         for record in answers.records:
             output.line(learner.line(record))
-        if scored:
-            output.line(scored.removeprefix("; "))
+        if has_scores:
+            output.line(has_scores.removeprefix("; "))
         return
     flat = Path(config.output).suffix.lower() in DELIMITERS
     aliases, records = getattr(learner.config, "aliases", {}), answers.records
@@ -69,15 +69,15 @@ def run(config: PredictConfig) -> None:
         if first and "probabilities" not in first[0]:
             warn(f"probabilities=true: {learner.config.name} gives no probabilities of classes; none are written")
         records = chain(first, records)
-    written = write_output(config.output, beside_columns(table, records, aliases, config.probabilities, flat))
-    output.line(f"{counted(written, 'row')}: {config.output}{scored}")
+    written = write_output(config.output, join_columns(table, records, aliases, config.probabilities, flat))
+    output.line(f"{counted(written, 'row')}: {config.output}{has_scores}")
 
 
-def _trained_on(task: TaskConfig, asked: str) -> bool:
+def _trained_on(task: TaskConfig, columns_of_texts: str) -> bool:
     """Whether a file is that of a task's rows, or the training file of its folder."""
     if task.path is None:
         return False
-    rows, file = Path(task.path).resolve(), Path(asked).resolve()
+    rows, file = Path(task.path).resolve(), Path(columns_of_texts).resolve()
     return file == rows or (file.parent == rows and file.name.split(".")[0] == "train")
 
 
@@ -108,7 +108,7 @@ def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> R
     """What is asked about: the rows of a table, or texts."""
     if table is not None:
         return learner.read_rows(dict(table.columns), table.origin)
-    texts, origin = asked_texts(config)
+    texts, origin = requested_texts(config)
     columns = columns_of(learner, texts, None if config.pair is None else [config.pair])
     return learner.read_rows(columns, origin)
 
@@ -116,12 +116,12 @@ def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> R
 def columns_of(learner: BaseLearner, texts: list[str], pairs: list[str] | None) -> dict[str, list[str]]:
     """Texts, and their second ones, under the names of the columns that a learner reads. UserError where it reads
     something else."""
-    reads = ", ".join(learner.reads)
+    names = ", ".join(learner.reads)
     if len(learner.reads) == 1 and pairs is not None:
-        raise UserError(f"task={learner.config.name} reads one text, {reads}; pair is a second one", "leave pair= out")
+        raise UserError(f"task={learner.config.name} reads one text, {names}; pair is a second one", "leave pair= out")
     if len(learner.reads) == 2 and pairs is None:
         raise UserError(
-            f"task={learner.config.name} reads pairs: {reads}",
+            f"task={learner.config.name} reads pairs: {names}",
             'give text="..." pair="...", or input=FILE with both columns',
         )
     return dict(zip(learner.reads, (texts, pairs or []), strict=False))

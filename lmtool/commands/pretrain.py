@@ -6,9 +6,9 @@ from typing import Any
 
 from lmtool.resolver.schema.run import PretrainConfig
 from lmtool.session import fit
-from lmtool.session.pretraining import Pretraining
+from lmtool.session.preparation import PretrainPreparation
 
 
 def run(config: PretrainConfig) -> dict[str, Any]:
     """Build, train, evaluate, save. Returns result.json."""
-    return fit.run(Pretraining(config))
+    return fit.run(PretrainPreparation(config))

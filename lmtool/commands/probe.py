@@ -32,7 +32,7 @@ from lmtool.learners.representations.vectors import HiddenStates
 from lmtool.models.base import Backbone
 from lmtool.random_streams import Permutation
 from lmtool.reporting.console import Output
-from lmtool.reporting.evaluation import print_probes, write_probes
+from lmtool.reporting.scores import print_probes, write_probes
 from lmtool.resolver.schema.run import ProbeConfig
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -139,22 +139,22 @@ class _Probed:
         source = open_source(config.data, config.cache_dir, offline=config.offline)
         store = open_store(source, "validation", tokenizer, config.cache_dir, self.output.stage)
         template = FormatTemplate.of(text_format(layout_of(self.loaded), tokenizer), 1)
-        room = min(config.max_length, self.loaded.model.parts.backbone.longest_text) - template.overhead
-        windows = windows_of(store, room)
+        capacity = min(config.max_length, self.loaded.model.parts.backbone.longest_text) - template.overhead
+        windows = windows_of(store, capacity)
         if len(windows) < 3:
             raise UserError(
-                f"the validation text has {len(windows)} windows of {room} tokens; a probe needs 3",
+                f"the validation text has {len(windows)} windows of {capacity} tokens; a probe needs 3",
                 "give more text, or a smaller max_length=",
             )
         order = Permutation(len(windows), config.seed, "sample", _HOLD_OUT)(np.arange(len(windows)))
         third = len(windows) // 3
         held_out, train = windows[np.sort(order[:third])], windows[np.sort(order[third:])]
         classes_V = frequent_types(store, train, tokenizer, config.classes)
-        sides = [
+        stacks_read = [
             TokenTargets(store, side, tokenizer, template, OFFSETS[str(config.target)], classes_V)
             for side in (train, held_out)
         ]
-        return sides[0], sides[1], TERM, int(classes_V.max()) + 1
+        return stacks_read[0], stacks_read[1], TERM, int(classes_V.max()) + 1
 
     def _rows(self, backbone: Backbone, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
         """The training rows of the task, and those of its first development split."""

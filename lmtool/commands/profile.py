@@ -21,7 +21,7 @@ from lmtool.config.checkpoint import saved_steps
 from lmtool.costs.rate import product_rate
 from lmtool.errors import Stopped, UserError
 from lmtool.reporting.console import Output
-from lmtool.reporting.profile import StepProfile, print_profile
+from lmtool.reporting.costs import StepProfile, print_profile
 from lmtool.resolver.schema.inspection import Profiling
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.runs.run_folder import choose_folder
@@ -88,11 +88,11 @@ def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None
 
 
 @contextmanager
-def _folder(given: str | None, stem: str) -> Iterator[Path]:
+def _folder(phase: str | None, stem: str) -> Iterator[Path]:
     """The folder of a profile, a new one; taken away where there is none."""
     before = RUNS.exists()
-    if given is not None:
-        folder = Path(given).expanduser()
+    if phase is not None:
+        folder = Path(phase).expanduser()
         require_new(folder)
         folder.mkdir(parents=True, exist_ok=True)
     else:
@@ -101,7 +101,7 @@ def _folder(given: str | None, stem: str) -> Iterator[Path]:
         yield folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        if given is None and not before and not any(RUNS.iterdir()):
+        if phase is None and not before and not any(RUNS.iterdir()):
             RUNS.rmdir()
         raise
 
@@ -122,8 +122,8 @@ def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
     on_device = precision.device.type == "cuda"
     profiled = ProfiledLoader(session.loader, precision.device, steps, WARM_UP)
     teacher = getattr(session.distilled, "teacher", None)
-    beside = {TEACHER: [] if teacher is None else [teacher]}
-    with ranges(session.trained, beside, compiled=compiles):
+    others = {TEACHER: [] if teacher is None else [teacher]}
+    with ranges(session.trained, others, compiled=compiles):
         train_few_steps(session, profiled, WARM_UP + 2 * steps)
     recording = profiled.recording
     recording.profiler.export_chrome_trace(str(folder / TRACE))
@@ -141,11 +141,11 @@ def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
         precision=precision.name,
         device=str(precision.device),
         threads=torch.get_num_threads(),
-        facts=_facts(config, session.loader.facts(), on_device, compiles),
+        facts=_metadata(config, session.loader.facts(), on_device, compiles),
     )
 
 
-def _facts(config: RunConfig, facts: dict[str, Any], on_device: bool, compiles: bool) -> dict[str, Any]:
+def _metadata(config: RunConfig, metadata: dict[str, Any], on_device: bool, compiles: bool) -> dict[str, Any]:
     """What the remarks ask of a run beside its times."""
     model = config.model
     return {
@@ -154,7 +154,7 @@ def _facts(config: RunConfig, facts: dict[str, Any], on_device: bool, compiles: 
         "batch_examples": config.batch_examples,
         "batch_tokens": config.batch_tokens,
         "micro_batch_tokens": config.micro_batch_tokens,
-        "padding_avoided": facts.get("padding_avoided"),
+        "padding_avoided": metadata.get("padding_avoided"),
         "native_bf16": on_device or cpu_has_bf16(),
         "compiled": compiles,
         "gradient_checkpointing": config.gradient_checkpointing,

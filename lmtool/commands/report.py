@@ -8,8 +8,8 @@ from lmtool.errors import UserError
 from lmtool.reporting.comparison import report_comparison
 from lmtool.reporting.console import Output
 from lmtool.reporting.report import write_report
-from lmtool.reporting.sweep.files import is_sweep
-from lmtool.reporting.sweep.screen import report_sweep
+from lmtool.reporting.sweep_files import is_sweep
+from lmtool.reporting.sweep_report import report_sweep
 
 
 def main(words: list[str]) -> int:

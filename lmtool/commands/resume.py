@@ -25,7 +25,7 @@ def read(words: list[str]) -> tuple[str, Any]:
         raise UserError(f"{folder}/config.yaml names no training command", "lmtool resume runs/NAME")
     # The configuration is complete, and the checkpoint it started from may be gone by now.
     config = decoded(verb, saved.body(data), running=True, reads_checkpoint=False)
-    own: dict[str, Any] = {"name": None, "run_dir": str(folder)}
+    changes: dict[str, Any] = {"name": None, "run_dir": str(folder)}
     if started_together(os.environ):  # on how many devices is torchrun's to say
-        own["devices"] = None
-    return verb, config.model_copy(update=own)
+        changes["devices"] = None
+    return verb, config.model_copy(update=changes)

@@ -14,7 +14,7 @@ from lmtool.reporting.text import plain
 from lmtool.resolver.schema.run import TokenizerCommandConfig
 from lmtool.tokenizers.tokenizer import FILES
 
-SHOWN = 3
+SAMPLE_PIECES = 3
 MEASURED = 500
 
 
@@ -62,15 +62,15 @@ def run(config: TokenizerCommandConfig) -> dict[str, Any]:
             ),
             *(
                 ("sample" if number == 0 else "", plain(" ".join(tokenizer.readable(ids[:24]))))
-                for number, ids in enumerate(encoded[:SHOWN])
+                for number, ids in enumerate(encoded[:SAMPLE_PIECES])
             ),
         ]
     )
     return facts
 
 
-def _sizes(entries: int, asked: int) -> str:
+def _sizes(entries: int, requested: int) -> str:
     """The size of a vocabulary, and that asked for where the text did not give it."""
-    if entries == asked:
+    if entries == requested:
         return f"{entries:,} tokens"
-    return f"{entries:,} tokens of tokenizer.vocab_size={asked:,}: the text gives no more"
+    return f"{entries:,} tokens of tokenizer.vocab_size={requested:,}: the text gives no more"

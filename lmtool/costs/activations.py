@@ -61,18 +61,18 @@ class Formats:
 
 
 @dataclass(frozen=True)
-class Sees:
-    """What the tokens of a stack see, and who asks. keys: tokens that a query sees at most. cross_keys: those of the
-    encoder. scored: positions of all layers add to the scores. copies: of each key and value, where those that a block
-    sees are gathered (`nn.block_sparse`). memory: states in front of a text, for each of its tokens. asked: share of
-    the tokens that a query stream stands at besides."""
+class AttentionContext:
+    """What the tokens of a stack attend to. keys: tokens that a query attends to at most. cross_keys: those of the
+    encoder. scored: positions of all layers add to the scores. copies: of each key and value, where a block gathers
+    its keys (`nn.block_sparse`). memory: states in front of a text, for each of its tokens. query_stream: fraction of
+    the tokens that have a query of a second stream."""
 
     keys: float
     cross_keys: float = 0.0
     scored: bool = False
     copies: float = 0.0
     memory: float = 0.0
-    asked: float = 0.0
+    query_stream: float = 0.0
 
 
 def attentions_of(layer: nn.Module) -> Iterator[tuple[str, MultiHead]]:
@@ -82,42 +82,46 @@ def attentions_of(layer: nn.Module) -> Iterator[tuple[str, MultiHead]]:
             yield name.rpartition(".")[2], part
 
 
-def attention_bytes(attention: MultiHead, formats: Formats, cross: bool, sees: Sees, last: bool) -> float:
+def attention_bytes(
+    attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext, last: bool
+) -> float:
     """Its input where a projection learns, the states of the heads, and what the last map reads. last: of the layers,
     in which a query stream alone asks."""
     joined, width = attention.q_proj.weight.shape[0], attention.q_proj.in_features
     learns = any(keeps_input(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
     low = sum(map(update_values, attention.modules()))
-    content, queries = _streams(sees, last)
-    asking, rows = _beside_keys(attention, _keyed(attention, formats, cross, sees))
+    content, queries = _streams(context, last)
+    asking, rows = _values_per_head(attention, _keyed(attention, formats, cross, context))
     # Each stream has its copies of keys, values and rows of places.
-    states = asking * queries + (2.0 + rows) * (1 + sees.memory) * (content + (sees.asked > 0))
-    if sees.copies:
-        states += 2 * (sees.copies - 1)
-    read = 1 + sees.asked + (1 + sees.memory if sees.memory else 0.0)  # behind a memory one copy more, with it
-    kept = learns * width * read * formats.product + states * joined * formats.attention + low * formats.product
+    states = asking * queries + (2.0 + rows) * (1 + context.memory) * (content + (context.query_stream > 0))
+    if context.copies:
+        states += 2 * (context.copies - 1)
+    read = (
+        1 + context.query_stream + (1 + context.memory if context.memory else 0.0)
+    )  # behind a memory one copy more, with it
+    total = learns * width * read * formats.product + states * joined * formats.attention + low * formats.product
     if keeps_input(attention.out_proj):
-        kept += queries * joined * formats.product
+        total += queries * joined * formats.product
     # What a cross-attention reads is kept once more, as the encoder's last state.
-    return kept + VALUE_BYTES * attention.num_heads + cross * learns * width * formats.product
+    return total + VALUE_BYTES * attention.num_heads + cross * learns * width * formats.product
 
 
-def score_bytes(attention: MultiHead, formats: Formats, cross: bool, sees: Sees, last: bool) -> float:
+def score_bytes(attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext, last: bool) -> float:
     """Of a token's scores, where they are kept: on a CPU dropout needs the weights and its choices, in pieces also what
     comes out; positions that add to the scores need them on the way back."""
-    if _keyed(attention, formats, cross, sees):
+    if _keyed(attention, formats, cross, context):
         element = VALUE_BYTES + 1
     elif not formats.cuda and attention.dropout.rate > 0:
         element = 2 * VALUE_BYTES + 1
     else:
-        element = _scored(attention, cross, sees) * formats.attention * (1 + 2 * _terms(attention))
-    return element * (sees.cross_keys if cross else sees.keys) * attention.num_heads * _streams(sees, last)[1]
+        element = _scored(attention, cross, context) * formats.attention * (1 + 2 * _terms(attention))
+    return element * (context.cross_keys if cross else context.keys) * attention.num_heads * _streams(context, last)[1]
 
 
 def update_values(module: nn.Module) -> int:
     """Values of a token that a low-rank update of a map keeps: what A gives, and with DoRA what its lengths scale."""
-    own = dict(module.named_parameters(recurse=False))
-    return sum(len(own[name]) for name in ("lora_a", "lora_magnitude") if name in own)
+    module_parameters = dict(module.named_parameters(recurse=False))
+    return sum(len(module_parameters[name]) for name in ("lora_a", "lora_magnitude") if name in module_parameters)
 
 
 def keeps_input(linear: nn.Module) -> bool:
@@ -125,24 +129,24 @@ def keeps_input(linear: nn.Module) -> bool:
     return any(parameter.requires_grad and parameter.ndim > 1 for parameter in linear.parameters())
 
 
-def _streams(sees: Sees, last: bool) -> tuple[float, float]:
+def _streams(context: AttentionContext, last: bool) -> tuple[float, float]:
     """The share of the tokens that ask as content, and that of all queries."""
-    content = 0.0 if last and sees.asked else 1.0
-    return content, content + sees.asked
+    content = 0.0 if last and context.query_stream else 1.0
+    return content, content + context.query_stream
 
 
-def _scored(attention: MultiHead, cross: bool, sees: Sees) -> bool:
+def _scored(attention: MultiHead, cross: bool, context: AttentionContext) -> bool:
     """Whether places add to the scores: those of all layers, or a table that an attention maps by itself."""
-    return not cross and (sees.scored or bool(attention.table_maps))
+    return not cross and (context.scored or bool(attention.table_maps))
 
 
-def _keyed(attention: MultiHead, formats: Formats, cross: bool, sees: Sees) -> bool:
+def _keyed(attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext) -> bool:
     """Whether it is one function with its dropout (`nn.keyed`), which keeps queries, keys, values and weights."""
-    pieces = cross or _scored(attention, cross, sees) or sees.copies > 0
+    pieces = cross or _scored(attention, cross, context) or context.copies > 0
     return not (formats.cuda or pieces) and attention.dropout.rate > 0
 
 
-def _beside_keys(attention: MultiHead, keyed: bool) -> tuple[float, float]:
+def _values_per_head(attention: MultiHead, keyed: bool) -> tuple[float, float]:
     """What is kept as wide as the heads: of a query, its result or another form of it too; and of a key, rows of
     distances, which there are to one side or to both."""
     if isinstance(attention, TwoStreamAttention):
@@ -163,7 +167,7 @@ _LOGIT_ROWS = {"cpu": (512, 32), "cuda": (1024, 1024)}
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedActivations:
     """Bytes that each token of a batch keeps. activations: of all layers. scores: of attention that no fused kernel
     computes. working: of the layer at work, where no other keeps any: layers are recomputed, or nothing learns."""
 
@@ -171,27 +175,29 @@ class Kept:
     scores: float = 0.0
     working: float = 0.0
 
-    def __add__(self, other: Kept) -> Kept:
-        return Kept(self.activations + other.activations, self.scores + other.scores, max(self.working, other.working))
+    def __add__(self, other: SavedActivations) -> SavedActivations:
+        return SavedActivations(
+            self.activations + other.activations, self.scores + other.scores, max(self.working, other.working)
+        )
 
 
-def kept_of(
+def saved_activations(
     learner: nn.Module,
     formats: Formats,
     length: float,
     outputs: float = 0.5,
     read: float = 1.0,
     memory: float = 0.0,
-) -> Kept:
+) -> SavedActivations:
     """What a token of a batch keeps in all backbones of a learner, heads left out. length: mean tokens of an example,
     both sides, without virtual ones. outputs: of an encoder-decoder the share of its decoder. read: share of the tokens
     that the last layer of the learner's own backbone works on behind its attention; a query stream stands at these.
     memory: states of earlier text in front of an example."""
-    total = Kept()
+    total = SavedActivations()
     for backbone in backbones_of(learner):
         share = read if backbone is getattr(learner, "backbone", backbone) else 1.0
-        asked = share if getattr(getattr(learner, "config", None), "query_stream", False) else 0.0
-        total = total + _of_backbone(backbone, formats, length, outputs, share, memory / length, asked)
+        query_stream = share if getattr(getattr(learner, "config", None), "query_stream", False) else 0.0
+        total = total + _of_backbone(backbone, formats, length, outputs, share, memory / length, query_stream)
     return total
 
 
@@ -213,75 +219,84 @@ def lengthening(learner: nn.Module, length: float) -> float:
 
 
 def _of_backbone(
-    backbone: Backbone, formats: Formats, length: float, outputs: float, read: float, memory: float, asked: float
-) -> Kept:
-    """memory, asked: as `Sees` has them."""
+    backbone: Backbone, formats: Formats, length: float, outputs: float, read: float, memory: float, query_stream: float
+) -> SavedActivations:
+    """memory, query_stream: as `AttentionContext` has them."""
     virtual = backbone.embed.virtual_count
     if isinstance(backbone, EncoderDecoder):
         inputs = (1 - outputs) * length + virtual
         encoder, decoder = list(backbone.encoder.layers), list(backbone.decoder.layers)
-        learns = _learns(backbone.embed)
-        first = _of_layers(backbone.embed, encoder, formats, Sees(inputs), learns, 1.0)
-        learns = learns or any(_learns(layer) for layer in encoder)
-        second = _of_layers(backbone.decoder.embed, decoder, formats, Sees(outputs * length, inputs), learns, 1.0)
+        learns = _has_trainable(backbone.embed)
+        first = _of_layers(backbone.embed, encoder, formats, AttentionContext(inputs), learns, 1.0)
+        learns = learns or any(_has_trainable(layer) for layer in encoder)
+        second = _of_layers(
+            backbone.decoder.embed, decoder, formats, AttentionContext(outputs * length, inputs), learns, 1.0
+        )
         return _times(first, inputs / length) + _times(second, outputs)
-    whole = length + virtual
+    total_length = length + virtual
     blocks = backbone.blocks if isinstance(backbone, OneStack) else None
-    sees = Sees(whole + memory * length, memory=memory, asked=asked)
-    if blocks is not None and whole > blocks.longest_dense:
-        sees = Sees(blocks.seen(whole), copies=blocks.seen(whole) / blocks.size)
-    own = _of_layers(backbone.embed, layers_of(backbone), formats, sees, _learns(backbone.embed), read)
-    return _times(own, whole / length)
+    context = AttentionContext(total_length + memory * length, memory=memory, query_stream=query_stream)
+    if blocks is not None and total_length > blocks.longest_dense:
+        context = AttentionContext(blocks.seen(total_length), copies=blocks.seen(total_length) / blocks.size)
+    module_parameters = _of_layers(
+        backbone.embed, layers_of(backbone), formats, context, _has_trainable(backbone.embed), read
+    )
+    return _times(module_parameters, total_length / length)
 
 
 def _of_layers(
-    embed: StackInput, layers: Iterable[nn.Module], formats: Formats, sees: Sees, learns: bool, read: float
-) -> Kept:
+    embed: StackInput,
+    layers: Iterable[nn.Module],
+    formats: Formats,
+    context: AttentionContext,
+    learns: bool,
+    read: float,
+) -> SavedActivations:
     """Of a stack, a token of it. learns: whether anything before its layers does."""
-    parts, sees = list(layers), replace(sees, scored=embed.position.scores)
+    parts, context = list(layers), replace(context, scored=embed.position.scores)
     width = _width(parts[0]) if parts else 0
     activations = float(learns * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
     # Words that come again are computed once: this is the most.
     activations += learns * VALUE_BYTES * (embed.saved_activations if isinstance(embed, WordCharacters) else 0)
     scores = working = frozen = 0.0
     for number, layer in enumerate(parts):
-        learns, last = learns or _learns(layer), number == len(parts) - 1
-        own = _of_layer(layer, formats, sees, last, read if last else 1 + sees.asked)
+        learns, last = learns or _has_trainable(layer), number == len(parts) - 1
+        layer_bytes = _of_layer(layer, formats, context, last, read if last else 1 + context.query_stream)
         if not learns:
-            frozen = max(frozen, own)
+            frozen = max(frozen, layer_bytes)
             continue
-        own_scores = sum(
-            score_bytes(part, formats, name == "cross_attn", sees, last) for name, part in attentions_of(layer)
+        layer_scores = sum(
+            score_bytes(part, formats, name == "cross_attn", context, last) for name, part in attentions_of(layer)
         )
         if formats.recomputes:
-            activations += (1 + sees.asked) * _width(layer) * VALUE_BYTES
-            working = max(working, own + own_scores)
+            activations += (1 + context.query_stream) * _width(layer) * VALUE_BYTES
+            working = max(working, layer_bytes + layer_scores)
         else:
-            activations, scores = activations + own, scores + own_scores
-    return Kept(activations, scores, working if learns else frozen)
+            activations, scores = activations + layer_bytes, scores + layer_scores
+    return SavedActivations(activations, scores, working if learns else frozen)
 
 
-def _of_layer(layer: nn.Module, formats: Formats, sees: Sees, last: bool, read: float) -> float:
+def _of_layer(layer: nn.Module, formats: Formats, context: AttentionContext, last: bool, read: float) -> float:
     """Bytes of a token in a layer whose part behind the attention works on a share of the tokens."""
-    ahead = sum(_of_lstm(part, formats) for part in layer.modules() if isinstance(part, LstmCell))
+    before_attention = sum(_of_lstm(part, formats) for part in layer.modules() if isinstance(part, LstmCell))
     if isinstance(layer, BidirectionalGru | AttendingGru):
-        ahead += VALUE_BYTES * layer.saved_activations(sees.cross_keys)
-    ahead += sum(
-        attention_bytes(part, formats, name == "cross_attn", sees, last) for name, part in attentions_of(layer)
+        before_attention += VALUE_BYTES * layer.saved_activations(context.cross_keys)
+    before_attention += sum(
+        attention_bytes(part, formats, name == "cross_attn", context, last) for name, part in attentions_of(layer)
     )
     width = _width(layer)
     norms = sum(_of_norm(part, width) for name, part in layer.named_children() if "norm" in name)
     masks = width * sum(isinstance(part, Dropout) and part.rate > 0 for part in layer.children())
-    behind = norms + masks
+    after_attention = norms + masks
     if isinstance(layer, WindowLayer):
-        behind += formats.product * layer.reach * layer.hidden_size + VALUE_BYTES * layer.size
+        after_attention += formats.product * layer.reach * layer.hidden_size + VALUE_BYTES * layer.size
     for part in layer.modules():
         if isinstance(part, FeedForward):
-            behind += _of_feed_forward(part, formats)
+            after_attention += _of_feed_forward(part, formats)
         elif "down" in dict(part.named_children()):  # an adapter between the sublayers
             bottleneck: Any = part
-            behind += formats.product * (width + 2 * bottleneck.down.out_features)
-    return ahead + read * behind
+            after_attention += formats.product * (width + 2 * bottleneck.down.out_features)
+    return before_attention + read * after_attention
 
 
 def _of_lstm(part: LstmCell, formats: Formats) -> float:
@@ -333,7 +348,7 @@ def copied_bytes(learner: nn.Module, formats: Formats) -> int:
     attention that are joined into one. Nothing where no backbone learns."""
     copied = 0
     for backbone in backbones_of(learner):
-        if not _learns(backbone):
+        if not _has_trainable(backbone):
             continue
         if formats.half:
             copied += formats.product * sum(
@@ -354,9 +369,9 @@ def _width(layer: nn.Module) -> int:
     return max(widths)
 
 
-def _learns(module: nn.Module) -> bool:
+def _has_trainable(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
-def _times(kept: Kept, share: float) -> Kept:
-    return Kept(share * kept.activations, share * kept.scores, share * kept.working)
+def _times(activations: SavedActivations, share: float) -> SavedActivations:
+    return SavedActivations(share * activations.activations, share * activations.scores, share * activations.working)

@@ -118,18 +118,18 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
     }
 
 
-def learning_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
+def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
     """Parameters that learn, be it later in the run (`trainable`), and that are there (`total`), tied ones once: of the
     backbone, of what the tuning method added (`method`), of the heads (`head`), and of what an objective has besides.
     """
-    roles = {role: {"trainable": 0, "total": 0} for role in ("backbone", "method", "head")}
+    by_role = {role: {"trainable": 0, "total": 0} for role in ("backbone", "method", "head")}
     for name, parameter in learner.named_parameters():
         part = part_of(name)
         role = "method" if name in learner.added else "head" if part.startswith("heads.") else part
-        counts = roles.setdefault(role, {"trainable": 0, "total": 0})
+        counts = by_role.setdefault(role, {"trainable": 0, "total": 0})
         counts["total"] += parameter.numel()
         counts["trainable"] += parameter.numel() * (name in learner.learning)
-    return roles
+    return by_role
 
 
 def planned_teachers(config: RunConfig) -> list[Any]:
@@ -167,13 +167,13 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
         available = available_bytes(device)
         # What each process of this machine needs of the host, and one alone of its own device.
         together = place.local_size if device == cpu else 1
-        shares = place.size if trained and config.parallel == "fsdp" else 1
-        needed = _needed_bytes(config, trained) * together // shares
+        shards = place.size if trained and config.parallel == "fsdp" else 1
+        needed = _needed_bytes(config, trained) * together // shards
         if available is not None and needed > available:
             parts = "weights, gradients and optimizer" if trained else "weights"
-            parts = (f"shares of {parts}" if shares > 1 else parts) + (f" in {together} processes" * (together > 1))
+            parts = (f"shares of {parts}" if shards > 1 else parts) + (f" in {together} processes" * (together > 1))
             sizes = f"{parts} need {size(needed)}, {size(available)} are available"
-            most = available * shares // together
+            most = available * shards // together
             hint = _smaller(config, partial(_fits, trained=trained, available=most))
             return UserError(f"model={config.model.name} is too large for {device}: {sizes}", hint)
     return None

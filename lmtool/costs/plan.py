@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from lmtool.costs.activations import VALUE_BYTES, Kept
+from lmtool.costs.activations import VALUE_BYTES, SavedActivations
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -22,7 +22,7 @@ from lmtool.models.heads.sampled import SampledLMHead, WordPairsHead
 from lmtool.nn.attention import MultiHead
 from lmtool.nn.positions import Position
 from lmtool.nn.prefix import VirtualTokens
-from lmtool.reporting.plan import RunPlan
+from lmtool.reporting.costs import RunPlan
 
 # What a process has beside what is counted: Python, torch, the tokenizer and the loader (390 to 415 MB measured on
 # Linux); on CUDA the context, the libraries' workspaces, and what the allocator cannot hand out again.
@@ -74,17 +74,17 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Forward:
-    """What one forward keeps. tokens: in it. kept: of each. head_bytes: of the loss over a vocabulary. cuda: where."""
+    """What one forward saves. tokens: in it. activations: of each. head_bytes: of the loss over a vocabulary."""
 
     tokens: float
-    kept: Kept = field(default_factory=Kept)
+    activations: SavedActivations = field(default_factory=SavedActivations)
     head_bytes: int = 0
     cuda: bool = False
 
     @property
-    def kept_bytes(self) -> float:
+    def activation_bytes(self) -> float:
         """For its backward."""
-        return self.tokens * (self.kept.activations + self.kept.scores + self.kept.working)
+        return self.tokens * (self.activations.activations + self.activations.scores + self.activations.working)
 
 
 def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = False) -> dict[str, int]:
@@ -95,7 +95,7 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
     """
     share = devices if sharded else 1
     # The loss is behind the last layer, and one that works again is before it: only the larger of both is there.
-    working = forward.tokens * forward.kept.working
+    working = forward.tokens * forward.activations.working
     outside = sizes.total - sizes.in_layers
     parts = {
         "weights": VALUE_BYTES * sizes.total / share,
@@ -104,8 +104,8 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
         "gathered weights": VALUE_BYTES * (3 * sizes.layer + 2 * outside) if share > 1 else 0,
         "weight copies": sizes.copied_bytes,
         "carried state": 2 * VALUE_BYTES * sizes.carried,  # that of before a step too
-        "activations": forward.tokens * forward.kept.activations + working,
-        "attention scores": forward.tokens * forward.kept.scores,
+        "activations": forward.tokens * forward.activations.activations + working,
+        "attention scores": forward.tokens * forward.activations.scores,
         "logits": max(0, forward.head_bytes - working),
         "teachers": VALUE_BYTES * sizes.teachers,
         "framework": RESERVE[forward.cuda],
@@ -113,39 +113,33 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
     return {name: round(size) for name, size in parts.items() if size}
 
 
-def plan(
-    works: Sequence[Work],
-    *,
-    steps: int,
-    tokens_per_step: float,
-    sizes: Sizes,
-    forward: Forward,
-    devices: int = 1,
-    sharded: bool = False,
-    checkpoints: int = 1,
-    step_seconds: tuple[float, float] | None = None,
-    rate: str = "",
-) -> RunPlan:
-    """The plan of a run.
+@dataclass(frozen=True)
+class StepCosts:
+    """What a step costs. works: of every part. tokens: real tokens in a step of all devices, mean. forward: of one
+    device. sharded: as `memory_of` has it."""
 
-    works: of every part. steps: optimizer steps. tokens_per_step: real tokens in a step of all devices, mean. forward:
-    of one device. checkpoints: how many are kept on disk. step_seconds: at least and at
-    most (None: no time). rate: how it was found, in words.
-    """
-    return RunPlan(
-        parameters=dict(sizes.parameters),
-        trainable_parameters=sizes.learning,
-        flops_per_token=sum(work.flops for work in works),
-        tokens_per_step=tokens_per_step,
-        steps=steps,
-        memory_bytes=memory_of(sizes, forward, devices, sharded),
-        checkpoint_bytes=VALUE_BYTES
-        * ((sizes.total if sizes.saved is None else sizes.saved) + sizes.optimizer + sizes.carried),
-        checkpoints=checkpoints,
-        step_seconds=step_seconds,
-        rate=rate,
-        devices=devices,
-    )
+    works: Sequence[Work]
+    tokens: float
+    sizes: Sizes
+    forward: Forward
+    devices: int = 1
+    sharded: bool = False
+
+    def plan(self) -> RunPlan:
+        """The plan of a run of one step and one checkpoint, without times."""
+        sizes = self.sizes
+        saved = sizes.total if sizes.saved is None else sizes.saved
+        return RunPlan(
+            parameters=dict(sizes.parameters),
+            trainable_parameters=sizes.learning,
+            flops_per_token=sum(work.flops for work in self.works),
+            tokens_per_step=self.tokens,
+            steps=1,
+            memory_bytes=memory_of(sizes, self.forward, self.devices, self.sharded),
+            checkpoint_bytes=VALUE_BYTES * (saved + sizes.optimizer + sizes.carried),
+            checkpoints=1,
+            devices=self.devices,
+        )
 
 
 # What a learner costs, counted on its parts: the work of a token, and the sizes that memory depends on.
@@ -158,11 +152,11 @@ _TABLES = (nn.Embedding, Position)
 
 
 def works_of(
-    learner: Any, places: Mapping[str, float], predicted: float, length: float, outputs: float = 0.5
+    learner: Any, fractions: Mapping[str, float], predicted: float, length: float, outputs: float = 0.5
 ) -> Iterator[Work]:
     """The work of every part of a learner.
 
-    places: the share of the tokens that a part runs at, by its name; predicted: of a head with a vocabulary that is
+    fractions: the share of the tokens that a part runs at, by its name; predicted: of a head with a vocabulary that is
     not in it, where every other part runs once an example. length: mean tokens of an example, both sides. outputs: of
     an encoder-decoder the share of its decoder.
     """
@@ -170,16 +164,16 @@ def works_of(
     if getattr(getattr(learner, "config", None), "query_stream", False):
         yield _asking(learner.backbone, predicted, length)
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
-    own = getattr(learner, "objective", None)
-    if isinstance(own, nn.ModuleDict):
-        parts |= {f"objective.{name}": module for name, module in own.items()}
+    objective_modules = getattr(learner, "objective", None)
+    if isinstance(objective_modules, nn.ModuleDict):
+        parts |= {f"objective.{name}": module for name, module in objective_modules.items()}
     for name, part in parts.items():
         if isinstance(part, Backbone):
-            yield from _body(part, length, outputs, places.get(name, 1.0), 3)
+            yield from _body(part, length, outputs, fractions.get(name, 1.0), 3)
         else:
             if isinstance(part, EnhancedMaskedLMHead):
                 yield _decoding(parts.get("objective.generator", learner.backbone), length)
-            share = places.get(name, predicted if isinstance(part, LMHead) else 1 / length)
+            share = fractions.get(name, predicted if isinstance(part, LMHead) else 1 / length)
             yield Work(share, _matrices([part]) + _vocabulary(part, learner.backbone))
 
 
@@ -215,25 +209,27 @@ def _body(backbone: Backbone, length: float, outputs: float, share: float, passe
         inputs, encoder, decoder = 1 - outputs, backbone.encoder.layers, backbone.decoder.layers
         crossed: list[Any] = [layer.cross_attn for layer in decoder]
         # Keys and values are made of the inputs.
-        made = [part for cross in crossed for name, part in cross.named_children() if name in ("k_proj", "v_proj")]
-        keys = _matrices(made)
+        key_value_maps = [
+            part for cross in crossed for name, part in cross.named_children() if name in ("k_proj", "v_proj")
+        ]
+        keys = _matrices(key_value_maps)
         seen, read = inputs * length + backbone.embed.virtual_count, outputs * length
-        inside = seen + backbone.encoder.ahead, read / 2 + backbone.decoder.ahead, seen + backbone.decoder.crossed
+        contexts = seen + backbone.encoder.ahead, read / 2 + backbone.decoder.ahead, seen + backbone.decoder.crossed
         inputs = share * seen / length
-        yield Work(inputs, embedding + _matrices(encoder) + keys, _attention(encoder), inside[0], passes)
-        yield Work(share * outputs, embedding + _matrices(decoder) - keys, _attention(decoder), inside[1], passes)
-        yield Work(share * outputs, 0, sum(_width(cross) for cross in crossed), inside[2], passes)
+        yield Work(inputs, embedding + _matrices(encoder) + keys, _attention(encoder), contexts[0], passes)
+        yield Work(share * outputs, embedding + _matrices(decoder) - keys, _attention(decoder), contexts[1], passes)
+        yield Work(share * outputs, 0, sum(_width(cross) for cross in crossed), contexts[2], passes)
         return
-    whole = length + backbone.embed.virtual_count
+    total_length = length + backbone.embed.virtual_count
     if not isinstance(backbone, OneStack):
         # A family with a forward of its own is taken as a whole, each of its parts once.
-        yield Work(share * whole / length, _matrices([backbone]), passes=passes)
+        yield Work(share * total_length / length, _matrices([backbone]), passes=passes)
         return
     layers = list(backbone.depth())
     widths = [_attention([layer]) for layer in layers]
-    weighted = [width * backbone.seen(number, whole) for number, width in enumerate(widths)]
+    weighted = [width * backbone.seen(number, total_length) for number, width in enumerate(widths)]
     mean = sum(weighted) / max(1, sum(widths)) + backbone.ahead
-    yield Work(share * whole / length, _matrices([backbone.embed, *layers]), sum(widths), mean, passes)
+    yield Work(share * total_length / length, _matrices([backbone.embed, *layers]), sum(widths), mean, passes)
 
 
 def _matrices(modules: Iterable[nn.Module]) -> int:

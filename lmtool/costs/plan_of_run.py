@@ -12,7 +12,15 @@ from typing import Any, cast
 from torch import nn
 
 from lmtool.config.rules import broken
-from lmtool.costs.activations import Formats, backbones_of, copied_bytes, head_bytes, kept_of, layers_of, lengthening
+from lmtool.costs.activations import (
+    Formats,
+    backbones_of,
+    copied_bytes,
+    head_bytes,
+    layers_of,
+    lengthening,
+    saved_activations,
+)
 from lmtool.costs.memory_of_run import (
     TrainingConfig,
     configuration_of_peers,
@@ -22,11 +30,11 @@ from lmtool.costs.memory_of_run import (
     saved_values,
     values_of,
 )
-from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, Work, plan, works_of
-from lmtool.costs.rate import Place, StepWork, here
+from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, StepCosts, Work, works_of
+from lmtool.costs.rate import PlannedDevice, StepWork, here
 from lmtool.data.phases import Shares
 from lmtool.distillation.configs import CodistillationConfig
-from lmtool.reporting.plan import PhasePlan, RunPlan
+from lmtool.reporting.costs import PhasePlan, RunPlan
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import PretrainConfig, RunConfig
@@ -37,7 +45,7 @@ from lmtool.training.configs import AdafactorConfig
 from lmtool.training.precision import Precision
 
 
-def _beside(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[Work]:
+def _other_models(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[Work]:
     """The work of what runs beside the student: of teachers without gradients, of peers that learn too. how: as of the
     student."""
     for teacher in teachers if config.distill.same_batches else ():
@@ -49,22 +57,24 @@ def _beside(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[W
         yield from works * (config.distill.learners - 1)
 
 
-def plan_of(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], where: Precision | Place) -> RunPlan:
-    """The plan of a run. facts: the training loader's. where: a place, or a device that is here, which is measured for
-    a third of a second at most."""
-    single = _of_one_step(config, learner, facts, _place(config, where))
-    limits = _limits(config, single, facts["steps_per_epoch"])
+def plan_of(
+    config: RunConfig, learner: nn.Module, metadata: Mapping[str, Any], where: Precision | PlannedDevice
+) -> RunPlan:
+    """The plan of a run. metadata: the training loader's. where: a planned device, or one of this machine, which is
+    measured for a third of a second at most."""
+    single = _of_one_step(config, learner, metadata, _planned_device(config, where))
+    limits = _limits(config, single, metadata["steps_per_epoch"])
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
-    return replace(_of_steps(config, single, steps), ends_by=budget, epochs=steps / facts["steps_per_epoch"])
+    return replace(_of_steps(config, single, steps), ends_by=budget, epochs=steps / metadata["steps_per_epoch"])
 
 
 def plan_in_phases(
-    config: PretrainConfig, learner: nn.Module, facts: Sequence[Mapping[str, Any]], where: Precision | Place
+    config: PretrainConfig, learner: nn.Module, metadata: Sequence[Mapping[str, Any]], where: Precision | PlannedDevice
 ) -> tuple[RunPlan, Shares]:
-    """The plan of a run in phases, and the phases as numbers. facts: those of their loaders."""
-    place = _place(config, where)
-    singles = [_of_one_step(form, learner, own, place) for form, own in zip(config.forms, facts, strict=True)]
+    """The plan of a run in phases, and the phases as numbers. metadata: those of their loaders."""
+    device = _planned_device(config, where)
+    singles = [_of_one_step(form, learner, own, device) for form, own in zip(config.forms, metadata, strict=True)]
     shares = Shares(
         tuple(phase["share"] for phase in config.phases),
         tuple(single.tokens_per_step for single in singles),
@@ -83,8 +93,8 @@ def plan_in_phases(
         return replace(largest, tokens_per_step=tokens, flops_per_token=flops / tokens, step_seconds=seconds)
 
     limits = {
-        budget: _limits(config, mean(budget), facts[0]["steps_per_epoch"])[budget]
-        for budget in _limits(config, singles[0], facts[0]["steps_per_epoch"])
+        budget: _limits(config, mean(budget), metadata[0]["steps_per_epoch"])[budget]
+        for budget in _limits(config, singles[0], metadata[0]["steps_per_epoch"])
     }
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
@@ -93,45 +103,45 @@ def plan_in_phases(
         PhasePlan(words_of(phase), phase["share"], before + 1, last, single.tokens_per_step)
         for phase, before, last, single in zip(config.phases, [0, *lasts], lasts, singles, strict=False)
     )
-    whole = _of_steps(config, mean(budget), steps)
-    notes = (*whole.notes, f"held-out text is read and scored as in phase {len(phases)}, the last, over the whole run")
-    return replace(whole, ends_by=budget, phases=phases, notes=notes), shares
+    run_plan = _of_steps(config, mean(budget), steps)
+    notes = (
+        *run_plan.notes,
+        f"held-out text is read and scored as in phase {len(phases)}, the last, over the whole run",
+    )
+    return replace(run_plan, ends_by=budget, phases=phases, notes=notes), shares
 
 
-def _place(config: RunConfig, where: Precision | Place) -> Place:
-    return where if isinstance(where, Place) else here(config, where)
+def _planned_device(config: RunConfig, where: Precision | PlannedDevice) -> PlannedDevice:
+    return where if isinstance(where, PlannedDevice) else here(config, where)
 
 
-def _of_one_step(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: Place) -> RunPlan:
+def _of_one_step(config: RunConfig, learner: nn.Module, metadata: Mapping[str, Any], device: PlannedDevice) -> RunPlan:
     """The plan of a run of one step."""
-    predicted = facts.get("predicted_fraction", 0.0)
-    places = config.objective.places if isinstance(config, PretrainConfig) else {}
+    predicted = metadata.get("predicted_fraction", 0.0)
+    fractions = config.objective.places if isinstance(config, PretrainConfig) else {}
     # A task's encoder-decoder reads its text on both sides.
     outputs = predicted or 0.5
     teachers = planned_teachers(config)
-    works = [*works_of(learner, places, predicted, facts["mean_length"], outputs)]
-    works += _beside(config, teachers, places, predicted, facts["mean_length"], outputs)
-    tokens, devices = facts["tokens_per_epoch"] / facts["steps_per_epoch"], devices_of(config)
-    sizes, forward = _sizes(config, learner, teachers, place), _forward(config, learner, facts, place)
+    works = [*works_of(learner, fractions, predicted, metadata["mean_length"], outputs)]
+    works += _other_models(config, teachers, fractions, predicted, metadata["mean_length"], outputs)
+    tokens, devices = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"], devices_of(config)
+    sizes, forward = _sizes(config, learner, teachers, device), _forward(config, learner, metadata, device)
     sharded = config.parallel == "fsdp" and devices > 1
     # Several processes of one CPU share its cores.
-    share = devices if place.cuda else 1
+    share = devices if device.cuda else 1
     layers = sum(len(layers_of(backbone)) for backbone in backbones_of(learner))
     forwards = max(1.0, tokens / devices / max(forward.tokens, 1))
     work = StepWork(
         sum(work.flops for work in works) * tokens / share,
-        forward.kept_bytes / max(forward.tokens, 1) * tokens / share,
+        forward.activation_bytes / max(forward.tokens, 1) * tokens / share,
         sizes.learning,
         layers * forwards,
         share,
         sharded,
         forwards,
     )
-    single = plan(
-        works, steps=1, tokens_per_step=tokens, sizes=sizes, forward=forward, devices=devices, sharded=sharded,
-        step_seconds=place.seconds(work), rate=place.rate,
-    )  # fmt: skip
-    return replace(single, room_bytes=place.room_bytes)
+    single = StepCosts(works, tokens, sizes, forward, devices, sharded).plan()
+    return replace(single, step_seconds=device.seconds(work), rate=device.rate, capacity_bytes=device.capacity_bytes)
 
 
 def devices_of(config: RunConfig) -> int:
@@ -139,7 +149,7 @@ def devices_of(config: RunConfig) -> int:
     return config.devices or int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _sizes(config: RunConfig, learner: nn.Module, teachers: Sequence[Any], place: Place) -> Sizes:
+def _sizes(config: RunConfig, learner: nn.Module, teachers: Sequence[Any], device: PlannedDevice) -> Sizes:
     learned = {
         name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
     }
@@ -151,7 +161,7 @@ def _sizes(config: RunConfig, learner: nn.Module, teachers: Sequence[Any], place
         in_layers=sum(layers),
         layer=max(layers, default=0),
         teachers=sum(map(values_of, teachers)),
-        copied_bytes=copied_bytes(learner, _formats(config, place)),
+        copied_bytes=copied_bytes(learner, _formats(config, device)),
         saved=saved_values(config, learner),
         carried=_carried(config, learner),
     )
@@ -161,19 +171,19 @@ def _carried(config: RunConfig, learner: Any) -> int:
     """Values of the state that a run carries from batch to batch, of all lanes."""
     if not isinstance(config, PretrainConfig) or not reads_lanes(config.model, config.objective, config.data):
         return 0
-    lanes = config.batch_examples or max(1, (config.batch_tokens or 0) // config.max_length)
-    return lanes * sum(tensor.numel() for tensor in learner.backbone.initial_state(1).values())
+    streams = config.batch_examples or max(1, (config.batch_tokens or 0) // config.max_length)
+    return streams * sum(tensor.numel() for tensor in learner.backbone.initial_state(1).values())
 
 
-def _formats(config: RunConfig, place: Place) -> Formats:
-    return Formats(place.precision.name != "fp32", place.cuda, config.gradient_checkpointing)
+def _formats(config: RunConfig, device: PlannedDevice) -> Formats:
+    return Formats(device.precision.name != "fp32", device.cuda, config.gradient_checkpointing)
 
 
-def _forward(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: Place) -> Forward:
+def _forward(config: RunConfig, learner: nn.Module, metadata: Mapping[str, Any], device: PlannedDevice) -> Forward:
     """What one forward of a device keeps."""
-    formats, length = _formats(config, place), facts["mean_length"]
-    predicted = facts.get("predicted_fraction", 0.0)
-    tokens = facts["tokens_per_epoch"] / facts["steps_per_epoch"] / devices_of(config)
+    formats, length = _formats(config, device), metadata["mean_length"]
+    predicted = metadata.get("predicted_fraction", 0.0)
+    tokens = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"] / devices_of(config)
     if config.micro_batch_tokens is not None:
         # What limits a forward counts virtual tokens, a step does not.
         tokens = min(tokens, config.micro_batch_tokens / lengthening(learner, length))
@@ -183,8 +193,8 @@ def _forward(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], pl
         read = min(1.0, max(of_heads, default=1.0))
     else:
         read, memory = 1.0 if getattr(learner, "scores_tokens", True) else 1 / length, 0
-    kept = kept_of(learner, formats, length, predicted or 0.5, read, memory)
-    return Forward(tokens, kept, head_bytes(learner, formats, predicted * tokens), place.cuda)
+    activations = saved_activations(learner, formats, length, predicted or 0.5, read, memory)
+    return Forward(tokens, activations, head_bytes(learner, formats, predicted * tokens), device.cuda)
 
 
 def _limits(config: RunConfig, single: RunPlan, steps_per_epoch: float) -> dict[str, float]:
@@ -212,9 +222,9 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     rows = math.ceil(steps * rows_an_interval(config.log_every, steps) / config.log_every)
     logs = FOLDER_BYTES + ROW_BYTES * (rows + evaluations)
     kept = kept_checkpoints(config, steps)
-    given = budgets(config.model_dump(include=set(BUDGETS)))
+    set_budgets = budgets(config.model_dump(include=set(BUDGETS)))
     return replace(
-        single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, budgets=given,
+        single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, budgets=set_budgets,
         warnings=tuple(config.schedule.remarks(steps)),
     )  # fmt: skip
 
@@ -224,7 +234,7 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
 
 # Devices that are tried.
 _DEVICES = (2, 4, 8, 16, 32, 64, 128, 256)
-_AGAIN = {"gradient_checkpointing": True}
+_RECOMPUTE = {"gradient_checkpointing": True}
 
 
 def what_fits(config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> tuple[str, ...]:
@@ -262,7 +272,7 @@ def _cheap(config: RunConfig) -> Iterator[Iterable[Override]]:
         yield [
             (
                 f"gradient_checkpointing=true {words}".strip(),
-                {**changes, **_AGAIN},
+                {**changes, **_RECOMPUTE},
                 ", the same result, a third more work",
             )
             for words, changes in [("", {}), *smaller]
@@ -276,7 +286,7 @@ def _dear(config: RunConfig) -> Iterator[Iterable[Override]]:
     yield [
         (
             f"devices={number} parallel=fsdp {words}",
-            {**least, **_AGAIN, "devices": number, "parallel": "fsdp"},
+            {**least, **_RECOMPUTE, "devices": number, "parallel": "fsdp"},
             " a device",
         )
         for number in _DEVICES
@@ -286,7 +296,7 @@ def _dear(config: RunConfig) -> Iterator[Iterable[Override]]:
     yield [
         (
             f"optimizer=adafactor {words}",
-            {**least, **_AGAIN, **adafactor},
+            {**least, **_RECOMPUTE, **adafactor},
             ", another optimizer with its own learning rates",
         )
     ]

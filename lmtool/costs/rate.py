@@ -36,15 +36,15 @@ _COPIED = 1 << 25
 @cache
 def measure_bandwidth(device: str = "cpu", runs: int = 5) -> float:
     """Bytes a second that this device reads and writes, from a few copies of 32 MiB: 10 to 50 ms."""
-    place = torch.device(device)
-    source = torch.ones(_COPIED // 4, device=place)
+    target_device = torch.device(device)
+    source = torch.ones(_COPIED // 4, device=target_device)
     target = torch.empty_like(source)
     seconds = []
     for _ in range(runs):
         started = time.perf_counter()
         target.copy_(source)
-        if place.type == "cuda":
-            torch.cuda.synchronize(place)
+        if target_device.type == "cuda":
+            torch.cuda.synchronize(target_device)
         seconds.append(time.perf_counter() - started)
     return 2 * _COPIED / min(seconds)
 
@@ -88,16 +88,16 @@ def measure_rate(
 def product_rate(precision: str = "fp32", device: str = "cpu", seconds: float = 0.3) -> float:
     """FLOP/s of large square matrix products on this device in `seconds`: what it multiplies at most. precision: fp32,
     bf16 or fp16."""
-    place, kind = torch.device(device), _TYPES.get(precision, torch.float32)
-    size = 1024 if place.type == "cpu" else 8192
-    left, right = (torch.full((size, size), 0.01, dtype=kind, device=place) for _ in range(2))
+    target_device, kind = torch.device(device), _TYPES.get(precision, torch.float32)
+    size = 1024 if target_device.type == "cpu" else 8192
+    left, right = (torch.full((size, size), 0.01, dtype=kind, device=target_device) for _ in range(2))
 
     def multiply(times: int) -> float:
         started = time.perf_counter()
         for _ in range(times):
             left @ right
-        if place.type == "cuda":
-            torch.cuda.synchronize(place)
+        if target_device.type == "cuda":
+            torch.cuda.synchronize(target_device)
         return time.perf_counter() - started
 
     multiply(2)
@@ -120,12 +120,12 @@ _CALLS, _CALL_SECONDS = 125, (5e-6, 20e-6)
 
 @dataclass(frozen=True)
 class StepWork:
-    """A step as a device does it. flops: of its products. kept_bytes: that its forwards keep. learning: parameters that
-    learn. layers: that run in it, of all its forwards. devices: that share the step, each with as much of it. sharded:
-    whether each has a share of the weights (fsdp). forwards: of a device in the step."""
+    """The work of a step. flops: of its products. activation_bytes: that its forwards save. learning: trainable
+    parameters. layers: that run in all its forwards. devices: that divide the step evenly. sharded: whether the
+    weights are divided too (fsdp). forwards: of a device in the step."""
 
     flops: float
-    kept_bytes: float
+    activation_bytes: float
     learning: float
     layers: float
     devices: int = 1
@@ -133,18 +133,18 @@ class StepWork:
     forwards: float = 1.0
 
     @property
-    def crossing_bytes(self) -> float:
+    def communicated_bytes(self) -> float:
         """What a device sends in a step: gradients in a ring, 2 (N-1)/N of them. Of shares, in every forward, the
         weights twice, there and on the way back, and a reduction of gradients."""
         times = 3 * self.forwards if self.sharded else 2
         return times * 4 * self.learning * (self.devices - 1) / self.devices
 
 
-def seconds_here(work: StepWork, rate: float, bandwidth: float, cuda: bool = False) -> float:
+def seconds_measured(work: StepWork, rate: float, bandwidth: float, cuda: bool = False) -> float:
     """On this machine. rate: FLOP/s of products at the model's widths; bandwidth: bytes a second; both measured. On a
     CPU calls add to what they do; a GPU works while it is called."""
     share = work.learning / (work.devices if work.sharded else 1)
-    moved = _PASSES * work.kept_bytes + _OPTIMIZER_BYTES * share
+    moved = _PASSES * work.activation_bytes + _OPTIMIZER_BYTES * share
     does, calls = work.flops / rate + moved / bandwidth, work.layers * _CALLS * _CALL_SECONDS[1]
     return max(does, calls) if cuda else does + calls
 
@@ -155,13 +155,13 @@ def seconds_on(work: StepWork, device: Device, precision: str) -> tuple[float, f
     hidden behind the products at best, and at worst not at all."""
     share = work.learning / (work.devices if work.sharded else 1)
     optimizer = _OPTIMIZER_BYTES * share / device.bandwidth
-    crossing = work.crossing_bytes / (device.link if work.devices <= NODE else min(device.link, NETWORK))
+    communication = work.communicated_bytes / (device.link if work.devices <= NODE else min(device.link, NETWORK))
     calls = [work.layers * _CALLS * seconds for seconds in _CALL_SECONDS]
     low, high = (
         max(work.flops / (utilisation * device.rate(precision)), floor) + optimizer
         for utilisation, floor in zip(reversed(UTILISATION), calls, strict=True)
     )
-    return max(low, crossing), high + crossing
+    return max(low, communication), high + communication
 
 
 # Where a run is planned: a device that is here, whose rate is measured, or a published one.
@@ -171,34 +171,36 @@ Times = Callable[[StepWork], tuple[float, float] | None]
 
 
 @dataclass(frozen=True)
-class Place:
-    """name: on the screen. cuda: a GPU. room_bytes: memory there is; None where nobody says. seconds: of a step, from
-    the least to the most; None where no rate is known. rate: how it was found, in words. here: the device is."""
+class PlannedDevice:
+    """name: on the screen. cuda: a GPU. capacity_bytes: its memory; None if unknown. seconds: of a step, least and
+    most; None if no rate is known. rate: how it was found, in words. here: whether this machine has the device."""
 
     name: str
     precision: Precision
     cuda: bool
-    room_bytes: int | None
+    capacity_bytes: int | None
     seconds: Times
     rate: str
     here: bool = True
 
 
-def here(config: RunConfig, precision: Precision) -> Place:
+def here(config: RunConfig, precision: Precision) -> PlannedDevice:
     """A device of this machine. Measures it for a third of a second at most."""
     model, device = config.model, str(precision.device)
     rate = measure_rate(model.hidden_size, model.inner_size, precision.name, device) / STEP_SHARE
     bandwidth = measure_bandwidth(device)
 
     def seconds(work: StepWork) -> tuple[float, float]:
-        each = seconds_here(work, rate, bandwidth, precision.device.type == "cuda")
+        each = seconds_measured(work, rate, bandwidth, precision.device.type == "cuda")
         return each, each
 
     words = f"estimated from {flops(rate)}/s of products of its widths, measured here"
-    return Place(device, precision, precision.device.type == "cuda", available_bytes(precision.device), seconds, words)
+    return PlannedDevice(
+        device, precision, precision.device.type == "cuda", available_bytes(precision.device), seconds, words
+    )
 
 
-def place_of(config: RunConfig, published: str | None) -> Place:
+def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
     """Where a plan is made. published: a device of the table, or None for the one that `config` names. A CUDA device
     that is not here is planned without a rate."""
     if published is not None:
@@ -206,23 +208,25 @@ def place_of(config: RunConfig, published: str | None) -> Place:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         precision = Precision(_precision(config.precision, True), torch.device("cuda"), "planned")
         rate = f"no CUDA device is here; name one: device={', '.join(name for name, of in DEVICES.items() if of.cuda)}"
-        return Place(f"{config.device}, which is not here", precision, True, None, lambda work: None, rate, False)
+        return PlannedDevice(
+            f"{config.device}, which is not here", precision, True, None, lambda work: None, rate, False
+        )
     return here(config, choose_precision(config.precision, choose_device(config.device)))
 
 
-def _published(name: str, asked: str) -> Place:
+def _published(name: str, precision_name: str) -> PlannedDevice:
     device: Device = device_of(name)
     precision = Precision(
-        _precision(asked, device.bf16 is not None), torch.device("cuda" if device.cuda else "cpu"), "planned"
+        _precision(precision_name, device.bf16 is not None), torch.device("cuda" if device.cuda else "cpu"), "planned"
     )
     rate = device.rate(precision.name)
     low, high = (percent(share) for share in UTILISATION)
     words = f"estimated, at {low} to {high} of the published {flops(rate)}/s in {precision.name}"
-    return Place(
+    return PlannedDevice(
         f"{name}, as published", precision, device.cuda, round(device.memory),
         lambda work: seconds_on(work, device, precision.name), words, False,
     )  # fmt: skip
 
 
-def _precision(asked: str, has_bf16: bool) -> str:
-    return asked if asked != "auto" else "bf16" if has_bf16 else "fp32"
+def _precision(requested: str, has_bf16: bool) -> str:
+    return requested if requested != "auto" else "bf16" if has_bf16 else "fp32"

@@ -1,1 +1,1 @@
-"""Distillation: a model learns from another, from several, or from itself; around any objective or task."""
+"""A model learns from another, from several, or from itself, around any objective or task."""

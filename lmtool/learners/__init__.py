@@ -1,1 +1,1 @@
-"""The contract of everything that learns, what all learners share, mixtures, and the one evaluator."""
+"""The contract of everything that learns, mixtures, and the one evaluator."""

@@ -1,1 +1,1 @@
-"""What a person reads: screens, tables, plots, the report and the plan. From files and plain data, no model inside."""
+"""What a person reads: screens, tables, plots and pages, from files and plain data. Imports no torch."""

@@ -15,12 +15,9 @@ from lmtool.config import saved as yaml_files
 from lmtool.errors import UserError
 from lmtool.learners.metrics import METRICS, Metric, interval, resample_count, resampled_rows
 from lmtool.reporting import html
-from lmtool.reporting.console import Output
-from lmtool.reporting.evaluation import between, is_apart, print_difference
-from lmtool.reporting.report import write_page, writing
+from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
-from lmtool.reporting.scores import score_of
-from lmtool.reporting.table import print_table
+from lmtool.reporting.scores import between, is_significant, print_difference, score_of
 from lmtool.reporting.text import count, duration, lower_is_better, number, plain, shortened, size, title
 from lmtool.system.terminal import counted
 
@@ -137,7 +134,7 @@ def differing_keys(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 @dataclass
-class Comparison:
+class RunComparison:
     """Runs beside each other: names that tell them apart, their configurations, the keys that differ, their metrics,
     and of each run but the first what it differs by from the first on the same rows, or why that is not known."""
 
@@ -149,7 +146,7 @@ class Comparison:
     gaps: list[dict[str, dict[str, float]] | str]
 
 
-def compare(run_dirs: Sequence[str | Path]) -> Comparison:
+def compare(run_dirs: Sequence[str | Path]) -> RunComparison:
     """Read the runs. UserError where a folder is no run, or is there twice."""
     if len(run_dirs) < 2:
         raise UserError(f"a comparison needs two runs or more, {len(run_dirs)} given", "name the folders of two runs")
@@ -164,7 +161,7 @@ def compare(run_dirs: Sequence[str | Path]) -> Comparison:
     configurations = [_configuration(run) for run in runs]
     metrics = list(dict.fromkeys(str(run.result["metric"]) for run in runs if run.result.get("metric")))
     gaps = [paired_difference(run, runs[0]) for run in runs[1:]]
-    return Comparison(runs, names, configurations, differing_keys(configurations), metrics, gaps)
+    return RunComparison(runs, names, configurations, differing_keys(configurations), metrics, gaps)
 
 
 def report_comparison(output: Output, run_dirs: Sequence[str | Path], path: Path) -> None:
@@ -179,7 +176,7 @@ def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path
     return _write(compare(run_dirs), Path(output))
 
 
-def print_comparison(output: Output, comparison: Comparison) -> None:
+def print_comparison(output: Output, comparison: RunComparison) -> None:
     """Scores, sizes and speed, what differs, and the difference to the first run on the same rows: a column a run."""
     runs, names = comparison.runs, shortened(comparison.names, _COLUMN)
     rows: list[list[str | None]] = [
@@ -208,7 +205,7 @@ def print_comparison(output: Output, comparison: Comparison) -> None:
             output.line(f"warning: {run.name}: {problem}", "yellow")
 
 
-def _write(comparison: Comparison, path: Path) -> Path:
+def _write(comparison: RunComparison, path: Path) -> Path:
     from lmtool.reporting import drawing, plots
 
     runs = comparison.runs
@@ -226,13 +223,11 @@ def _write(comparison: Comparison, path: Path) -> Path:
             "Left out", *(html.paragraph(f"{run.name}: {problem}") for run in runs for problem in run.problems[:5])
         ),
     ]
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page(f"{len(runs)} runs · lmtool", [part for part in body if part]))
+    html.write_page(path, f"{len(runs)} runs", body)
     return path
 
 
-def _gaps(comparison: Comparison) -> str:
+def _gaps(comparison: RunComparison) -> str:
     """What each run differs by from the first, metric by metric."""
     rows, sentences = [], []
     for name, gap in zip(comparison.names[1:], comparison.gaps, strict=True):
@@ -241,7 +236,7 @@ def _gaps(comparison: Comparison) -> str:
             continue
         rows += [
             [f"{name} less {comparison.names[0]}", title(metric), f"{of['value']:+.4f}"]
-            + [between(of, "+"), "yes" if is_apart(of) else "no"]
+            + [between(of, "+"), "yes" if is_significant(of) else "no"]
             for metric, of in gap.items()
         ]
     table = html.table(["runs", "metric", "difference", "95% interval", "apart"], rows) if rows else ""

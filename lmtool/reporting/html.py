@@ -1,16 +1,21 @@
 """Pieces of a self-contained page: one style sheet, no script, nothing loaded from anywhere.
 
 Everything that comes from a file goes through `escape`. Functions named for an element take text and escape it;
-`section`, `columns` and `page` take finished HTML.
+`section`, `columns` and `write_page` take finished HTML.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from lmtool.errors import UserError, cannot_write
 from lmtool.reporting.text import fact, number, plain, title
+from lmtool.system.files import replace_bytes
+from lmtool.system.secrets import masked
 
 _STYLE = """
 :root { --paper: #fffffc; --ink: #2b2b2b; --quiet: #70706c; --faint: #d8d8d2; --wash: #f5f5ef; --blue: #1f5f99;
@@ -79,15 +84,34 @@ def escape_lines(value: Any, limit: int) -> str:
     return "\n".join(html.escape(plain(line.replace("\t", "    "))) for line in cut.split("\n"))
 
 
-def page(heading: str, body: Iterable[str]) -> str:
-    """The whole document."""
-    return (
+def write_page(path: Path, heading: str, body: Iterable[str]) -> Path:
+    """Write a whole page, masked and in one step; its path. body: finished HTML, empty parts are left out. UserError
+    where the disk refuses."""
+    text = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(heading, 200)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
+        f"<title>{escape(heading, 190)} · lmtool</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(filter(None, body))
         + "\n</main>\n</body>\n</html>\n"
     )
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Lone surrogates of a damaged file name become question marks instead of an error.
+        replace_bytes(path, masked(text).encode("utf-8", "replace"))
+    return path
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn an OSError into a UserError: a report is in its run's folder and nowhere else."""
+    try:
+        yield
+    except OSError as error:
+        hint = (
+            f"make room there, or copy it to a disk that can be written (cp -r {folder} FOLDER), "
+            "and give that to lmtool report"
+        )
+        raise UserError(cannot_write(Path(error.filename or folder), error).message, hint) from error
 
 
 def section(heading: str, *parts: str) -> str:

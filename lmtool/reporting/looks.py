@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lmtool.reporting import html
-from lmtool.reporting.console import Output
-from lmtool.reporting.report import write_page, writing
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import number, percent, plain
 from lmtool.system.terminal import counted
 
@@ -39,7 +37,7 @@ class Cut:
         }  # fmt: skip
 
 
-def print_cuts(output: Output, text: str, cuts: Sequence[Cut]) -> None:
+def print_tokenizations(output: Output, text: str, cuts: Sequence[Cut]) -> None:
     """A row a vocabulary, its pieces with spaces between them, and what there is to say of them below."""
     output.paragraph(f"{plain(text, 120)} · {counted(len(text), 'character')}", "bold")
     unknown = {cut.pieces[at] for cut in cuts for at in cut.unknown}
@@ -69,7 +67,7 @@ def _letters(text: str) -> str:
     return "".join(text.split()).lower()
 
 
-def write_cuts(path: Path, text: str, cuts: Sequence[Cut]) -> None:
+def write_tokenizations(path: Path, text: str, cuts: Sequence[Cut]) -> None:
     """The page. UserError where the disk refuses."""
     rows = []
     for cut in cuts:
@@ -83,13 +81,11 @@ def write_cuts(path: Path, text: str, cuts: Sequence[Cut]) -> None:
         f"<h1>{html.escape(text, 300)}</h1>",
         html.section("As each vocabulary cuts it", *rows, html.paragraph(_LEGEND)),
     ]
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page("tokenizers · lmtool", body))
+    html.write_page(path, "tokenizers", body)
 
 
 @dataclass(frozen=True)
-class Places:
+class PositionMaps:
     """Positions by name. scores: (1, L, L), or (A, L, L) of heads that differ."""
 
     name: str
@@ -99,7 +95,7 @@ class Places:
 _SHOWN_PLACES = 24
 
 
-def print_places(output: Output, places: Sequence[Places]) -> None:
+def print_position_maps(output: Output, places: Sequence[PositionMaps]) -> None:
     """The first map of each as shades, of the first places."""
     for each in places:
         scores = each.scores[0][:_SHOWN_PLACES, :_SHOWN_PLACES]
@@ -133,17 +129,15 @@ def _print_picture(output: Output, names: Sequence[str], shares_LL: Any) -> None
         output.line(f"the first {count} of {len(names)} across; the page has all", "dim")
 
 
-def write_places(path: Path, places: Sequence[Places]) -> None:
+def write_position_maps(path: Path, places: Sequence[PositionMaps]) -> None:
     """The page. UserError where the disk refuses."""
-    from lmtool.reporting import drawing, look_plots
+    from lmtool.reporting import drawing
 
     sections = [
-        html.section(each.name, html.figure(drawing.svg(look_plots.places_figure(each.scores)))) for each in places
+        html.section(each.name, html.figure(drawing.svg(drawing.position_maps_figure(each.scores)))) for each in places
     ]
     body = ["<h1>Positions</h1>", html.paragraph(_PLACES), *sections]
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page("positions · lmtool", body))
+    html.write_page(path, "positions", body)
 
 
 @dataclass(frozen=True)
@@ -171,16 +165,16 @@ def print_similar(output: Output, word: str, sentences: Sequence[str], read: Seq
 
 def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequence[Similar]) -> None:
     """The page. UserError where the disk refuses."""
-    from lmtool.reporting import drawing, look_plots
+    from lmtool.reporting import drawing
 
     numbered = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
     curves = html.figure(
-        drawing.svg(look_plots.similarity_figure(read)),
+        drawing.svg(drawing.similarity_figure(read)),
         "Lines: the same word in other sentences. Dots: different words.",
     )
     squares = [
         f"<h3>{html.escape(each.name)}</h3>"
-        + html.figure(drawing.svg(look_plots.pairs_figure(each.pairs, each.layers)), "Sentence by sentence")
+        + html.figure(drawing.svg(drawing.pairs_figure(each.pairs, each.layers)), "Sentence by sentence")
         for each in read
     ]
     body = [
@@ -189,9 +183,7 @@ def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequenc
         html.section("How alike its vectors are, by layer", curves),
         html.section("Each pair of sentences, first layer and last", *squares),
     ]
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page(f"{word} · lmtool", body))
+    html.write_page(path, word, body)
 
 
 class _Head(Protocol):
@@ -244,7 +236,7 @@ def print_heads(
 def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[str], attention: _Attention) -> None:
     """The page: every head drawn, of each layer's first head what its scores are the sum of where they have several
     terms, and a table of the heads. UserError where the disk refuses."""
-    from lmtool.reporting import drawing, look_plots
+    from lmtool.reporting import drawing
 
     patterns = list(heads[0].shares)
     header = ["layer.head", "mostly on", *patterns, "spread"]
@@ -254,14 +246,14 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
         for head in heads
     ]  # fmt: skip
     drawings = [
-        html.figure(drawing.svg(look_plots.heads_figure(layer, weights_ALL, pieces)), f"layer {layer}")
+        html.figure(drawing.svg(drawing.heads_figure(layer, weights_ALL, pieces)), f"layer {layer}")
         for layer, weights_ALL in enumerate(attention.weights, 1)
     ]
     words = (
         "Down: the token that looks. Across: what it looks at. The fuller a square, the more of its weight, 1 in all."
     )
     summands = [
-        html.figure(drawing.svg(look_plots.terms_figure(of_layer, pieces)), f"layer {layer}, head 1")
+        html.figure(drawing.svg(drawing.terms_figure(of_layer, pieces)), f"layer {layer}, head 1")
         for layer in range(1, len(attention.weights) + 1)
         if (of_layer := {term: maps_WALL[layer - 1, 0] for term, maps_WALL in attention.terms.items()})
     ]
@@ -275,6 +267,4 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
         *([html.section("What the scores are the sum of", parts, *summands)] if summands else []),
         html.section("What each head is on", html.table(header, rows)),
     ]
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page(f"attention of {name} · lmtool", body))
+    html.write_page(path, f"attention of {name}", body)

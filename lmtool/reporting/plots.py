@@ -33,7 +33,7 @@ from lmtool.reporting.drawing import (
     thin,
     tidy,
 )
-from lmtool.reporting.run_files import RunFiles, loss_terms, phase_starts, scored_loss, series
+from lmtool.reporting.run_files import RunFiles, comparable_loss, loss_terms, phase_starts, series
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, shortened, title
 from lmtool.system.terminal import counted
 
@@ -42,7 +42,7 @@ _RATE = FuncFormatter(lambda value, _: exponent(value))
 
 def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Training loss (each row, and smoothed), validation loss and the baseline over steps; None without rows. Of a loss
-    of several terms, what was scored on held-out data (`scored_loss`). width: in inches."""
+    of several terms, what was scored on held-out data (`comparable_loss`). width: in inches."""
     headline, key = _headline(run), _training_loss(run)
     term = key.removeprefix("loss_") if key != "loss" else ""
     train = series(run.train, key)
@@ -82,7 +82,7 @@ def _headline(run: RunFiles) -> str:
 def _training_loss(run: RunFiles) -> str:
     """The key of a training row that is drawn beside held-out data; "" where none compares."""
     headline = _headline(run)
-    return f"loss_{headline.removesuffix('_loss')}" if headline else scored_loss(run)
+    return f"loss_{headline.removesuffix('_loss')}" if headline else comparable_loss(run)
 
 
 def loss_caption(run: RunFiles) -> str:
@@ -249,7 +249,7 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
 
     def points(run: RunFiles) -> tuple[list[int], list[float]]:
         if (split, metric) == ("train", "loss"):
-            return series(run.train, scored_loss(run) or metric)
+            return series(run.train, comparable_loss(run) or metric)
         return series(run.validation if split == "validation" else run.train, metric)
 
     lines = [(run.name, points(run)) for run in runs]
@@ -314,3 +314,85 @@ def layers_figure(target: str, checkpoints: Sequence[Mapping[str, Any]]) -> Figu
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
+    """Small multiples over steps: each term of the training loss before its weight, and on held-out data where it is
+    measured there; None where the loss has one term alone. width: in inches."""
+    panels = [(name.removeprefix("loss_"), series(run.train, name)) for name in loss_terms(run)]
+    panels = [(name, points) for name, points in panels if points[0]]
+    if len(panels) < 2:
+        return None
+    columns = panels_a_row(len(panels), width)
+    rows = -(-len(panels) // columns)
+    with matplotlib.rc_context(STYLE):
+        figure = blank(width, 1.75 * rows)
+        for index, (name, (steps, values)) in enumerate(panels):
+            axes = figure.add_subplot(rows, columns, index + 1)
+            tidy(axes)
+            axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(4))
+            axes.set_title(plain(name, 30), fontsize=8.5)
+            smoothed_steps(axes, steps, values, width=1.6)
+            held_out = series(run.validation, f"{name}_loss")
+            if held_out[0]:
+                axes.plot(*held_out, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
+            baseline = series(run.validation, f"{name}_baseline")[1][-1:]
+            for value in baseline:
+                axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
+            focus(axes, [*values, *held_out[1], *baseline], True)
+            mark(axes, phase_starts(run))
+    return figure
+
+
+_SIDES = {"inputs": "encoder", "outputs": "decoder"}
+
+
+def agreement_figure(accuracy: Mapping[str, Any]) -> Figure | None:
+    """A heat map of interchange accuracy: aligned layers down, where in the text the swapped span begins across; a
+    panel a stack. accuracy: `interchange_accuracy` as result.json has it; None where nothing was measured."""
+    cells = [cell for cell in accuracy.get("cells") or () if cell.get("n")]
+    if not cells:
+        return None
+    sides = [side for side in _SIDES if any(cell["side"] == side for cell in cells)]
+    regions = max(cell["region"] for cell in cells)
+    layers = {side: _layers(cells, side) for side in sides}
+    with matplotlib.rc_context(STYLE):
+        figure = blank(3.8 * len(sides), 1.1 + 0.36 * max(map(len, layers.values())))
+        for index, side in enumerate(sides):
+            axes = figure.add_subplot(1, len(sides), index + 1)
+            if len(sides) > 1:
+                axes.set_title(_SIDES[side])
+            _heat(axes, [cell for cell in cells if cell["side"] == side], layers[side], regions)
+    return figure
+
+
+def _layers(cells: Sequence[Mapping[str, Any]], side: str) -> list[tuple[int, int]]:
+    """The aligned layers of a stack, the student's first."""
+    return sorted({(cell["student_layer"], cell["teacher_layer"]) for cell in cells if cell["side"] == side})
+
+
+def _heat(axes: Axes, cells: Sequence[Mapping[str, Any]], layers: Sequence[tuple[int, int]], regions: int) -> None:
+    axes.patch.set_alpha(0)
+    for cell in cells:
+        row = layers.index((cell["student_layer"], cell["teacher_layer"]))
+        column, value = cell["region"] - 1, float(cell["value"])
+        corner = (column - 0.48, row - 0.46)
+        axes.add_patch(
+            matplotlib.patches.Rectangle(
+                corner, 0.96, 0.92, facecolor=VALIDATION, alpha=0.04 + 0.76 * value, linewidth=0
+            )
+        )
+        colour = "#ffffff" if value > 0.6 else INK
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour)
+    axes.set_xlim(-0.5, regions - 0.5)
+    axes.set_ylim(len(layers) - 0.5, -0.5)
+    axes.set_xticks(
+        range(regions), [f"{100 * part // regions}-{100 * (part + 1) // regions}%" for part in range(regions)]
+    )
+    # Named in full: a title of this axis would be longer than a map of one row is high.
+    names = [f"layer {own}, teacher's {its}" if own else "embeddings" for own, its in layers]
+    axes.set_yticks(range(len(layers)), names)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("where the swapped span begins")

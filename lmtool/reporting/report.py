@@ -5,21 +5,89 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from lmtool.config.plugins import command_line
-from lmtool.errors import UserError, cannot_write
 from lmtool.reporting import html
-from lmtool.reporting.distillation import distillation_html, interchange_of
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
-from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
+from lmtool.reporting.run_files import ALONE, RunFiles, models_of, read_predictions, read_run
 from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
 from lmtool.reporting.screens import learning_rows
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
-from lmtool.system.files import real_folder, replace_bytes
-from lmtool.system.secrets import masked
+from lmtool.system.files import real_folder
+
+_CELL = {"side", "student_layer", "teacher_layer", "region", "value", "n"}
+_COLUMNS = {
+    "score": "score",
+    "standard_error": "±",
+    "parameters": "parameters",
+    "weight_bytes": "bytes",
+    "tokens_per_second": "tokens/s",
+}
+
+
+def distillation_html(run: RunFiles) -> str:
+    """The table of the models, what else was measured of them, and how to train the student that is missing."""
+    models = models_of(run)
+    if not models:
+        return ""
+    metric = title(str(run.result.get("metric", "score")))
+    columns = [key for key in _COLUMNS if any(model.get(key) is not None for model in models)]
+    names = [metric if key == "score" else _COLUMNS[key] for key in columns]
+    rows = [[model.get("name"), *(_cell(model.get(key)) for key in columns)] for model in models]
+    parts = [html.table(["model", *names], rows), *_layer_map(run), *_agreement(run)]
+    if not any(model["name"] == ALONE for model in models):
+        words = ["--config", str(run.run_dir / "config.yaml"), "distill=none", f"name={run.name}-alone"]
+        alone = command_line(str(run.result.get("command")), *words, modules=run.plugins)
+        parts.append(html.paragraph("The same student without a teacher is not in this folder; it is trained by"))
+        parts.append(html.commands([alone]))
+    return "".join(parts)
+
+
+def _cell(value: Any) -> Any:
+    return round(value) if isinstance(value, float) and abs(value) > 1000 else value
+
+
+def _layer_map(run: RunFiles) -> Iterator[str]:
+    """What learned from what."""
+    facts = run.section("data").get("distillation")
+    if isinstance(facts, Mapping) and facts.get("layers"):
+        yield html.paragraph(f"Student layers and the teacher's that they learn from: {facts['layers']}.")
+
+
+def interchange_of(run: RunFiles) -> Mapping[str, Any]:
+    """What was measured under interchange interventions; nothing where they were not made."""
+    distillation = run.result.get("distillation")
+    accuracy = distillation.get("interchange_accuracy") if isinstance(distillation, dict) else None
+    cells = accuracy.get("cells") if isinstance(accuracy, dict) else None
+    sound = isinstance(cells, list) and all(isinstance(cell, dict) and cell.keys() >= _CELL for cell in cells)
+    return accuracy if sound and isinstance(accuracy, dict) else {}
+
+
+def _agreement(run: RunFiles) -> Iterator[str]:
+    """How far the student predicts what its teacher does, in a sentence each."""
+    distillation: Mapping[str, Any] = run.result["distillation"]
+    fidelity, accuracy = distillation.get("fidelity"), interchange_of(run)
+    if isinstance(fidelity, dict) and _known(fidelity):
+        yield html.paragraph(f"The student predicts what its teacher does of {_share(fidelity)}.")
+    if _known(accuracy):
+        changed = accuracy.get("changed")
+        more = f"; where that changes what the teacher predicts, of {_share(changed)}" if _known(changed) else ""
+        swapped = "With states of another text swapped into both models (interchange accuracy)"
+        yield html.paragraph(f"{swapped}, of {_share(accuracy)}{more}.")
+    elif distillation.get("interchange_accuracy_reason"):
+        reason = plain(str(distillation["interchange_accuracy_reason"]), 300)
+        yield html.paragraph(f"Agreement under interchange interventions was not measured: {reason}.")
+
+
+def _known(share: Any) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(share, dict) and isinstance(share.get("value"), float) and isinstance(share.get("n"), int)
+
+
+def _share(share: Mapping[str, Any]) -> str:
+    return f"{percent(share['value'])} of {count(share['n'])} targets"
+
 
 _CLASSES = 40
 
@@ -33,7 +101,7 @@ def write_report(run_dir: str | Path) -> Path:
     """
     run = read_run(run_dir)
     predictions = summarise(read_predictions(run))
-    with writing(run.run_dir):
+    with html.writing(run.run_dir):
         return _write(run, predictions)
 
 
@@ -63,43 +131,22 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
         ),
         html.section("Left out", *(html.paragraph(problem) for problem in run.problems[:20])),
     ]
-    path = run.run_dir / "report.html"
-    write_page(path, html.page(f"{run.name} · lmtool", [part for part in body if part]))
-    return path
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write a page whole and masked: a reader never sees half of one."""
-    # Lone surrogates of a damaged file name become question marks instead of an error.
-    replace_bytes(path, masked(text).encode("utf-8", "replace"))
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """What the disk refuses inside leaves as a UserError: a report lies in its run's folder and nowhere else."""
-    try:
-        yield
-    except OSError as error:
-        hint = (
-            f"make room there, or copy it to a disk that can be written (cp -r {folder} FOLDER), "
-            "and give that to lmtool report"
-        )
-        raise UserError(cannot_write(Path(error.filename or folder), error).message, hint) from error
+    return html.write_page(run.run_dir / "report.html", run.name, body)
 
 
 def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     """Write the PNG files and return the page's figures by name."""
     # matplotlib takes most of a second to import, so a command that draws nothing does not.
-    from lmtool.reporting import distillation_plots, drawing, plots
+    from lmtool.reporting import drawing, plots
 
     metric = run.result.get("metric") if isinstance(run.result.get("metric"), str) else None
     over_steps = {
         "loss": lambda width: plots.loss_figure(run, width),
-        "terms": lambda width: distillation_plots.terms_figure(run, width),
+        "terms": lambda width: plots.terms_figure(run, width),
         "small": lambda width: plots.small_figure(run, metric, width),
     }
     figures = {name: draw(drawing.WIDE) for name, draw in over_steps.items()}
-    figures["agreement"] = distillation_plots.agreement_figure(interchange_of(run))
+    figures["agreement"] = plots.agreement_figure(interchange_of(run))
     captions = {
         "loss": plots.loss_caption(run),
         "terms": "Each term of the training loss before its weight. Dots: held-out data; dashed: its baseline.",

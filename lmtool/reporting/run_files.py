@@ -188,7 +188,7 @@ def loss_terms(run: RunFiles) -> list[str]:
     return list(dict.fromkeys(key for row in run.train for key in row if key.startswith("loss_")))
 
 
-def scored_loss(run: RunFiles) -> str:
+def comparable_loss(run: RunFiles) -> str:
     """The key of a training row that compares with the `loss` of held-out data: of a run that learns from a teacher, or
     by another loss beside its task's, that of the one term that is scored there; "" where several but not all are."""
     terms = [key.removeprefix("loss_") for key in loss_terms(run)]
@@ -209,3 +209,62 @@ def phase_starts(run: RunFiles) -> list[int]:
     steps, phase_of = series(run.train, "phase")
     changes = zip(steps[1:], phase_of, phase_of[1:], strict=False)
     return [step for step, before, phase in changes if phase != before]
+
+
+ALONE = "student without a teacher"
+
+
+# Sections and keys in which the same student without a teacher differs.
+_DIFFERING = ("distill", "name", "run_dir", "checkpoint_every")
+
+
+def models_of(run: RunFiles) -> list[dict[str, Any]]:
+    """The models of a distilled run, as result.json has them: `name`, `score`, `parameters`, ...; with the same student
+    without a teacher, of the runs in the same folder."""
+    distillation = run.result.get("distillation")
+    models = distillation.get("models") if isinstance(distillation, dict) else None
+    if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
+        return []
+    student: dict[str, Any] = next((model for model in models if model.get("name") == "student"), {})
+    alone = next(undistilled_runs(run), None)
+    if alone is None:
+        return models
+    kept = {key: student.get(key) for key in ("parameters", "weight_bytes", "tokens_per_second")}
+    return [*models, {**kept, "name": ALONE, "run": alone.run_dir.name, **_score_row(alone)}]
+
+
+def _score_row(run: RunFiles) -> dict[str, Any]:
+    return {"score": run.result.get("value"), "standard_error": run.result.get("standard_error")}
+
+
+def undistilled_runs(run: RunFiles) -> Iterator[RunFiles]:
+    """The finished runs beside this one that are the same but for the distillation."""
+    wanted = _undistilled(run.run_dir)
+    if wanted is None:
+        return
+    keys = ("command", "model", "task", "objective", "seed", "metric")
+    for path in sorted(run.run_dir.resolve().parent.glob("*/result.json")):
+        if path.parent == run.run_dir.resolve() or path.parent.is_symlink():  # runs/latest
+            continue
+        try:
+            result = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        # The configuration of few runs is read: that takes long where there are many.
+        if not isinstance(result, dict) or result.get("status") != "done" or "distillation" in result:
+            continue
+        if any(result.get(key) != run.result.get(key) for key in keys):
+            continue
+        if _undistilled(path.parent) == wanted:
+            yield read_run(path.parent)
+
+
+def _undistilled(folder: Path) -> dict[str, Any] | None:
+    """The configuration of a run without what a distilled one has of its own; None where it cannot be read."""
+    try:
+        config = saved.read_yaml(folder / "config.yaml")
+    except (OSError, UserError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    return {key: value for key, value in config.items() if key not in _DIFFERING}

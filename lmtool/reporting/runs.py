@@ -13,11 +13,10 @@ from typing import Any
 import yaml
 
 from lmtool.config import saved
-from lmtool.reporting.console import Output
+from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import RunFiles, read_object
 from lmtool.reporting.scores import score_of
-from lmtool.reporting.sweep.files import DONE_JOB, is_sweep, place, read_sweep
-from lmtool.reporting.table import print_table
+from lmtool.reporting.sweep_files import DONE_JOB, is_sweep, place, read_sweep
 from lmtool.reporting.text import duration, size, title
 from lmtool.runs.locks import held
 
@@ -25,7 +24,7 @@ _HEADER = ("run", "last written", "what", "score", "baseline", "state", "took", 
 
 
 @dataclass(frozen=True)
-class Line:
+class RunLine:
     """A run or a sweep. written: when one of its files was last written, in seconds since 1970; size: bytes."""
 
     name: str
@@ -38,14 +37,14 @@ class Line:
     size: int
 
 
-def lines_in(root: Path) -> list[Line]:
+def lines_in(root: Path) -> list[RunLine]:
     """The runs and sweeps directly below a folder, the newest last."""
     folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
     read = [_of_sweep(path) if is_sweep(path) else _of_run(path) for path in folders]
     return sorted((line for line in read if line is not None), key=lambda line: line.written)
 
 
-def print_runs(output: Output, lines: Sequence[Line], now: float) -> None:
+def print_runs(output: Output, lines: Sequence[RunLine], now: float) -> None:
     """The table of runs. now: seconds since 1970, to which "last written" is relative."""
     rows = [
         [line.name, _ago(line.written, now), line.what, line.score, line.baseline, line.state,
@@ -63,7 +62,7 @@ def _ago(written: float, now: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
 
 
-def _of_run(folder: Path) -> Line | None:
+def _of_run(folder: Path) -> RunLine | None:
     """None where the folder holds no run."""
     if not (folder / "config.yaml").is_file():
         return None
@@ -76,7 +75,7 @@ def _of_run(folder: Path) -> Line | None:
     )
     written, taken = _written_and_size(folder)
     seconds = result.get("seconds")
-    return Line(
+    return RunLine(
         folder.name,
         written,
         _what(folder),
@@ -88,7 +87,7 @@ def _of_run(folder: Path) -> Line | None:
     )
 
 
-def _of_sweep(folder: Path) -> Line:
+def _of_sweep(folder: Path) -> RunLine:
     sweep = read_sweep(folder)
     done = [job for job in sweep.jobs if job.status == DONE_JOB]
     others: dict[str, int] = {}
@@ -99,7 +98,7 @@ def _of_sweep(folder: Path) -> Line:
     seconds = [job.seconds for job in sweep.jobs if job.seconds is not None]
     written, taken = _written_and_size(folder)
     what = f"sweep of {sweep.command}".removesuffix(" of ")
-    return Line(folder.name, written, what, "", None, state, sum(seconds) if seconds else None, taken)
+    return RunLine(folder.name, written, what, "", None, state, sum(seconds) if seconds else None, taken)
 
 
 def _state(folder: Path, result: dict[str, Any]) -> str:

@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from lmtool.reporting.text import count, lower_is_better, number, plain, title
+from lmtool.errors import UserError
+from lmtool.reporting import html
+from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.text import count, lower_is_better, number, plain, shortened, title
+from lmtool.runs.files import replace_text, to_json
+from lmtool.system.files import real_folder
+from lmtool.system.secrets import masked_data
 from lmtool.system.terminal import plural
 
 # Below this many standard errors a difference is not told apart from chance.
@@ -111,3 +118,201 @@ def score_of(
         baseline=_finite(below.get("value")) if same else None,
         baseline_name=str(below.get("name", "baseline")),
     )
+
+
+# What `lmtool evaluate` and `lmtool probe` print and write.
+
+
+# What `lmtool evaluate` prints and writes of a task: scores with intervals, classes, calibration, the hardest rows.
+
+
+_HARDEST, _CLASSES = 3, 40
+# Characters of a label's name.
+_NAME = 40
+
+
+def print_evaluation(
+    output: Output, title: str, split: str, evaluation: Mapping[str, Any], constant: Mapping[str, Any]
+) -> None:
+    """One split. evaluation: as `lmtool.tasks.analysis.analysis` gives it. constant: the baseline's `name` and
+    `metrics`."""
+    beside = constant.get("metrics", {})
+    rows: list[list[Any]] = [["loss", f"{evaluation['loss']:.4f}", "", ""]]
+    for name, score in evaluation["metrics"].items():
+        known = f"{beside[name]:.4f}" if name in beside else ""
+        rows.append([name, f"{score['value']:.4f}", between(score), known])
+    if "calibration_error" in evaluation:
+        rows.append(["calibration error", f"{evaluation['calibration_error']:.4f}", "", ""])
+    headings = ["metric", "value", "95% interval", str(constant.get("name", ""))]
+    print_table(output, headings, rows, heading=f"{title} · {split} · n = {evaluation['n']:,}")
+    classes = evaluation.get("classes", {})
+    if 0 < len(classes) <= _CLASSES:
+        output.line()
+        table = [
+            [name, f"{of['precision']:.4f}", f"{of['recall']:.4f}", f"{of['f1']:.4f}", of["support"]]
+            for name, of in zip(shortened(classes, _NAME), classes.values(), strict=True)
+        ]
+        print_table(output, ["class", "precision", "recall", "F1", "n"], table)
+    elif classes:
+        output.line(f"{len(classes)} classes: precision, recall and F1 of each with report=FOLDER")
+    hardest = evaluation["hardest"][:_HARDEST]
+    if hardest:
+        output.line()
+        output.line("hardest:")
+    for row in hardest:
+        text = " | ".join(plain(_joined(row[name]), 100) for name in row if name not in _NOT_TEXT)
+        gold, prediction = shortened([_joined(row.get("gold")), _joined(row["prediction"])], _NAME)
+        output.line(f"  loss {number(row['loss'])}  gold {gold}  predicted {prediction}  {text}")
+    for warning in evaluation["warnings"]:
+        output.line(f"warning: {split}: {warning}", "yellow")
+
+
+_NOT_TEXT = (
+    "id", "gold", "prediction", "score", "loss", "probabilities", "start", "end", "null_difference", "n_best",
+)  # fmt: skip
+
+
+def _joined(value: Any) -> Any:
+    """A list as its items with spaces between them."""
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def print_difference(
+    output: Output, first: str, second: str, scores: Mapping[str, float], gap: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Two systems on the same rows. scores: the first's. gap: the first's less the second's, by metric."""
+    rows = [
+        [
+            name, f"{scores[name]:.4f}", f"{scores[name] - of['value']:.4f}", f"{of['value']:+.4f}", between(of, "+"),
+            "yes" if is_significant(of) else "no",
+        ]
+        for name, of in gap.items()
+    ]  # fmt: skip
+    output.line()
+    headings = ["metric", "first", "second", "difference", "95% interval", "apart"]
+    print_table(output, headings, rows, heading=f"{first} less {second}, the same rows resampled for both")
+
+
+def between(score: Mapping[str, float], sign: str = "") -> str:
+    """The interval of a score as text. sign: + to write it before positive numbers too."""
+    return f"{score['low']:{sign}.4f} to {score['high']:{sign}.4f}"
+
+
+def is_significant(gap: Mapping[str, float]) -> bool:
+    """Whether the interval of a difference leaves out 0."""
+    return gap["low"] > 0 or gap["high"] < 0
+
+
+def write_evaluation(folder: Path, details: Mapping[str, Any]) -> None:
+    """evaluation.json and plots/SPLIT_*.png in a folder. UserError where the disk refuses."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_text(folder / "evaluation.json", to_json(masked_data(dict(details))) + "\n")
+        for split, evaluation in details["splits"].items():
+            _draw(folder / "plots", split, evaluation)
+    except OSError as error:
+        raise UserError(f"report={folder}: {error.strerror}", "give another report=") from error
+
+
+def _draw(folder: Path, split: str, evaluation: Mapping[str, Any]) -> None:
+    # matplotlib takes most of a second to import, so a command that draws nothing does not.
+    from lmtool.reporting import drawing, plots
+
+    if "confusion" in evaluation:
+        figure = plots.confusion_figure(*_commonest(evaluation["labels"], evaluation["confusion"]))
+        drawing.write_png(figure, real_folder(folder) / f"{split}_confusion.png")
+    if "bins" in evaluation:
+        drawing.write_png(
+            plots.calibration_figure(evaluation["bins"]), real_folder(folder) / f"{split}_calibration.png"
+        )
+
+
+def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> tuple[list[str], list[list[int]]]:
+    """The confusion of the classes with the most gold rows, in their order."""
+    order = sorted(range(len(labels)), key=lambda row: -sum(counts[row]))[:limit]
+    kept = sorted(order)
+    return [labels[row] for row in kept], [[counts[row][column] for column in kept] for row in kept]
+
+
+# What `lmtool evaluate shots=` prints: scores over draws of demonstrations, beside what answering blindly scores.
+
+
+_LINES, _WIDTH = 12, 100
+
+
+def print_few_shot(output: Output, title: str, shots: int, summary: Mapping[str, Any], prompt: str) -> None:
+    """One split. summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept`, `warnings`, as
+    `lmtool.session.evaluation` has them. prompt: the first question, of which the end is shown."""
+    metrics, baseline = summary["metrics"], summary["baseline"]
+    draws = len(next(iter(metrics.values()))["draws"])
+    rows = []
+    for name, score in metrics.items():
+        deviation = "" if score["standard_deviation"] is None else f"{score['standard_deviation']:.4f}"
+        each = " ".join(f"{value:.4f}" for value in score["draws"])
+        rows.append([name, f"{score['mean']:.4f}", deviation, each, f"{baseline['metrics'][name]:.4f}"])
+    several = f"{draws} draws" if draws > 1 else "1 draw"
+    heading = f"{title} · {shots} {'shot' if shots == 1 else 'shots'} · n = {summary['n']:,} · {several}"
+    print_table(output, ["metric", "mean", "standard deviation", "draws", str(baseline["name"])], rows, heading=heading)
+    lines = prompt.split("\n")
+    output.line("the first prompt ends:" if len(lines) > _LINES else "the first prompt:")
+    for line in lines[-_LINES:]:
+        output.line(f"  {plain(line, _WIDTH)}", "dim")
+    if summary["cut"]:
+        output.line(
+            f"warning: {summary['cut']:,} of {summary['questions']:,} prompts had no room for {shots} demonstrations: "
+            f"the oldest were left out, {summary['kept']:.1f} stayed on the mean; max_length= reads more",
+            "yellow",
+        )
+    for warning in summary["warnings"]:
+        output.line(f"warning: {plain(warning, 2 * _WIDTH)}", "yellow")
+
+
+# What `lmtool probe` prints and writes: accuracy by layer, beside random weights and the commonest class, as a table,
+# a picture and a page of both.
+
+
+_HEADER = ["layer", "trained", "random weights"]
+
+
+def print_probes(output: Output, target: str, probes: Mapping[str, Any]) -> None:
+    """The table of one checkpoint. probes: its entry in probe.json."""
+    print_table(output, _HEADER, _rows(probes), heading=_heading(target, probes))
+
+
+def _rows(probes: Mapping[str, Any]) -> list[list[str]]:
+    rows = [
+        [str(row["layer"] or "0 (embedding)"), _score(row["trained"]), _score(row["random"])]
+        for row in probes["layers"]
+    ]
+    return [*rows, ["majority", _score(probes["majority"]), ""]]
+
+
+def _heading(target: str, probes: Mapping[str, Any]) -> str:
+    return (
+        f"{probes['checkpoint']} · {target} · accuracy ± standard error · n = {probes['n']:,}, "
+        f"{probes['classes']:,} classes, learned from {probes['examples']:,}"
+    )
+
+
+def _score(score: Mapping[str, float]) -> str:
+    return f"{score['accuracy']:.4f} ± {score['standard_error']:.4f}"
+
+
+def write_probes(folder: Path, details: Mapping[str, Any]) -> None:
+    """probe.json, probe.png and probe.html in a folder. UserError where the disk refuses."""
+    # matplotlib takes most of a second to import.
+    from lmtool.reporting import drawing, plots
+
+    figure = plots.layers_figure(details["target"], details["checkpoints"])
+    tables = [
+        html.paragraph(_heading(details["target"], probes)) + html.table(_HEADER, _rows(probes))
+        for probes in details["checkpoints"]
+    ]
+    body = [f"<h1>{html.escape(details['target'])}</h1>", html.figure(drawing.svg(figure)), *tables]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_text(folder / "probe.json", to_json(masked_data(dict(details))) + "\n")
+        drawing.write_png(figure, folder / "probe.png")
+        html.write_page(folder / "probe.html", "probes", body)
+    except OSError as error:
+        raise UserError(f"output={folder}: {error.strerror}", "give another output=") from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmtool import __version__
 from lmtool.reporting.console import Output
-from lmtool.reporting.plan import RunPlan
+from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, test_scores
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, shortened, size, title
 from lmtool.system.terminal import plural
@@ -17,7 +18,7 @@ _LABELS = 20
 _STYLES = {"better": "bold green", "worse": "bold red", "unclear": "bold yellow", "unknown": "bold"}
 
 
-def facts_text(facts: Mapping[str, Any]) -> str:
+def metadata_text(facts: Mapping[str, Any]) -> str:
     """Facts on one line: 'documents 1 234 · tokens 1.2 M'."""
     return " · ".join(f"{title(str(key))} {fact(str(key), value)}" for key, value in facts.items() if value is not None)
 
@@ -26,7 +27,7 @@ def _sections(label: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """One row of the plain facts, and one of each nested section ('train', 'validation')."""
     flat = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
     nested = {key: value for key, value in facts.items() if isinstance(value, Mapping)}
-    texts = [facts_text(flat)] if flat else []
+    texts = [metadata_text(flat)] if flat else []
     texts += [f"{title(str(key))}: {_nested_text(str(key), value)}" for key, value in nested.items()]
     return [(label if index == 0 else "", text) for index, text in enumerate(texts)]
 
@@ -34,7 +35,7 @@ def _sections(label: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _nested_text(key: str, facts: Mapping[str, Any]) -> str:
     """A nested section on one line. Rows by label: the names as they are written; of many the rarest and commonest."""
     if key != "labels":
-        return facts_text(facts)
+        return metadata_text(facts)
     shown = [f"{name} {count(rows)}" for name, rows in zip(shortened(facts, 40), facts.values(), strict=True)]
     if len(shown) <= _LABELS:
         return " · ".join(shown)
@@ -96,43 +97,44 @@ def baseline_text(baseline: Mapping[str, Any] | None) -> str:
     return f"{title(str(baseline.get('name')))}: {title(str(baseline.get('metric')))} {number(baseline['value'])}"
 
 
-def start_screen(
-    output: Output,
-    *,
-    command: str,
-    run_dir: str,
-    choices: Mapping[str, Any],
-    data: Mapping[str, Any],
-    model: Mapping[str, Any],
-    plan: RunPlan | None,
-    learns: Mapping[str, Mapping[str, int]] | None = None,
-    baseline: Mapping[str, Any] | None,
-    machine: Mapping[str, Any],
-    rates: Sequence[Mapping[str, Any]] = (),
-    resumed_step: int | None = None,
-    branch: str | None = None,
-) -> None:
-    """Say on one screen what will happen.
+@dataclass(frozen=True)
+class StartScreen:
+    """What the first screen shows.
 
-    choices: what was chosen ({"model": "bert_tiny", "data": "pydocs"}). data: facts, with nested sections a split.
-    model: facts beside the parameters (layers, width, where the weights come from). learns: parameters that learn and
-    that are there, by role. rates: learning rates by depth, as facts.json has them. machine: device, precision, the
-    attention's path, the kind of dropout. resumed_step: the step a started run resumes from. branch: the run and
-    step that a new one begins at.
+    choices: what was chosen ({"model": "bert_tiny", "data": "pydocs"}). data: metadata, with a section a split. model:
+    layers, width, where the weights come from. trainable: trainable and all parameters by role. rates: learning rates
+    by depth, as facts.json has them. machine: device, precision, attention path, kind of dropout. resumed_step: the
+    step that a started run resumes from. branch: the run and step that a new one begins at.
     """
-    chosen = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in choices.items())
-    output.line(f"lmtool {__version__} · {command} · {chosen}", "bold")
-    where = plain(run_dir) if resumed_step is None else f"{plain(run_dir)} · resumes from step {count(resumed_step)}"
-    where = where if branch is None else f"{plain(run_dir)} · branches from {plain(branch)}"
-    rows = [("run", where), *_sections("data", data), *_sections("model", model)]
-    if plan is not None:
-        rows += _plan_rows(plan)
-    rows.append(("baseline", baseline_text(baseline)))
-    rows += _learning_text(learns or {})
-    if len(rates) > 1:  # one rate for all is in the configuration
-        rows += [("rates" if index == 0 else "", rate_text(row)) for index, row in enumerate(rates)]
-    rows.append(("machine", facts_text(machine)))
-    output.rows(rows)
+
+    command: str
+    run_dir: str
+    choices: Mapping[str, Any]
+    data: Mapping[str, Any]
+    model: Mapping[str, Any]
+    plan: RunPlan
+    baseline: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    trainable: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    rates: Sequence[Mapping[str, Any]] = ()
+    resumed_step: int | None = None
+    branch: str | None = None
+
+
+def print_start(output: Output, screen: StartScreen) -> None:
+    """Print on one screen what will happen."""
+    chosen = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in screen.choices.items())
+    output.line(f"lmtool {__version__} · {screen.command} · {chosen}", "bold")
+    where = plain(screen.run_dir)
+    if screen.branch is not None:
+        where += f" · branches from {plain(screen.branch)}"
+    elif screen.resumed_step is not None:
+        where += f" · resumes from step {count(screen.resumed_step)}"
+    rows = [("run", where), *_sections("data", screen.data), *_sections("model", screen.model)]
+    rows += [*_plan_rows(screen.plan), ("baseline", baseline_text(screen.baseline)), *_learning_text(screen.trainable)]
+    if len(screen.rates) > 1:  # a single rate is in the configuration
+        rows += [("rates" if index == 0 else "", rate_text(row)) for index, row in enumerate(screen.rates)]
+    output.rows([*rows, ("machine", metadata_text(screen.machine))])
 
 
 def forgetting_rows(forgetting: Any) -> list[tuple[str, str]]:
@@ -201,7 +203,7 @@ def end_screen(
         and not key.endswith((*CONSTANTS, "standard_error"))
     }
     if others:
-        rows.append(("also", facts_text(others)))
+        rows.append(("also", metadata_text(others)))
     if mix := result.get("layer_mix"):
         shares = [f"{layer or 'embedding'} {percent(share)}" for layer, share in enumerate(mix["weights"])]
         rows.append(("layers", f"{' · '.join(shares)} · gamma {number(mix['gamma'])}"))

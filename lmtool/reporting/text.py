@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,47 +11,27 @@ from lmtool.system.terminal import visible
 
 
 def cells(text: str) -> int:
-    """How wide a terminal draws a text: two cells a wide character, none an accent of its own."""
+    """How many cells of a terminal a text takes: two for a wide character, none for a combining accent."""
     if text.isascii():
         return len(text)
-    return sum(_cells(character) for character in text)
+    from rich.cells import cell_len  # imported late: a command that is refused prints ASCII
 
-
-def _cells(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return cell_len(text)
 
 
 def wrapped(text: str, width: int) -> list[str]:
     """Lines of at most `width` cells; at least one, which may be empty."""
+    if 2 * len(text) <= width:
+        return [text.rstrip()]
+    from rich.cells import cell_len, chop_cells
+
     lines: list[str] = []
-    line, room = "", width
-    for number, word in enumerate(text.split(" ")):
-        needed = cells(word)
-        if number and needed + 1 <= room:
-            line, room = f"{line} {word}", room - needed - 1
-            continue
-        if number:
-            lines.append(line)
-        while needed > width:
-            start = _fitting(word, width)
-            lines.append(word[:start])
-            word = word[start:]
-            needed = cells(word)
-        line, room = word, width - needed
-    lines.append(line)
+    for word in text.split(" "):
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines += chop_cells(word, width) or [""]
     return [line.rstrip() for line in lines if line.strip()] or [""]
-
-
-def _fitting(word: str, width: int) -> int:
-    """How many characters of a word a line holds, at least one."""
-    taken = 0
-    for number, character in enumerate(word):
-        taken += _cells(character)
-        if taken > width:
-            return max(number, 1)
-    return len(word)
 
 
 def lower_is_better(metric: str) -> bool:

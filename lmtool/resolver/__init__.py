@@ -1,0 +1,1 @@
+"""From words to a decoded configuration, and the rules between its sections."""

@@ -1,0 +1,1 @@
+"""What every training command shares: a session, its companions and fit."""

@@ -5,23 +5,24 @@ A new capability adds a companion, never a parameter of `fit`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lmtool.config.checkpoint import DATA, MODEL
 from lmtool.data.phases import PhasedLoader
 from lmtool.distillation.distilled import Distilled
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.models.heads.features import layer_mix
-from lmtool.resolver.schema.run import FinetuneConfig
+from lmtool.resolver.schema.run import FinetuneConfig, RunConfig
 from lmtool.runs.files import to_json
-from lmtool.session.distilling import side_by_side
 from lmtool.session.forgetting import compare_with_start, measured_before
-from lmtool.session.phases import phase_rows
 from lmtool.session.provenance import (
     LINEAGE,
     TEACHERS,
@@ -30,9 +31,10 @@ from lmtool.session.provenance import (
     require_same_teachers,
     teacher_digests,
 )
-from lmtool.session.session import Session
+from lmtool.session.session import Session, phase_rows
 from lmtool.system.files import write_bytes
 from lmtool.system.secrets import masked
+from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingResult
 from lmtool.weights.loading import BASE, Base
 
@@ -56,6 +58,9 @@ class Companion:
         """Called before training. Returns metadata for the first screen and facts.json by section: "data", "model",
         "run". UserError where the run resumes and differs from its checkpoint."""
         return {}
+
+    def on_update(self, step: int) -> None:
+        """Called after each update of the weights. step: the first is 1."""
 
     def write(self, folder: Path) -> None:
         """Add files to the folder of a checkpoint."""
@@ -156,7 +161,7 @@ class LayerMix(Companion):
         return layer_mix(session.learner)
 
 
-class Predictions(Companion):
+class PredictionFiles(Companion):
     """predictions.jsonl of a learner that predicts rows, else samples.json."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
@@ -252,10 +257,50 @@ def _companions(session: Session) -> Iterator[Companion]:
     yield DataProvenance(session)
     if session.base is not None:
         yield TunedBase(session.base)
-    yield from (Lineage(session), MixtureFractions(), Phases(), LayerMix(), Predictions())
+    yield from (Lineage(session), MixtureFractions(), Phases(), LayerMix(), PredictionFiles())
     if session.tests:
         yield LabelledTests()
     if isinstance(session.config, FinetuneConfig) and session.config.forgetting is not None:
         yield Forgetting()
     if session.distilled is not None:
         yield Distillation(session.distilled)
+
+
+def side_by_side(
+    student: BaseLearner, distilled: Distilled, held_out: HeldOutSplits, config: RunConfig, precision: Precision
+) -> list[dict[str, Any]]:
+    """What the report sets beside each other: teachers, peers and the student, each with its `score` on the first
+    held-out split, its standard error, parameters, bytes of weights, and the tokens a second at which it was scored."""
+    teachers = {f"teacher {teacher.origin}": teacher.learner for teacher in distilled.teachers}
+    models = {"student": student, **distilled.beside(), **teachers}
+    return [_measured(name, learner, held_out, config, precision) for name, learner in reversed(models.items())]
+
+
+def _measured(
+    name: str, learner: BaseLearner, held_out: HeldOutSplits, config: RunConfig, precision: Precision
+) -> dict[str, Any]:
+    first = held_out.first
+    data: Mapping[str, Any] = {first.data.split: first.data}
+    longest = min(config.max_length, learner.backbone.config.max_positions)
+    splits = HeldOutSplits(learner, data, longest, evaluation_tokens(config), config.seed)
+    learner.eval()
+    started = time.perf_counter()
+    evaluation = splits.score(precision).first
+    seconds = time.perf_counter() - started
+    metrics = evaluation.metrics()
+    error = {"standard_error": metrics["standard_error"]} if "standard_error" in metrics else {}
+    weights = list(_weights(learner))
+    return {
+        "name": name,
+        "score": metrics[learner.metric.name],
+        **error,
+        "parameters": sum(tensor.numel() for tensor in weights),
+        "weight_bytes": sum(tensor.nbytes for tensor in weights),
+        "tokens_per_second": splits.first.loader.facts()["tokens_per_epoch"] / max(seconds, 1e-9),
+    }
+
+
+def _weights(learner: BaseLearner) -> Iterator[nn.Parameter]:
+    """What predicts: a generator is not a part of it."""
+    yield from learner.backbone.parameters()
+    yield from learner.heads.parameters()

@@ -21,12 +21,11 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.models.base import Backbone, Remembers
-from lmtool.reporting.console import Output
-from lmtool.reporting.evaluation import print_prompted, write_evaluation
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.scores import print_few_shot, write_evaluation
 from lmtool.resolver.schema.run import EvaluateConfig, PretrainConfig
-from lmtool.session.phases import text_of
 from lmtool.session.requests import write_output
+from lmtool.session.session import text_of
 from lmtool.session.trained import Trained
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import PROMPT
@@ -50,7 +49,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
             f"checkpoint={config.checkpoint} has no head for task={config.task.name}",
             f"prompt it: shots=4; or teach it: lmtool finetune task={config.task.name} checkpoint={config.checkpoint}",
         )
-    require_absent(config, ("against", "report"), f"{config.checkpoint} was trained on text", "evaluate each by itself")
+    require_unset(config, ("against", "report"), f"{config.checkpoint} was trained on text", "evaluate each by itself")
     require_length(config, before)
     learner, max_length = trained.learner(), config.max_length or before.max_length
     if config.memory_length is not None:
@@ -79,7 +78,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     return metrics
 
 
-def require_absent(config: EvaluateConfig, keys: Sequence[str], because: str, hint: str | None = None) -> None:
+def require_unset(config: EvaluateConfig, keys: Sequence[str], because: str, hint: str | None = None) -> None:
     """UserError for a key that would not be read."""
     for key in keys:
         if getattr(config, key) is not None:
@@ -170,7 +169,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
             f"give shots=0 (classes alone), a decoder or an encoder-decoder, or: lmtool finetune "
             f"task={config.task.name} checkpoint={config.checkpoint}",
         )
-    require_absent(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
+    require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
     # Without demonstrations training rows serve for nothing but the baseline.
     data = load_task(config.task, before.seed, config.cache_dir, config.offline, scoring=not shots)
     learner, kind = trained.learner(), build(data.config)
@@ -197,7 +196,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         write_evaluation(folder, {**about, "splits": results})
     for split, evaluations in splits.items():
         title = f"{config.checkpoint} · {data.config.name} · {split}"
-        print_prompted(output, title, shots, results[split], evaluations[0].prompt)
+        print_few_shot(output, title, shots, results[split], evaluations[0].prompt)
     if config.report is not None:
         output.line(f"evaluation.json and predictions.jsonl: {Path(config.report).expanduser()}")
     first = next(iter(results.values()))["metrics"]
@@ -225,7 +224,7 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
         return None
     if config.task is None or not getattr(config.task, "prompted", False):
         return None
-    require_absent(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots=0")
+    require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots=0")
     if config.normalisation == "calibrated":
         raise UserError(
             f"normalisation=calibrated is of models that write; checkpoint={config.checkpoint} fills a mask",

@@ -21,11 +21,10 @@ from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.checkpoints import load_weights, read_weights
 from lmtool.session import screens
-from lmtool.session.branches import begin_branch
 from lmtool.session.companions import Companion, companions_of
-from lmtool.session.finetuning import Finetuning
 from lmtool.session.open_run import OpenRun, open_run
-from lmtool.session.pretraining import Pretraining
+from lmtool.session.preparation import FinetunePreparation, PretrainPreparation
+from lmtool.session.provenance import begin_branch
 from lmtool.session.session import Session
 from lmtool.system.signals import too_late
 from lmtool.system.terminal import counted
@@ -37,14 +36,14 @@ from lmtool.training.progress import TrainingResult
 from lmtool.types import Loader
 from lmtool.weights.reading import notes
 
-Preparation = Pretraining | Finetuning
+Preparation = PretrainPreparation | FinetunePreparation
 _NEVER = 2**31
 """More steps than any short training has: nothing is evaluated or saved."""
 
 
 def preparation_of(config: PretrainConfig | FinetuneConfig) -> Preparation:
     """The preparation of a configuration's session. Reads the labelled data of a task."""
-    return Pretraining(config) if isinstance(config, PretrainConfig) else Finetuning(config)
+    return PretrainPreparation(config) if isinstance(config, PretrainConfig) else FinetunePreparation(config)
 
 
 def run(preparation: Preparation) -> dict[str, Any]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lmtool.config.checkpoint import saved_steps
+from lmtool.config.tables import build
+from lmtool.data.examples import Rows, SplitData
+from lmtool.data.tables import read_table
 from lmtool.errors import UserError
 from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig
-from lmtool.session.start import starts_from
+from lmtool.session.open_run import starts_from
 from lmtool.session.trained import Trained
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
+from lmtool.tasks.kinds.labels import joined
 from lmtool.tasks.labels import TakenHead, sections_of, taken_head
 from lmtool.tasks.loading import TaskData, load_task, target_rows
 from lmtool.tasks.mixture import MixedData, with_members
@@ -64,11 +71,11 @@ def _to_learn(
         task = task.with_head(taken.form)
     facts = data.facts
     if taken is None and origin is not None and getattr(task, "pooling", None) == "auto":
-        task, facts = _pooled_as_published(task, facts, origin, config.offline)
+        task, facts = _with_published_pooling(task, facts, origin, config.offline)
     return replace(data, config=task, facts=facts), taken
 
 
-def _pooled_as_published(
+def _with_published_pooling(
     task: TaskConfig, facts: dict[str, Any], origin: str, offline: bool
 ) -> tuple[TaskConfig, dict[str, Any]]:
     """The task and its facts, with the pooling of the sentence encoder that it starts from, where it is one."""
@@ -123,7 +130,7 @@ def _to_score(
     """The same of one task. known: what the checkpoint was trained for; section: the same as saved."""
     checkpoint = config.checkpoint
     if trained.foreign:
-        task = _own_labels(task, known, checkpoint)
+        task = _labels_of_data(task, known, checkpoint)
     elif not task.same_question(known):
         reads = f"task={known.name}, which reads {', '.join(known.text)}"
         raise UserError(
@@ -150,7 +157,7 @@ def _to_score(
     return replace(data, config=scored), taken
 
 
-def _own_labels(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
+def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
     """The task whose data a published classifier is scored on. Its classes are those of the data: the checkpoint's say
     nothing of the numbers in a file. UserError where no data are named."""
     if all(getattr(task, where) is None for where in ("path", "hub", "embedded")):
@@ -166,3 +173,64 @@ def _predicted(task: TaskConfig) -> str:
     """What a task predicts, for messages."""
     labels = getattr(task, "labels", None)
     return f"the classes {', '.join(labels)}" if labels else "a number"
+
+
+def relabelled(
+    config: FinetuneConfig, path: str, data: SplitData, teacher: str = "TEACHER"
+) -> tuple[SplitData, dict[str, Any]]:
+    """Training data whose rows have the labels of a file, and what the first screen says of it. UserError, with how
+    many they are, where training rows have no prediction."""
+    task = config.task
+    rows, predictions = data.rows[task.name], predictions_of(task, path)
+    of_both, of_text = _places(predictions)
+    places = [of_both.get(key, of_text.get(key[1], -1)) for key in _keys(rows)]
+    missing = [number for number, place in enumerate(places) if place < 0]
+    if missing:
+        file, line = rows.origin[missing[0]]
+        raise UserError(
+            f"distill.predictions={path} has a prediction for {len(rows) - len(missing):,} of {len(rows):,} training "
+            f"rows; not for {file}:{line}: none has its texts",
+            f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
+        )
+    labelled = replace(rows, labels=predictions.labels_at(np.array(places)))
+    facts = {"predictions": f"{len(rows):,} of {path}"}
+    others = len(predictions) - len(set(places))
+    if others:
+        facts["predictions of other rows"] = f"{others:,}, not read"
+    return replace(data, rows={**data.rows, task.name: labelled}), facts
+
+
+def predictions_of(task: TaskConfig, path: str) -> Rows:
+    """A file of predictions as labelled rows of a task. UserError, naming file and line, where one is no label."""
+    table = read_table(Path(path).expanduser())
+    columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
+    columns = joined(task, columns, table.origin)
+    missing = [name for name in ("prediction", *task.reads) if name not in columns]
+    if missing:
+        raise UserError(
+            f"distill.predictions={path} has no column {missing[0]}; it has {', '.join(columns)}",
+            "give what lmtool predict output= writes of the task's rows",
+        )
+    kind: Any = build(task)
+    labels = kind.labels_of_predictions(columns)
+    kept = {name: values for name, values in columns.items() if name not in ("gold", "prediction", "score", "split")}
+    return kind.rows({**kept, task.label: labels}, table.origin, labelled=True)
+
+
+def _keys(rows: Rows) -> list[tuple[str, str]]:
+    """Of each row its number, and all that is read of it."""
+    texts = zip(*rows.columns.values(), strict=True)
+    return [(str(number), json.dumps(own)) for number, own in zip(rows.ids, texts, strict=True)]
+
+
+def _places(predictions: Rows) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
+    """The places of predictions by number and texts; and by texts alone, where no two of these differ."""
+    keys = _keys(predictions)
+    assert predictions.labels is not None
+    labels = [repr(label) for label in predictions.labels]
+    of_text: dict[str, int] = {}
+    for place, (_, text) in enumerate(keys):
+        first = of_text.setdefault(text, place)
+        if first >= 0 and labels[first] != labels[place]:
+            of_text[text] = -1
+    return {key: place for place, key in enumerate(keys)}, of_text

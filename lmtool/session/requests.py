@@ -23,7 +23,7 @@ TEXT, PAIR = "text", "pair"
 Origin = list[tuple[str, int]]
 
 
-def asked_table(config: AskConfig, task: TaskConfig | None) -> Table | None:
+def requested_table(config: AskConfig, task: TaskConfig | None) -> Table | None:
     """The table that is asked about; None for plain texts."""
     return None if config.input is None else input_table(config.input, task)
 
@@ -38,7 +38,7 @@ def input_table(given: str, task: TaskConfig | None) -> Table | None:
     return read_table(regular_file("input", given)) if suffix in TABLES else None
 
 
-def asked_texts(config: AskConfig) -> tuple[list[str], Origin]:
+def requested_texts(config: AskConfig) -> tuple[list[str], Origin]:
     """The texts asked about, and (file, line) of each: `text`, or the lines of `input`. UserError where there are
     none."""
     if config.text is not None:
@@ -100,7 +100,7 @@ def write_output(path: str, rows: Iterable[Mapping[str, Any]], key: str = "outpu
     return written
 
 
-def beside_columns(
+def join_columns(
     table: Table | None, records: Iterable[Mapping[str, Any]], own: Mapping[str, str], probabilities: bool, flat: bool
 ) -> Iterator[dict[str, Any]]:
     """Records with all columns of the table that they are of, in its order, before what was predicted.

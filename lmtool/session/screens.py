@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from lmtool.config.checkpoint import read_state
-from lmtool.costs.memory_of_run import learning_by_role
+from lmtool.costs.memory_of_run import trainable_by_role
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.attention import attention_path
-from lmtool.reporting.plan import RunPlan
+from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.report import write_report
-from lmtool.reporting.screens import end_screen, start_screen
+from lmtool.reporting.screens import StartScreen, end_screen, print_start
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.session import Session
@@ -101,7 +101,7 @@ _REPORT_ONLY = frozenset(
 WASTE = ("padding_fraction", "truncated_fraction")
 
 
-def machine_facts(
+def machine_metadata(
     config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation, group: ProcessGroup = ALONE
 ) -> dict[str, str]:
     """Where the run computes and how: for the screen and the report."""
@@ -118,7 +118,7 @@ def machine_facts(
     }
 
 
-def _told_of_machine(machine: Mapping[str, str], cuda: bool) -> dict[str, str]:
+def _screen_machine(machine: Mapping[str, str], cuda: bool) -> dict[str, str]:
     """What of it the first screen says: on a CPU attention has one path, and nothing is compiled unless it was asked
     for."""
     untold = {"dropout"} if cuda or machine["compiled"].startswith("yes") else {"dropout", "attention", "compiled"}
@@ -140,13 +140,13 @@ def begin(
     """Write facts.json and show the first screen. metadata: by section, "data", "model" and "run"."""
     opened, learner, compilation = session.run, session.learner, session.compilation
     config, data = opened.config, metadata["data"]
-    machine = machine_facts(config, learner, opened.precision, compilation, opened.group)
+    machine = machine_metadata(config, learner, opened.precision, compilation, opened.group)
     copied = data.get("distillation", {}).get("started from")
-    model = model_facts(config, session.tokenizer, session.loaded, copied) | dict(metadata["model"])
+    model = model_metadata(config, session.tokenizer, session.loaded, copied) | dict(metadata["model"])
     learning_rates = rates(learner, config.optimizer, plan.steps)
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
     # Without a tuning method everything learns.
-    learns = {} if learner.tuning is None else learning_by_role(learner)
+    learns = {} if learner.tuning is None else trainable_by_role(learner)
     facts: dict[str, Any] = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
@@ -157,21 +157,21 @@ def begin(
         **metadata["run"],
     }
     opened.folder.write_json("facts.json", facts)
-    start_screen(
-        opened.output,
+    screen = StartScreen(
         command=opened.verb,
         run_dir=str(opened.folder.path),
         choices=session.subject,
-        data=_told(data),
+        data=_screen_data(data),
         model=model,
         plan=plan,
-        learns=learns,
-        rates=learning_rates,
         baseline=baseline,
-        machine=_told_of_machine(machine, opened.precision.device.type == "cuda"),
+        machine=_screen_machine(machine, opened.precision.device.type == "cuda"),
+        trainable=learns,
+        rates=learning_rates,
         resumed_step=state.get("step"),
         branch=config.branch if str(config.branch).endswith(f"@{state.get('step')}") else None,
     )
+    print_start(opened.output, screen)
     _warn(session, (*warnings_of(data), *plan.warnings), learning_rates, state)
 
 
@@ -218,14 +218,14 @@ def updated_baseline(
     return whole
 
 
-def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _screen_data(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts worth a place on the screen; counts of nothing are not, but for what is cut off."""
     kept = {
         name: value
         for name, value in facts.items()
         if name not in _REPORT_ONLY and (value or value is False or name == "truncated_fraction")
     }
-    return {name: _told(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+    return {name: _screen_data(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def warnings_of(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -241,7 +241,7 @@ def listener(opened: OpenRun, metric: str, baseline: Mapping[str, Any]) -> Progr
     return ProgressDisplay(opened.output, metric, opened.config.log_every, baseline)
 
 
-def model_facts(
+def model_metadata(
     config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None, copied: str | None = None
 ) -> dict[str, Any]:
     """Facts of the model for screen and report. copied: what a student took of its teacher at the start."""

@@ -1,4 +1,4 @@
-"""A run that is ready to train: its folder, its data and its learner, built. Every training verb makes one."""
+"""A run that is ready to train: its folder, its data by phase and its learner. Every training verb makes one."""
 
 from __future__ import annotations
 
@@ -7,23 +7,128 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from lmtool.data.examples import SplitData
+import torch
+
+from lmtool.costs.plan_of_run import plan_in_phases, plan_of
+from lmtool.data.configs import DataConfig
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
+from lmtool.data.sources import MixtureSource, OnStage, Source
+from lmtool.data.store import open_store
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.seen import Reading
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
-from lmtool.learners.mixed_examples import predictors_of
-from lmtool.reporting.plan import RunPlan
-from lmtool.resolver.schema.run import RunConfig
+from lmtool.learners.mixed_examples import examples_of, predictors_of
+from lmtool.reporting.costs import RunPlan
+from lmtool.resolver.schema.run import PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
-from lmtool.session.phases import PhaseData, planned
 from lmtool.session.provenance import Contents
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation, choose_compilation
+from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingSettings
+from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import Base, LoadReport
+
+# The training data of a run, phase by phase: examples and their loader.
+
+
+def text_of(
+    config: DataConfig,
+    source: Source,
+    split: str,
+    tokenizer: Tokenizer,
+    cache_dir: str,
+    progress: OnStage | None,
+    rows: Mapping[str, Rows],
+    stride: int | None = None,
+) -> SplitData:
+    """A split of the text that `config` names, tokenized. rows: labelled rows that are learned beside it. stride: as
+    `SplitData` has it."""
+    if isinstance(source, MixtureSource):
+        parts, none = source.config.parts(), dict[str, Rows]()
+        members = {
+            title: text_of(parts[title], member, split, tokenizer, cache_dir, progress, none, stride)
+            for title, member in source.members.items()
+        }
+        return SplitData(split, rows=rows, stride=stride, members=members, shares=source.shares)
+    store = open_store(source, split, tokenizer, cache_dir, progress)
+    return SplitData(split, store, config.documents, rows, stride)
+
+
+def tokenized_metadata(data: SplitData) -> dict[str, Any]:
+    """How fast the store of a split was built, whenever that was: for the screens and the report."""
+    if data.members:
+        return {title: tokenized_metadata(part) for title, part in data.members.items()}
+    facts = data.text.facts
+    return {name: facts[name] for name in ("bytes", "seconds", "bytes_per_second", "tokens_per_second")}
+
+
+@dataclass(frozen=True)
+class PhaseData:
+    """The training data of a run, or of one of its phases. config: of the phase. learner: makes the examples. data: by
+    split."""
+
+    config: RunConfig
+    learner: BaseLearner
+    data: Mapping[str, SplitData]
+
+    @cached_property
+    def examples(self) -> Examples:
+        """Those of the training data."""
+        return examples_of(self.learner, self.data["train"], self.config.max_length)
+
+    @cached_property
+    def loader(self) -> PackedLoader:
+        config = self.config
+        return PackedLoader(
+            self.examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
+            virtual_tokens=self.learner.virtual_tokens,
+        )  # fmt: skip
+
+
+def phases_of(
+    config: PretrainConfig, learner: BaseLearner, tokenizer: Tokenizer, texts: Sequence[Mapping[str, SplitData]]
+) -> list[PhaseData]:
+    """The training data of each phase, of a run without phases of the run. texts: by split, of each phase. Where a
+    phase has an objective section of its own, a learner of that section on the meta device makes its examples."""
+    reads = []
+    for form, data in zip(config.forms if config.phases else (config,), texts, strict=True):
+        maker = learner
+        if form.objective != config.objective:
+            with torch.device("meta"):
+                maker, _ = assemble(form, tokenizer)
+        reads.append(PhaseData(form, maker, data))
+    return reads
+
+
+def planned(
+    config: RunConfig, learner: BaseLearner, parts: Sequence[PhaseData], precision: Precision
+) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
+    """The loader of a run that reads these parts one after the other, and its plan."""
+    loaders = [part.loader for part in parts]
+    if not isinstance(config, PretrainConfig) or not config.phases:
+        return loaders[0], plan_of(config, learner, loaders[0].facts(), precision)
+    plan, shares = plan_in_phases(config, learner, [loader.facts() for loader in loaders], precision)
+    forms = config.forms
+    same_text = [form.data == before.data for form, before in zip(forms, forms[:1] + forms, strict=False)]
+    return PhasedLoader(loaders, shares, same_text), plan
+
+
+def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str, Any]]:
+    """The phases of a run of so many steps, for result.json: what differs in each (`given`), its `share`, and its
+    `first_step` and `last_step`, null where it had none."""
+    rows = []
+    for phase, (first, last) in zip(plan.phases, loader.borders(steps), strict=True):
+        ran = first <= last
+        row = {"given": phase.given, "share": phase.share}
+        rows.append(row | {"first_step": first if ran else None, "last_step": last if ran else None})
+    return rows
+
+
+# A run that is ready to train: its folder, its data and its learner, built. Every training verb makes one.
 
 
 @dataclass(frozen=True)

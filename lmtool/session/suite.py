@@ -18,8 +18,7 @@ from lmtool.config.tables import Choice
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import Inference
-from lmtool.reporting.console import Output
-from lmtool.reporting.table import print_table
+from lmtool.reporting.console import Output, print_table
 from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.runs.files import to_json
 from lmtool.session.open_run import RUNS

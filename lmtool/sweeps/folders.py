@@ -20,9 +20,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lmtool.config.overrides import Typed
 from lmtool.errors import DONE, TERMINATED, UserError, cannot_write
-from lmtool.reporting.sweep.files import JOB as JOB
-from lmtool.reporting.sweep.files import SUBMITTED as SUBMITTED
-from lmtool.reporting.sweep.files import has_ended as has_ended
+from lmtool.reporting.sweep_files import JOB as JOB
+from lmtool.reporting.sweep_files import SUBMITTED as SUBMITTED
+from lmtool.reporting.sweep_files import has_ended as has_ended
 from lmtool.runs.files import replace_text
 from lmtool.runs.identity import FREE_KEYS, differing, finished
 from lmtool.runs.locks import Owner

@@ -14,9 +14,8 @@ from typing import Any
 from lmtool.errors import DONE, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.run_files import RunFiles, read_object
-from lmtool.reporting.sweep.files import NOT_STARTED, PLAN, ended, read_sweep
-from lmtool.reporting.sweep.screen import report_sweep
-from lmtool.reporting.sweep.words import end_line
+from lmtool.reporting.sweep_files import NOT_STARTED, PLAN, ended, read_sweep
+from lmtool.reporting.sweep_report import end_line, report_sweep
 from lmtool.reporting.text import number
 from lmtool.runs.files import replace_text
 from lmtool.sweeps import folders

@@ -1,1 +1,1 @@
-"""What lmtool asks of the machine around it: files, processes, signals, the network and the terminal."""
+"""The machine around lmtool: files, processes, signals, the network and the terminal."""

@@ -1,1 +1,1 @@
-"""The loop and what stands around it: optimizers, schedules, precision, budgets, checkpoints, run folders."""
+"""The training loop, optimizers, schedules, precision, budgets and processes. Blind to models."""

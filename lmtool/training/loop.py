@@ -62,9 +62,12 @@ def train(
 ) -> TrainingResult:  # fmt: skip
     """Train until a budget is spent, resuming from the run's newest intact checkpoint where there is one.
 
-    evaluate: step -> scores by name, with the learner in evaluation mode. extensions: write files (the tokenizer) into
-    each checkpoint. The learner ends with the last weights; the result's `best` has the best ones. UserError (no
-    budget, no space, a checkpoint of another model), Diverged, and Stopped after a signal, with a checkpoint saved.
+    evaluate: step -> scores by name, `settings.metric` among them; called with the learner in evaluation mode.
+    extensions: follow each update, and add their files (the tokenizer) to each checkpoint. group: the processes that
+    train together. The learner keeps the last weights; the best ones are in the result's `best`.
+
+    Raises UserError (no budget, no space, a checkpoint of another model), Diverged, and Stopped after a signal, with a
+    checkpoint saved.
     """
     assert isinstance(learner, nn.Module)
     precision = move_to_device(learner, loader, settings, group)
@@ -90,6 +93,8 @@ def train(
             rate = set_learning_rate(optimizer, settings.optimizer.lr * schedule(step, total) * data.rate_scale)
             outcome = gradients(engine, data, step, settings.seed, precision, scaler)
             norm = apply_gradients(optimizer, scaler, list(named.values()), settings.optimizer.clip_norm)
+            for extension in extensions:
+                extension.on_update(step)
             health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
             logs = has_row(step, settings.log_every, total)
             if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time

@@ -172,9 +172,13 @@ class TrainingResult:
 
 
 class CheckpointExtension(Protocol):
-    """What adds files of its own to each checkpoint. excluded: names of tensors that no checkpoint of the run holds."""
+    """Follows the training and adds files to each checkpoint. excluded: names of tensors that no checkpoint of the run
+    holds."""
 
     excluded: frozenset[str]
+
+    def on_update(self, step: int) -> None:
+        """Called after each update of the weights. step: the first is 1."""
 
     def write(self, folder: Path) -> None:
         """Add files to the folder of a checkpoint that is being written."""

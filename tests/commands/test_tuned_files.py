@@ -17,7 +17,7 @@ import lmtool
 from lmtool.cli import main as cli
 from lmtool.models import bert
 from lmtool.models.configs import BertConfig
-from lmtool.session import finetuning
+from lmtool.session import preparation
 from lmtool.system.files import write_manifest
 from lmtool.weights.reading import read
 from tests.commands.conftest import copied, finetune, pretrain, skip_reports, write_rows, write_text
@@ -222,7 +222,7 @@ def test_runs_without_a_base_stand_alone(place: Path, monkeypatch: pytest.Monkey
     finetune("random", *TUNED, "checkpoint=none", "model=bert_tiny", "model.num_layers=1", "model.vocab_size=400")
     assert not (Path("runs/random") / LAST / "base.json").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning, "base_of", lambda *given: None)
+        patch.setattr(preparation, "base_of", lambda *given: None)
         finetune("older", *TUNED)
     whole = load_file(Path("runs/older") / LAST / "model.safetensors")
     assert not (Path("runs/older") / LAST / "base.json").exists() and "backbone.embed.token.weight" in whole

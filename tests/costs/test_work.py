@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmtool.config.tables import build
-from lmtool.costs.activations import Formats, backbones_of, copied_bytes, kept_of, lengthening
+from lmtool.costs.activations import Formats, backbones_of, copied_bytes, lengthening, saved_activations
 from lmtool.costs.plan import works_of
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.configs import MixtureConfig
@@ -265,7 +265,9 @@ def test_a_forward_keeps_what_is_planned(case: str) -> None:
     batch = examples.batch(plan.rows, np.arange(len(plan)), 0)
     predicted = examples.facts()["predicted_fraction"]
     of_heads = [share for name, share in config.places.items() if name.startswith("heads.")]
-    kept = kept_of(learner, Formats(), batch.tokens / len(plan), config.predicted_fraction, min(1.0, max(of_heads)))
+    kept = saved_activations(
+        learner, Formats(), batch.tokens / len(plan), config.predicted_fraction, min(1.0, max(of_heads))
+    )
     planned = batch.tokens * (kept.activations + kept.scores) + copied_bytes(learner, Formats())
     saved = saved_bytes(learner.train(), lambda: learner(batch, 1))
     assert planned == pytest.approx(saved, rel=0.25), predicted
@@ -292,7 +294,7 @@ def test_a_memory_and_a_query_stream_are_kept(
         (batch,) = step.batches
         saved = saved_bytes(learner, lambda batch=batch: learner(batch, 1))
     (read,) = [share for name, share in config.places.items() if name.startswith("heads.")] or [1.0]
-    kept = kept_of(learner, Formats(), 24, 0.5, read, memory)
+    kept = saved_activations(learner, Formats(), 24, 0.5, read, memory)
     planned = batch.tokens * (kept.activations + kept.scores) + copied_bytes(learner, Formats())
     assert planned == pytest.approx(saved, rel=0.25)
 
@@ -307,13 +309,13 @@ def test_what_is_frozen_keeps_less(name: str, attention_dropout: float) -> None:
     numbers = torch.arange(4)
     rng = TokenRng(token_keys(0, 1, numbers, numbers, batch))
     saved = saved_bytes(learner, lambda: learner.backbone(batch, rng))
-    kept = kept_of(learner, Formats(), 24)
+    kept = saved_activations(learner, Formats(), 24)
     planned = 96 * (kept.activations + kept.scores) + copied_bytes(learner, Formats())
     assert planned == pytest.approx(saved, rel=0.2) if name != "head" else planned == saved == 0
 
 
 def test_recomputed_layers_keep_their_input() -> None:
     learner, _ = learner_of("gpt")
-    kept, again = (kept_of(learner, Formats(recomputes=recomputes), 24) for recomputes in (False, True))
+    kept, again = (saved_activations(learner, Formats(recomputes=recomputes), 24) for recomputes in (False, True))
     assert again.working == pytest.approx(kept.activations / 3, rel=0.1)
     assert again.activations == pytest.approx(3 * 4 * 64, rel=0.3)

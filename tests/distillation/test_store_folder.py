@@ -10,7 +10,7 @@ import pytest
 from lmtool.data.examples import Rows
 from lmtool.distillation.store.folder import Shelf, open_or_make, require_room
 from lmtool.errors import UserError
-from lmtool.session.teacher_store import taught
+from lmtool.session.teachers import taught
 from lmtool.system.files import Damaged
 from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 
 from lmtool.config.tables import build
-from lmtool.costs.activations import VALUE_BYTES, Formats, kept_of
+from lmtool.costs.activations import VALUE_BYTES, Formats, saved_activations
 from lmtool.models.heads.sampled import SampledLMHead, log_uniform
 from lmtool.models.recurrent_configs import ElmoConfig
 from lmtool.objectives.bilm import BidirectionalLanguageModel
@@ -77,7 +77,7 @@ def test_what_a_forward_keeps_is_planned(tokenizer):
     learner = learner_of(tokenizer).float().train()
     examples = learner.examples(split(store(tokenizer, [[text] for text in TEXTS] * 30)), 32)
     batch = examples.batch(examples.plan(0).rows, np.arange(len(examples.plan(0))), 0)
-    kept = kept_of(learner, Formats(), batch.tokens / len(batch.examples)).activations
+    kept = saved_activations(learner, Formats(), batch.tokens / len(batch.examples)).activations
     # Texts that say the same again have hardly any words of their own.
     kept -= VALUE_BYTES * learner.backbone.reader.saved_activations
     saved = saved_bytes(learner, lambda: learner.backbone(batch.inputs))

@@ -15,13 +15,12 @@ from typing import TextIO
 
 import pytest
 
-from lmtool.costs.plan import Forward, Sizes, Work, plan
-from lmtool.reporting.console import Output
-from lmtool.reporting.plan import RunPlan
+from lmtool.costs.plan import Forward, Sizes, StepCosts, Work
+from lmtool.reporting.console import Output, table_lines
+from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.scores import Score, score_of
-from lmtool.reporting.screens import _sections, end_screen, start_screen
-from lmtool.reporting.table import table_lines
+from lmtool.reporting.screens import StartScreen, _sections, end_screen, print_start
 from lmtool.reporting.text import clock, count, duration, exponent, lower_is_better, number, percent, plain, size
 
 from .conftest import HOSTILE
@@ -51,20 +50,14 @@ def train(output: Output, log_every: int = 10, steps: int = 100) -> ProgressDisp
 
 
 def plan_of_steps() -> RunPlan:
-    return plan(
-        [Work(1.0, 5.6e5, 256, 57)],
-        steps=1000,
-        tokens_per_step=4090,
-        sizes=Sizes({"backbone": 1_600_000}, 1_600_000, 3_200_000),
-        forward=Forward(4090),
-        step_seconds=(0.28, 0.28),
-    )
+    sizes = Sizes({"backbone": 1_600_000}, 1_600_000, 3_200_000)
+    costs = StepCosts([Work(1.0, 5.6e5, 256, 57)], 4090, sizes, Forward(4090))
+    return replace(costs.plan(), steps=1000, step_seconds=(0.28, 0.28))
 
 
 def screens(output: Output) -> None:
     planned = replace(plan_of_steps(), budgets={"max_steps": 1000}, ends_by="max_steps", epochs=3.4)
-    start_screen(
-        output,
+    screen = StartScreen(
         command="pretrain",
         run_dir="runs/a",
         choices={"model": "bert_tiny", "data": HOSTILE},
@@ -75,6 +68,7 @@ def screens(output: Output) -> None:
         machine={"device": "cpu", "precision": "bf16"},
         resumed_step=400,
     )
+    print_start(output, screen)
     result = {
         "status": "done",
         "metric": "loss",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from lmtool.reporting.distillation import ALONE, distillation_html, models_of
-from lmtool.reporting.distillation_plots import agreement_figure
-from lmtool.reporting.report import write_report
-from lmtool.reporting.run_files import read_run
+from lmtool.reporting.plots import agreement_figure
+from lmtool.reporting.report import distillation_html, write_report
+from lmtool.reporting.run_files import ALONE, models_of, read_run
 
 MODELS = [
     {"name": "teacher runs/big", "score": 0.9, "parameters": 4000, "weight_bytes": 16000, "tokens_per_second": 1234.5},

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from lmtool.costs.activations import Kept
-from lmtool.costs.plan import RESERVE, Forward, Sizes, Work, memory_of, plan
-from lmtool.costs.rate import StepWork, seconds_here, seconds_on
+from lmtool.costs.activations import SavedActivations
+from lmtool.costs.plan import RESERVE, Forward, Sizes, StepCosts, Work, memory_of
+from lmtool.costs.rate import StepWork, seconds_measured, seconds_on
 from lmtool.errors import UserError
-from lmtool.reporting.plan import RunPlan, plan_rows
+from lmtool.reporting.costs import RunPlan, plan_rows
 from lmtool.training.devices import DEVICES, device_of
 
 WORKS = (Work(1.0, 85e6, 12 * 768, 128), Work(0.15, 24e6))
 SIZES = Sizes(
     {"backbone": 108_000_000, "heads": 2_000_000}, 110_000_000, 220_000_000, in_layers=84_000_000, layer=7_000_000
 )
-FORWARD = Forward(4096, Kept(1000.0, 10.0), 5_000_000)
+FORWARD = Forward(4096, SavedActivations(1000.0, 10.0), 5_000_000)
 
 
-def plan_with(**fields: Any) -> RunPlan:
-    sizes = {"steps": 1000, "tokens_per_step": 4096, "sizes": SIZES, "forward": FORWARD}
-    return plan(WORKS, **{**sizes, **fields})
+def plan_with(devices: int = 1, **fields: Any) -> RunPlan:
+    plan = StepCosts(WORKS, 4096, SIZES, FORWARD, devices).plan()
+    return replace(plan, **{"steps": 1000, **fields})
 
 
 def test_work_is_two_operations_a_value_and_four_a_seen_token():
@@ -57,12 +57,12 @@ def test_shares_of_many_devices():
 
 
 def test_what_does_not_fit_says_what_would():
-    room = replace(plan_with(), room_bytes=10**9, advice=("micro_batch_tokens=512: 0.9 GB",))
+    room = replace(plan_with(), capacity_bytes=10**9, advice=("micro_batch_tokens=512: 0.9 GB",))
     rows = dict(plan_rows(room))
     assert not room.fits and rows["fits"].startswith("no: ") and "1 GB are there" in rows["fits"]
     assert rows["would fit"] == "micro_batch_tokens=512: 0.9 GB"
     assert "smaller model" in dict(plan_rows(replace(room, advice=())))["would fit"]
-    assert dict(plan_rows(replace(room, room_bytes=10**10)))["fits"].startswith("yes: ")
+    assert dict(plan_rows(replace(room, capacity_bytes=10**10)))["fits"].startswith("yes: ")
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,18 @@ def test_without_a_rate_the_time_is_unknown():
 
 def test_a_step_takes_its_products_its_memory_and_its_calls():
     work = StepWork(1e12, 1e9, 1e8, 12)
-    assert seconds_here(work, 1e12, 1e10) == pytest.approx(1 + 0.6 + 0.28 + 12 * 125 * 20e-6)
-    assert seconds_here(work, 1e12, 1e10, cuda=True) == pytest.approx(1.88)
+    assert seconds_measured(work, 1e12, 1e10) == pytest.approx(1 + 0.6 + 0.28 + 12 * 125 * 20e-6)
+    assert seconds_measured(work, 1e12, 1e10, cuda=True) == pytest.approx(1.88)
     low, high = seconds_on(work, DEVICES["h100"], "bf16")
     assert low == pytest.approx(12 * 125 * 5e-6 + 28e8 / 3.35e12) and high > 1500 * 20e-6  # calls, not products
     large = replace(work, flops=1e15, devices=8)
     low, high = seconds_on(large, DEVICES["h100"], "bf16")
     assert low == pytest.approx(1e15 / 989e12 / 0.5, rel=1e-2)
-    assert high == pytest.approx(1e15 / 989e12 / 0.25 + large.crossing_bytes / 450e9, rel=1e-2)
-    assert large.crossing_bytes == 2 * 4e8 * 7 / 8 and replace(large, sharded=True).crossing_bytes == 3 * 4e8 * 7 / 8
+    assert high == pytest.approx(1e15 / 989e12 / 0.25 + large.communicated_bytes / 450e9, rel=1e-2)
+    assert (
+        large.communicated_bytes == 2 * 4e8 * 7 / 8
+        and replace(large, sharded=True).communicated_bytes == 3 * 4e8 * 7 / 8
+    )
 
 
 def test_a_device_that_nobody_published():

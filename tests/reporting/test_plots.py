@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtool.reporting import distillation_plots, drawing, look_plots, looks, plots
+from lmtool.reporting import drawing, looks, plots
 from lmtool.reporting.run_files import RunFiles
 
 
@@ -31,7 +31,7 @@ def run_of(steps: int, terms: dict[str, float] | None = None, scored: tuple[str,
 def test_few_logged_steps_are_points_and_many_a_line(steps: int) -> None:
     """Two points of a schedule that rises and falls would be joined by a line that it never took."""
     run = run_of(steps, {"mlm": 2.0, "nsp": 1.0})
-    figures = [plots.loss_figure(run), plots.small_figure(run), distillation_plots.terms_figure(run)]
+    figures = [plots.loss_figure(run), plots.small_figure(run), plots.terms_figure(run)]
     axes = [axes for figure in figures if figure is not None for axes in figure.axes]
     assert len(axes) == 1 + 2 + 2
     few = steps < drawing.FEW
@@ -78,7 +78,7 @@ def test_names_at_the_ends_of_lines_are_apart() -> None:
     read = [
         looks.Similar(name, (0, 1, 2), [1.0, 0.9, last], [0.1] * 3, cosines) for name, last in (("a", 0.9), ("b", 0.89))
     ]
-    figure = look_plots.similarity_figure(read)
+    figure = drawing.similarity_figure(read)
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert len(boxes) == 2 and not boxes[0].overlaps(boxes[1])
@@ -91,7 +91,7 @@ def test_what_is_beside_a_map_of_few_rows_is_no_longer_than_the_map(layers: int)
         for layer in range(layers)
         for region in (1, 2, 3, 4)
     ]
-    figure = distillation_plots.agreement_figure({"cells": cells})
+    figure = plots.agreement_figure({"cells": cells})
     assert figure is not None
     figure.draw_without_rendering()
     page, box = figure.bbox, figure.axes[0].get_tightbbox()
@@ -101,7 +101,7 @@ def test_what_is_beside_a_map_of_few_rows_is_no_longer_than_the_map(layers: int)
 
 
 def test_maps_of_positions_say_what_is_down_and_across_on_dark_paper_too() -> None:
-    figure = look_plots.places_figure(np.zeros((6, 4, 4)))
+    figure = drawing.position_maps_figure(np.zeros((6, 4, 4)))
     maps, bars = figure.axes[::2], figure.axes[1::2]
     assert [axes.get_ylabel() for axes in maps] == ["looks", "", "", "", "looks", ""]
     assert [axes.get_xlabel() for axes in maps] == ["", "", *["is looked at"] * 4]

@@ -16,10 +16,9 @@ from lmtool.commands import report
 from lmtool.errors import UserError
 from lmtool.learners.metrics import mean_and_error, t_quantile
 from lmtool.reporting import html
-from lmtool.reporting.sweep.files import read_sweep
-from lmtool.reporting.sweep.groups import blocks_of, difference
-from lmtool.reporting.sweep.page import csv_cell, write_sweep
-from lmtool.reporting.sweep.words import group_table, headline, sentences, unscored_table
+from lmtool.reporting.sweep_files import read_sweep
+from lmtool.reporting.sweep_groups import blocks_of, csv_cell, difference
+from lmtool.reporting.sweep_report import group_table, headline, sentences, unscored_table, write_sweep
 from tests.reporting.conftest import HOSTILE
 from tests.reporting.test_report import read_page
 

@@ -6,9 +6,8 @@ import io
 
 import pytest
 
-from lmtool.reporting.console import Output
-from lmtool.reporting.inspected import Inspected, print_inspected
-from lmtool.reporting.table import table_lines
+from lmtool.reporting.console import Output, table_lines
+from lmtool.reporting.inspection import InspectionScreen, print_inspection
 from lmtool.reporting.text import cells, shortened, wrapped
 
 
@@ -48,5 +47,5 @@ def test_an_arrow_is_drawn_where_one_thing_is_predicted(labels: list[tuple[int, 
     stream = io.StringIO()
     places = [{"position": at, "label": label} for at, label in labels]
     example = {"example": 0, "epoch": 0, "input": {"pieces": ["a", "c"]}, "targets": {"term": places}}
-    print_inspected(Output(stream), Inspected("heading", "", [example], [], frozenset(), "", ""))
+    print_inspection(Output(stream), InspectionScreen("heading", "", [example], [], frozenset(), "", ""))
     assert f" input  {shown}\n" in stream.getvalue()

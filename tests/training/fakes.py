@@ -151,6 +151,10 @@ class TokenizerFile:
 
     def __init__(self, text: str):
         self.text = text
+        self.updates: list[int] = []
+
+    def on_update(self, step: int) -> None:
+        self.updates.append(step)
 
     def write(self, folder: Path) -> None:
         (folder / "tokenizer.json").write_text(self.text)

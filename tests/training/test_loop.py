@@ -27,7 +27,17 @@ from lmtool.training.step import apply_gradients, gradients
 from lmtool.training.update_rules import build_adamw
 from lmtool.types import StepOutput
 
-from .fakes import OPTIMIZER, FakeLearner, FakeLoader, batch_of, evaluator, open_run, settings, train_rows
+from .fakes import (
+    OPTIMIZER,
+    FakeLearner,
+    FakeLoader,
+    TokenizerFile,
+    batch_of,
+    evaluator,
+    open_run,
+    settings,
+    train_rows,
+)
 
 CPU = torch.device("cpu")
 FP32 = Precision("fp32", CPU, "")
@@ -410,3 +420,10 @@ def test_learning_rate_scales_of_groups(tmp_path: Path) -> None:
         )
     assert torch.equal(learner.dense.bias, fresh.dense.bias)
     assert not torch.equal(learner.dense.weight, fresh.dense.weight)
+
+
+def test_extensions_follow_every_update(tmp_path: Path) -> None:
+    learner, extension = FakeLearner(), TokenizerFile("{}")
+    with open_run(tmp_path / "run") as run:
+        train(learner, FakeLoader(), evaluator(learner), run, settings(max_steps=3), extensions=[extension])
+    assert extension.updates == [1, 2, 3]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.costs.memory_of_run import learning_by_role
+from lmtool.costs.memory_of_run import trainable_by_role
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig
 from lmtool.nn.dropout import TokenRng, token_keys
@@ -213,5 +213,5 @@ def test_a_fusion_at_base_size() -> None:
     below = {**TRAINED.model_dump(), "placement": "pfeiffer", "bottleneck": 48, "hidden_size": 768, "num_layers": 12}
     with torch.device("meta"):
         learner = tuned(BertConfig(), {"name": "adapter_fusion", "adapters": [below] * 2})
-    counts = learning_by_role(learner)["method"]
+    counts = trainable_by_role(learner)["method"]
     assert counts == {"trainable": 12 * (3 * 768 * 768 + 2 * 768), "total": 21_252_096 + 2 * 894_528}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.costs.memory_of_run import learning_by_role
+from lmtool.costs.memory_of_run import trainable_by_role
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
@@ -81,7 +81,7 @@ COUNTS = [
 def test_what_learns_is_counted(model, tuning, backbone, method, head):
     with torch.device("meta"):
         learner = tuned(model, tuning)
-    roles = learning_by_role(learner)
+    roles = trainable_by_role(learner)
     assert {role: counts["trainable"] for role, counts in roles.items()} == {
         "backbone": backbone, "method": method, "head": head,
     }  # fmt: skip

@@ -1,1 +1,1 @@
-"""What a trained model's hidden states hold: vectors of texts and tokens, and linear probes on every layer."""
+"""What hidden states hold: vectors of texts and tokens, and linear probes on every layer."""

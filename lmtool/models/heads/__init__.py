@@ -1,1 +1,1 @@
-"""What stands on a backbone: heads, their losses, and the base of every learner."""
+"""Heads on a backbone, their losses, and the base of every learner."""

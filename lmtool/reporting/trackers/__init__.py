@@ -1,1 +1,1 @@
-"""Trackers: what shows a run elsewhere, beside the files in its folder. Each works in a process of its own."""
+"""Trackers show the rows of a run elsewhere. Each works in a process of its own."""

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from lmtool.config import plugins
-from lmtool.reporting.trackers.base import RunFacts
+from lmtool.reporting.trackers.base import TrackedRun
 from lmtool.reporting.trackers.configs import TrackerConfig
 from lmtool.runs.files import to_json
 from lmtool.system.environment import SAFE_PATH
@@ -46,7 +46,7 @@ class Failed(Exception):
 class TrackerThread:
     """One tracker of a run under way."""
 
-    def __init__(self, name: str, config: TrackerConfig, run: RunFacts, rows: int = QUEUE_ROWS):
+    def __init__(self, name: str, config: TrackerConfig, run: TrackedRun, rows: int = QUEUE_ROWS):
         self.name, self.config, self.run = name, config, run
         self.dropped = 0
         self.notes: queue.SimpleQueue[tuple[bool, str]] = queue.SimpleQueue()
@@ -208,7 +208,7 @@ class Trackers:
     def __init__(
         self,
         configs: Mapping[str, TrackerConfig],
-        facts: Callable[[int], RunFacts],
+        facts: Callable[[int], TrackedRun],
         say: Say,
         warn: Say,
     ):

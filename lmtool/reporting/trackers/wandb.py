@@ -10,9 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmtool.reporting.trackers.base import RunFacts, Tracker, numbers
-from lmtool.reporting.trackers.configs import WandbConfig
-from lmtool.reporting.trackers.reach import Mode, mode_of
+from lmtool.reporting.trackers.base import TrackedRun, Tracker, numbers
+from lmtool.reporting.trackers.configs import Mode, WandbConfig, mode_of
 from lmtool.system.files import draft_of, real_folder
 from lmtool.system.secrets import masked_data
 
@@ -34,10 +33,10 @@ class Wandb(Tracker):
 
     config: WandbConfig
 
-    def __init__(self, config: WandbConfig, run: RunFacts):
+    def __init__(self, config: WandbConfig, run: TrackedRun):
         super().__init__(config, run)
         self._run: Any = None
-        self._memory = Memory(run.path / "wandb" / "run.json")
+        self._memory = WrittenSteps(run.path / "wandb" / "run.json")
         self._mode: Mode = "disabled"
 
     def begin(self) -> str | None:
@@ -85,7 +84,7 @@ class Wandb(Tracker):
         return f"`wandb sync {self.run.folder}/wandb/offline-run-*` uploads it" if self._mode == "offline" else None
 
 
-class Memory:
+class WrittenSteps:
     """The id of a run of wandb and the steps of the rows that it has, in a file of the run folder: rows that a resumed
     run takes again are not written again."""
 

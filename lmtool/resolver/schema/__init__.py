@@ -1,0 +1,1 @@
+"""The configuration classes of the commands. Imports no torch."""

@@ -1,0 +1,1 @@
+"""What import and export convert: architectures, vocabularies, adapters, word vectors."""

@@ -23,7 +23,7 @@ from lmtool.reporting.console import Output
 from lmtool.resolver.compatibility import lacks_around
 from lmtool.resolver.schema.run import EvaluateConfig, ImportConfig, PretrainConfig
 from lmtool.session.evaluation import text_to_score
-from lmtool.session.start import hub_tokenizer, require_fit
+from lmtool.session.open_run import hub_tokenizer, require_fit
 from lmtool.session.trained import Trained, classifies, read_trained
 from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.configs import FolderConfig

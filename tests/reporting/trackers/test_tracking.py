@@ -14,7 +14,7 @@ import pytest
 
 from lmtool.config import plugins
 from lmtool.reporting.trackers import tracking
-from lmtool.reporting.trackers.base import RunFacts, numbers
+from lmtool.reporting.trackers.base import TrackedRun, numbers
 from lmtool.reporting.trackers.configs import TrackerConfig
 from lmtool.reporting.trackers.process import serve
 from lmtool.reporting.trackers.tracking import Trackers
@@ -24,8 +24,8 @@ from tests.reporting.trackers.odd import Odd, OddConfig
 ROWS = [{"step": step, "split": "train", "loss": 1.0 / step} for step in (1, 2, 3)]
 
 
-def facts(folder: Path, step: int = 0) -> RunFacts:
-    return RunFacts(str(folder), folder.name, None, "pretrain", {}, True, step)
+def facts(folder: Path, step: int = 0) -> TrackedRun:
+    return TrackedRun(str(folder), folder.name, None, "pretrain", {}, True, step)
 
 
 class Said(list[str]):

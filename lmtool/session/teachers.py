@@ -1,20 +1,23 @@
-"""What a teacher gave before the run: stored outputs, texts it wrote, and labels of a file."""
+"""The teachers of a distilled run: models, peers, and what was stored of them before the run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lmtool.config.tables import build
+from lmtool.costs.memory_of_run import model_of_peers
 from lmtool.data.examples import Rows, SplitData
-from lmtool.data.tables import read_table
-from lmtool.distillation.configs import StandardConfig
+from lmtool.distillation.configs import CodistillationConfig, StandardConfig
+from lmtool.distillation.configs.modes import reads_otherwise
 from lmtool.distillation.distilled import Distilled
+from lmtool.distillation.hard_labels import HardLabels
 from lmtool.distillation.seen import Teacher
 from lmtool.distillation.store.folder import Shelf, open_or_make
 from lmtool.distillation.store.outputs import Format, temperatures_of
@@ -24,12 +27,19 @@ from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.held_out import evaluation_tokens
 from lmtool.models.configs import ModelConfig
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.session.open_run import OpenRun
+from lmtool.resolver.teachers import Known, one_vocabulary, task_of
+from lmtool.session.labelled import relabelled
+from lmtool.session.open_run import OpenRun, prior_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents
-from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.kinds.labels import joined
+from lmtool.session.trained import read_trained
+from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import Precision
+from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import digest
+
+# What a teacher gave before the run: stored outputs, texts it wrote, and labels of a file.
+
 
 # What the outputs of a teacher depend on, by which a store of them is known again.
 
@@ -253,62 +263,107 @@ def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, o
 # predictions.jsonl.
 
 
-def relabelled(
-    config: FinetuneConfig, path: str, data: SplitData, teacher: str = "TEACHER"
-) -> tuple[SplitData, dict[str, Any]]:
-    """Training data whose rows have the labels of a file, and what the first screen says of it. UserError, with how
-    many they are, where training rows have no prediction."""
-    task = config.task
-    rows, predictions = data.rows[task.name], predictions_of(task, path)
-    of_both, of_text = _places(predictions)
-    places = [of_both.get(key, of_text.get(key[1], -1)) for key in _keys(rows)]
-    missing = [number for number, place in enumerate(places) if place < 0]
-    if missing:
-        file, line = rows.origin[missing[0]]
+# The teachers of a run, and what is trained in the place of its learner.
+
+
+TrainingConfig = PretrainConfig | FinetuneConfig
+
+
+def peers_of(
+    config: TrainingConfig,
+    distill: CodistillationConfig,
+    tokenizer: Tokenizer,
+    taken: Mapping[str, TakenHead] | None = None,
+) -> list[BaseLearner]:
+    """The peers, each as it is at the start of a run with a seed of its own. taken: by task, its head in the run's
+    checkpoint. UserError where their weights cannot be read, or do not go with the run."""
+    own = _of_peers(config, distill, tokenizer)
+    heads = taken if own.checkpoint == config.checkpoint else None
+    peers = []
+    for number in range(1, distill.learners):
+        seeded = own.model_copy(update={"seed": config.seed + number})
+        earlier = prior_weights(seeded) if isinstance(seeded, FinetuneConfig) else []
+        learner, _ = assemble(seeded, tokenizer, start_weights(seeded, heads), earlier=earlier)
+        peers.append(learner)
+    return peers
+
+
+def _of_peers(config: TrainingConfig, distill: CodistillationConfig, tokenizer: Tokenizer) -> TrainingConfig:
+    """The run's configuration with the model of the peers, and what they start from."""
+    if distill.model is not None:
+        config = config.model_copy(update={"model": distill.model, "checkpoint": None})
+        if isinstance(config, FinetuneConfig) and config.tuning.name != "full":
+            raise UserError(
+                f"tuning={config.tuning.name} edits pretrained weights, and those of distill.model are random",
+                "give tuning=full, or distill.checkpoint=RUN in the place of distill.model",
+            )
+        return config
+    if distill.checkpoint is None:
+        return config
+    model = model_of_peers(config, distill)
+    problem = reads_otherwise(f"distill.checkpoint={distill.checkpoint}", model, config.model)
+    if problem is not None:
+        raise UserError(problem.message, "give another checkpoint, or leave it out")
+    config = config.model_copy(update={"model": model, "checkpoint": distill.checkpoint})
+    own = starting_tokenizer(config)
+    if own is not None and not own.cuts_alike(tokenizer):
         raise UserError(
-            f"distill.predictions={path} has a prediction for {len(rows) - len(missing):,} of {len(rows):,} training "
-            f"rows; not for {file}:{line}: none has its texts",
-            f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
+            f"distill.checkpoint={distill.checkpoint} has another tokenizer than the run: its batches are others",
+            f"give tokenizer=folder tokenizer.path={distill.checkpoint}, or another checkpoint",
         )
-    labelled = replace(rows, labels=predictions.labels_at(np.array(places)))
-    facts = {"predictions": f"{len(rows):,} of {path}"}
-    others = len(predictions) - len(set(places))
-    if others:
-        facts["predictions of other rows"] = f"{others:,}, not read"
-    return replace(data, rows={**data.rows, task.name: labelled}), facts
+    return config
 
 
-def predictions_of(task: TaskConfig, path: str) -> Rows:
-    """A file of predictions as labelled rows of a task. UserError, naming file and line, where one is no label."""
-    table = read_table(Path(path).expanduser())
-    columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
-    columns = joined(task, columns, table.origin)
-    missing = [name for name in ("prediction", *task.reads) if name not in columns]
-    if missing:
+def distilled(
+    config: TrainingConfig,
+    student: BaseLearner,
+    tokenizer: Tokenizer,
+    precision: Precision,
+    contents: Contents,
+    taken: Mapping[str, TakenHead] | None = None,
+) -> Distilled | None:
+    """What learns in a run, around its learner; None where that learns alone. contents: hashes of the data. taken: by
+    task, its head in the checkpoint that the run starts from. UserError where a teacher cannot be read, or does not go
+    with the student."""
+    if isinstance(config.distill, CodistillationConfig):
+        return build(config.distill, student, peers_of(config, config.distill, tokenizer, taken))
+    if not config.distill.checkpoints and config.distill.name == "none":
+        return None
+    predictions = getattr(config.distill, "predictions", None)
+    if predictions is not None and isinstance(config, FinetuneConfig):
+        labels = HardLabels(student, precision, predictions, relabel=partial(relabelled, config, predictions))
+        return build(config.distill, student, [labels])
+    teachers = [teacher_of(config, path, tokenizer, precision) for path in config.distill.checkpoints]
+    return build(config.distill, student, [stored(config, teacher, tokenizer, contents) for teacher in teachers])
+
+
+def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precision: Precision) -> Teacher:
+    """A trained checkpoint as a learner of what the run learns, which reads the batches of its student, or what these
+    are of; of a mixture of the members that it was trained for."""
+    trained = read_trained(path, config.offline, precision)
+    same = trained.tokenizer.cuts_alike(tokenizer)
+    if one_vocabulary(config.distill, config.learns) and not same:
         raise UserError(
-            f"distill.predictions={path} has no column {missing[0]}; it has {', '.join(columns)}",
-            "give what lmtool predict output= writes of the task's rows",
+            f"distill.teacher={path} has another tokenizer than the student: it cannot read the student's batches",
+            f"give tokenizer=folder tokenizer.path={path}, or a teacher with the student's tokenizer",
         )
-    kind: Any = build(task)
-    labels = kind.labels_of_predictions(columns)
-    kept = {name: values for name, values in columns.items() if name not in ("gold", "prediction", "score", "split")}
-    return kind.rows({**kept, task.label: labels}, table.origin, labelled=True)
-
-
-def _keys(rows: Rows) -> list[tuple[str, str]]:
-    """Of each row its number, and all that is read of it."""
-    texts = zip(*rows.columns.values(), strict=True)
-    return [(str(number), json.dumps(own)) for number, own in zip(rows.ids, texts, strict=True)]
-
-
-def _places(predictions: Rows) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
-    """The places of predictions by number and texts; and by texts alone, where no two of these differ."""
-    keys = _keys(predictions)
-    assert predictions.labels is not None
-    labels = [repr(label) for label in predictions.labels]
-    of_text: dict[str, int] = {}
-    for place, (_, text) in enumerate(keys):
-        first = of_text.setdefault(text, place)
-        if first >= 0 and labels[first] != labels[place]:
-            of_text[text] = -1
-    return {key: place for place, key in enumerate(keys)}, of_text
+    known, learned = Known(path, trained.saved), config.learns
+    parts: list[Any] = []
+    heads: dict[str, TakenHead] = {}
+    for part in learned.parts():
+        if not known.teaches(part):
+            continue
+        task = task_of(part)
+        taken = None if task is None else known.head_for(task)
+        if task is None or taken is None:
+            parts.append(part)
+            continue
+        heads[task.name] = taken
+        alone = known.without_auxiliaries(task.with_head(taken.form))
+        parts.append(alone if task is part else part.model_copy(update={"task": alone}))
+    if not parts:
+        raise UserError(f"distill.teacher={path} was trained for nothing that the student learns", "give another")
+    learner = trained.learner(learned.of_parts(parts), heads)
+    reads = same and layout_of(trained.config.model) == layout_of(config.model)
+    reads = reads and config.max_length <= trained.config.model.max_positions
+    return Teacher(learner.requires_grad_(False), precision, path, trained.longest, reads)

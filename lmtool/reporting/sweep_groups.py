@@ -13,11 +13,12 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.learners.metrics import mean_and_error, t_quantile
-from lmtool.reporting.sweep.files import Job, SweepFiles
-from lmtool.reporting.text import lower_is_better
+from lmtool.reporting.sweep_files import SweepFiles, SweepJob
+from lmtool.reporting.text import lower_is_better, plain
 
 SEED = "seed"
 # A sweep whose sampler draws values fills next to nothing of the grid that they span: then no cell is missing.
@@ -27,11 +28,11 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """The jobs of one setting. settings: the keys that vary in its block, and their values (None: not given)."""
 
     settings: dict[str, str | None]
-    jobs: list[Job]
+    jobs: list[SweepJob]
 
     @property
     def scores(self) -> dict[tuple[str, int], float]:
@@ -95,7 +96,7 @@ class Difference:
         return self.pairs > 1 and self.error is None
 
 
-def difference(group: Group, other: Group) -> Difference:
+def difference(group: SeedGroup, other: SeedGroup) -> Difference:
     """The first's scores less the second's, paired by seed."""
     mine, theirs = group.scores, other.scores
     pairs = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
@@ -119,19 +120,19 @@ class Block:
     learns: str
     metric: str
     keys: list[str]
-    groups: list[Group]
-    reference: Group
+    groups: list[SeedGroup]
+    reference: SeedGroup
     missing: list[dict[str, str]] = field(default_factory=list)
 
     @property
-    def best(self) -> Group:
+    def best(self) -> SeedGroup:
         return self.groups[0]
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[SweepJob]:
         return [job for group in self.groups for job in group.jobs]
 
-    def differences(self) -> list[tuple[Group, Difference]]:
+    def differences(self) -> list[tuple[SeedGroup, Difference]]:
         """Each other group with scores, and how it differs from the reference."""
         others = (group for group in self.groups if group is not self.reference and group.n)
         return [(group, difference(group, self.reference)) for group in others]
@@ -156,18 +157,18 @@ def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:
     return blocks
 
 
-def _block(learns: str, metric: str, jobs: Sequence[Job]) -> Block:
+def _block(learns: str, metric: str, jobs: Sequence[SweepJob]) -> Block:
     keys = varied(jobs)
-    grouped: dict[tuple[str | None, ...], list[Job]] = {}
+    grouped: dict[tuple[str | None, ...], list[SweepJob]] = {}
     for job in jobs:
         grouped.setdefault(tuple(job.overrides.get(key) for key in keys), []).append(job)
-    groups = [Group(dict(zip(keys, values, strict=True)), of_group) for values, of_group in grouped.items()]
+    groups = [SeedGroup(dict(zip(keys, values, strict=True)), of_group) for values, of_group in grouped.items()]
     sign = 1 if lower_is_better(metric) else -1
     groups.sort(key=lambda group: (group.n == 0, sign * group.mean if group.n else 0.0))
     return Block(learns, metric, keys, groups, groups[0], list(_missing(keys, groups)))
 
 
-def varied(jobs: Sequence[Job]) -> list[str]:
+def varied(jobs: Sequence[SweepJob]) -> list[str]:
     """The keys whose values differ between jobs, but for the seed, in the order typed."""
     values: dict[str, set[str | None]] = {}
     keys = dict.fromkeys(key for job in jobs for key in job.overrides)
@@ -176,7 +177,7 @@ def varied(jobs: Sequence[Job]) -> list[str]:
     return [key for key in keys if key != SEED and len(values[key]) > 1]
 
 
-def _missing(keys: Sequence[str], groups: Sequence[Group]) -> Iterator[dict[str, str]]:
+def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[str, str]]:
     """The cells of the grid of the values that no group has; nothing where the settings are no grid."""
     values = [list(dict.fromkeys(group.settings[key] for group in groups)) for key in keys]
     cells = math.prod(map(len, values))
@@ -214,7 +215,7 @@ def _settings(against: str) -> dict[str, str]:
     return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 
-def _fits(group: Group, wanted: Mapping[str, str]) -> bool:
+def _fits(group: SeedGroup, wanted: Mapping[str, str]) -> bool:
     return all(key in group.settings and same(group.settings[key], value) for key, value in wanted.items())
 
 
@@ -233,6 +234,53 @@ def number_of(value: str | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _named(job: Job, name: str) -> bool:
+def _named(job: SweepJob, name: str) -> bool:
     given = name.rstrip("/")
     return given == str(job.number) or given in (str(job.folder), job.folder.name)
+
+
+# What a spreadsheet takes for the beginning of a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def varied_keys(jobs: Sequence[SweepJob]) -> list[str]:
+    """All that varies, the seed last."""
+    seeded = len({job.overrides.get(SEED) for job in jobs}) > 1
+    return [*varied(jobs), *([SEED] if seeded else [])]
+
+
+def csv_rows(sweep: SweepFiles) -> Iterator[dict[str, Any]]:
+    """A row a job: its number, what varied, how it ended, its scores and sizes."""
+    keys = varied_keys(sweep.jobs)
+    metrics = list(dict.fromkeys(name for job in sweep.jobs for name in _scores(job)))
+    sizes = ("steps", "tokens", "tokens_per_second", "parameters", "trainable_parameters", "peak_memory_bytes")
+    for job in sweep.jobs:
+        scores = _scores(job)
+        row: dict[str, Any] = {"job": job.number, **{key: job.overrides.get(key) for key in keys}}
+        row |= {"status": job.status, "reason": job.reason, "task": job.learns, "metric": job.metric}
+        row |= {"value": job.value, "standard_error": job.standard_error}
+        row |= {f"metrics.{name}": scores.get(name) for name in metrics}
+        row |= {"seconds": job.seconds, **{name: job.result.get(name) for name in sizes}, "folder": str(job.folder)}
+        yield {csv_cell(name): csv_cell(value) for name, value in row.items()}
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: text that begins like one, and is no number, has a ' before it.
+    Control characters are made visible."""
+    if value is None or isinstance(value, int | float):
+        return value
+    text = plain(value)
+    if not text.startswith(_FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def _scores(job: SweepJob) -> dict[str, Any]:
+    """The metrics of result.json that are numbers."""
+    metrics = job.result.get("metrics")
+    known = metrics.items() if isinstance(metrics, dict) else ()
+    return {str(name): value for name, value in known if isinstance(value, int | float)}

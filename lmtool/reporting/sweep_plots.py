@@ -1,4 +1,4 @@
-"""What a sweep looks like: a curve over one key, heat maps over two or three."""
+"""The figures of a sweep: a curve over one key, heat maps over two or three."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lmtool.reporting.drawing import INK, QUIET, STYLE, TRAIN, VALIDATION, blank
-from lmtool.reporting.sweep.groups import Block, Group, number_of
+from lmtool.reporting.drawing import (
+    INK,
+    QUIET,
+    STYLE,
+    TRAIN,
+    VALIDATION,
+    blank,
+)
+from lmtool.reporting.sweep_groups import Block, SeedGroup, number_of
 from lmtool.reporting.text import lower_is_better, number, plain, title
 
 # Where values span this factor they are drawn on a logarithmic axis.
@@ -34,7 +41,7 @@ def settings_figures(block: Block) -> tuple[list[Figure], str]:
     if max(len(values[down]), len(values[across])) > _CELLS:
         return [], ""
     means = [group.mean for group in scored]
-    maps: dict[str, list[Group]] = {}
+    maps: dict[str, list[SeedGroup]] = {}
     for value in values[panel[0]] if panel else []:
         of_value = [group for group in scored if group.settings[panel[0]] == value]
         maps[f"{plain(panel[0], 40)} = {_short(value)}"] = of_value
@@ -46,6 +53,8 @@ def settings_figures(block: Block) -> tuple[list[Figure], str]:
 
 
 _CURVE = "Dots: single jobs. Line: their mean, with its standard error over seeds."
+
+
 _HEAT = "Mean over seeds; below it the standard error of the mean. The fuller the colour, the better."
 
 
@@ -56,7 +65,7 @@ def _ordered(values: Sequence[str | None]) -> list[str | None]:
     return once if None in numbers else [once[place] for place in sorted(range(len(once)), key=numbers.__getitem__)]  # type: ignore[arg-type]
 
 
-def _curve(block: Block, key: str, scored: Sequence[Group]) -> Figure:
+def _curve(block: Block, key: str, scored: Sequence[SeedGroup]) -> Figure:
     names = _ordered([group.settings[key] for group in scored])
     at = {group.settings[key]: group for group in scored}
     numbers = [number_of(name) for name in names]
@@ -100,7 +109,7 @@ def _value_axis(axes: Axes, places: list[float], names: list[str], numeric: bool
 
 def _heat_map(
     block: Block,
-    scored: Sequence[Group],
+    scored: Sequence[SeedGroup],
     name: str,
     keys: tuple[str, str],
     values: dict[str, list[str | None]],
@@ -127,7 +136,7 @@ def _shade(block: Block, mean: float, low: float, high: float) -> float:
     return 1 - share if lower_is_better(block.metric) else share
 
 
-def _cell(axes: Axes, x: int, y: int, group: Group, shade: float) -> None:
+def _cell(axes: Axes, x: int, y: int, group: SeedGroup, shade: float) -> None:
     square: Any = matplotlib.patches.Rectangle(
         (x - 0.48, y - 0.48), 0.96, 0.96, facecolor=VALIDATION, alpha=0.06 + 0.74 * shade, linewidth=0
     )

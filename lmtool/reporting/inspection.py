@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.reporting import html
-from lmtool.reporting.console import Output
-from lmtool.reporting.report import write_page, writing
-from lmtool.reporting.table import table_lines
-from lmtool.reporting.text import plain
+from lmtool.reporting.console import Output, print_table, table_lines
+from lmtool.reporting.text import percent, plain
 from lmtool.system.terminal import counted, visible_space
 
 # Characters of a side of an example that are shown; the JSON lines have all of it.
@@ -33,7 +31,7 @@ _BROKEN = "DOES NOT HOLD"
 
 
 @dataclass(frozen=True)
-class Inspected:
+class InspectionScreen:
     """Of one configuration, or of one phase of a run. examples: as `Inspector.described` gives them. statistics: rows
     of text under `_HEADER`. broken: which of these are not as defined. verdict: what of all checks holds, in a line.
     checks: the same with their names. definitions: what is defined by no number."""
@@ -48,7 +46,7 @@ class Inspected:
     definitions: Sequence[str] = ()
 
 
-def print_inspected(output: Output, inspected: Inspected, brief: bool = False) -> None:
+def print_inspection(output: Output, inspected: InspectionScreen, brief: bool = False) -> None:
     """The heading and the fact; unless brief, examples with a legend, and the statistics; what holds."""
     output.paragraph(inspected.heading, "bold")
     if inspected.fact:
@@ -71,7 +69,7 @@ def print_inspected(output: Output, inspected: Inspected, brief: bool = False) -
     _print_statistics(output, inspected)
 
 
-def _print_statistics(output: Output, inspected: Inspected) -> None:
+def _print_statistics(output: Output, inspected: InspectionScreen) -> None:
     header = [*_HEADER, ""] if inspected.broken else list(_HEADER)
     ends = [[_BROKEN if number in inspected.broken else ""] for number in range(len(inspected.statistics))]
     rows = [[*row, *(end if inspected.broken else [])] for row, end in zip(inspected.statistics, ends, strict=True)]
@@ -176,7 +174,7 @@ def _legend(texts: Sequence[str]) -> str:
     return " · ".join(words for sign, words in signs.items() if (sign in every if sign != "×" else runs))
 
 
-def inspected_html(inspected: Inspected) -> str:
+def inspection_html(inspected: InspectionScreen) -> str:
     """The same as a part of a page."""
     examples = []
     shown: list[str] = []
@@ -223,11 +221,117 @@ def _marked(text: str) -> str:
     return " ".join(words)
 
 
-def write_inspected(path: Path, parts: Sequence[Inspected]) -> None:
+def write_inspection(path: Path, parts: Sequence[InspectionScreen]) -> None:
     """The page. UserError where the disk refuses."""
     body = [f"<h1>{html.escape(parts[0].heading)}</h1>"] if len(parts) == 1 else ["<h1>What the model is fed</h1>"]
     for part in parts:
-        body.append(html.section(part.heading if len(parts) > 1 else "What the model is fed", inspected_html(part)))
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_page(path, html.page(f"{parts[0].heading} · lmtool", body))
+        body.append(html.section(part.heading if len(parts) > 1 else "What the model is fed", inspection_html(part)))
+    html.write_page(path, parts[0].heading, body)
+
+
+# What `lmtool check` found of a data set, on the screen.
+
+
+_HEADINGS = ("from", "to", "rows", "words", "by chance", "unknown words", "unknown types", "labels")
+
+
+def print_shifts(output: Output, shifts: Sequence[Any], heading: str) -> None:
+    """shifts: as `lmtool.tasks.checking.Shift`."""
+    rows = [
+        [
+            shift.source, shift.target, f"{shift.rows:,}", f"{shift.words:.4f}", f"{shift.chance:.4f}",
+            percent(shift.unknown), percent(shift.unknown_types),
+            "" if shift.labels is None else f"{shift.labels:.4f}",
+        ]
+        for shift in shifts
+    ]  # fmt: skip
+    if rows:
+        print_table(output, list(_HEADINGS), rows, f"shift · {heading}")
+        output.paragraph(
+            "words, labels: Jensen-Shannon divergence in bits, 0 to 1; by chance: of a draw of the first rows beside "
+            "the rest of them; unknown: what the first rows never have; of 20,000 rows of a side at most", "dim"
+        )  # fmt: skip
+
+
+_TEXT = 60
+_LABELS = 8
+_KINDS = ("equal", "other_label", "similar")
+
+
+def print_failed_rows(output: Output, name: str, messages: Sequence[str], most: int) -> None:
+    """Rows that would fail, the first of them by file:line."""
+    if not messages:
+        return
+    output.line(f"{name}: {counted(len(messages), 'row')} failed", "bold red")
+    for message in messages[:most]:
+        output.line(f"  {plain(message, 200)}")
+    if len(messages) > most:
+        output.line(f"  and {len(messages) - most:,} more")
+
+
+def print_findings(
+    output: Output, name: str, findings: Mapping[str, Any], unit: str, longest: int | None, most: int
+) -> None:
+    """findings: of tasks/checking.py. unit: of the lengths. longest: of a text that is not cut, where
+    that is known."""
+    splits: Mapping[str, Any] = findings["splits"]
+    if not splits:
+        return
+    header = ["split", "rows", "empty", f"median {unit}", "95%", "longest", *(["cut"] if longest else []), "labels"]
+    rows = [
+        [
+            split,
+            said["rows"],
+            said["empty"],
+            said["lengths"]["median"],
+            said["lengths"]["percentile_95"],
+            said["lengths"]["longest"],
+            *([percent(said["lengths"]["cut"])] if longest else []),
+            _labels(said["labels"]),
+        ]
+        for split, said in splits.items()
+    ]
+    print_table(output, header, rows, heading=name)
+    output.line()
+    of_text = all(said["labels"] is None for said in splits.values())
+    header = ["texts that occur twice", "equal", "of the words" if of_text else "other label", "similar"]
+    print_table(output, header, list(_twice(splits, of_text)))
+    for split, said in splits.items():
+        for kind, words in (("in_training", "stand in the training rows too"), ("within", "repeat rows above them")):
+            pairs = said.get(kind, {}).get("pairs", ())[:most]
+            if pairs:
+                output.line(f"{split}: rows that {words}", "bold")
+            for pair in pairs:
+                output.line(f"  {_pair(pair)}")
+    for warning in findings["warnings"]:
+        output.line(f"warning: {warning}", "yellow")
+
+
+def _twice(splits: Mapping[str, Any], of_text: bool) -> Iterator[list[Any]]:
+    for split, said in splits.items():
+        for key, words in (("within", f"within {split}"), ("in_training", f"{split} in train")):
+            if key in said:
+                counts = said[key]
+                equal, other, similar = (_share(counts[kind], said["rows"]) for kind in _KINDS)
+                yield [words, equal, percent(counts["share"]) if of_text else other, similar]
+
+
+def _share(count: int, rows: int) -> str:
+    return f"{count:,} ({percent(count / rows)})" if count else "0"
+
+
+def _pair(pair: Mapping[str, Any]) -> str:
+    how = "=" if pair["similarity"] == 1 else f"{pair['similarity']:.0%} of"
+    labels = f"  {pair['label']} | {pair['label_repeated']}" if "label" in pair else ""
+    other = "" if pair["similarity"] == 1 else f" | {plain(pair['text_repeated'], _TEXT)}"
+    return f"{pair['row']} {how} {pair['repeats']}{labels}  {plain(pair['text'], _TEXT)}{other}"
+
+
+def _labels(labels: Mapping[str, Any] | None) -> str:
+    if not labels:
+        return ""
+    if "deviation" in labels:
+        return f"mean {labels['mean']:.3g} ± {labels['deviation']:.3g}, {labels['least']:g} to {labels['most']:g}"
+    total = sum(labels.values())
+    shown = [f"{name} {percent(count / total)}" for name, count in list(labels.items())[:_LABELS]]
+    return " · ".join(shown) + (f" · {len(labels) - _LABELS} more" if len(labels) > _LABELS else "")

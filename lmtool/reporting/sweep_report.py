@@ -1,18 +1,25 @@
-"""A sweep in sentences that a person can quote, and in rows that the screen and the page share."""
+"""The summary of a sweep, from the files of its folder alone: a table on the screen, sweep.html and sweep.csv."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from lmtool.learners.metrics.intervals import LEVEL
-from lmtool.reporting.sweep.files import DONE_JOB, Job, SweepFiles, ended_as
-from lmtool.reporting.sweep.groups import SEED, Block, Difference, Group
+from lmtool.reporting import html
+from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.sweep_files import DONE_JOB, SweepFiles, SweepJob, ended_as, read_sweep
+from lmtool.reporting.sweep_groups import SEED, Block, Difference, SeedGroup, blocks_of, csv_rows, varied_keys
 from lmtool.reporting.text import duration, lower_is_better, number, plain, title
+from lmtool.runs.files import write_delimited
 from lmtool.system.terminal import counted
+
+# A sweep in sentences that a person can quote, and in rows that the screen and the page share.
+
 
 _NAMED = 3
 _INTERVAL = f"{LEVEL:.0%} interval"
@@ -22,11 +29,11 @@ _SAME = "every pair of seeds differs by the same amount, which gives no interval
 _OTHER_TARGETS = ("tokenizer", "data")
 
 
-def setting(group: Group) -> str:
+def setting(group: SeedGroup) -> str:
     return plain(group.label, _LABEL)
 
 
-def score(block: Block, group: Group) -> str:
+def score(block: Block, group: SeedGroup) -> str:
     """'accuracy 0.712 ± 0.010 (mean and standard error of 3 seeds)'."""
     if not group.n:
         return f"no {title(block.metric)}"
@@ -150,7 +157,7 @@ def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
         row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else []) + [_of_all(group)]
         row += _gap_cells(gaps.get(id(group)), group is block.reference, seeded) if compared else []
         row += [values[place] for values in beside.values()]
-        rows.append([*row, _time(group.jobs), _jobs(group.jobs)])
+        rows.append([*row, _time(group.jobs), _job_numbers(group.jobs)])
     return header, rows
 
 
@@ -171,7 +178,7 @@ def _loss(result: Mapping[str, Any], when: str) -> float:
     return result["forgetting"][when]["loss"]
 
 
-def _mean_of(group: Group, value: Callable[[Mapping[str, Any]], float]) -> float | None:
+def _mean_of(group: SeedGroup, value: Callable[[Mapping[str, Any]], float]) -> float | None:
     """The mean of a value over the results of a group that have it; None where none has."""
     known = []
     for job in group.jobs:
@@ -189,18 +196,18 @@ def _gap_cells(gap: Difference | None, reference: bool, seeded: bool) -> list[An
     return [value, *([between(gap), gap.pairs, apart] if seeded else [])]
 
 
-def _of_all(group: Group) -> Any:
+def _of_all(group: SeedGroup) -> Any:
     """The number of scores; of a group with jobs that have none '2 of 3'."""
     return group.n if group.n == len(group.jobs) else f"{group.n} of {len(group.jobs)}"
 
 
-def _time(jobs: Sequence[Job]) -> str | None:
+def _time(jobs: Sequence[SweepJob]) -> str | None:
     """The mean time of a job."""
     known = [job.seconds for job in jobs if job.seconds is not None]
     return duration(sum(known) / len(known)) if known else None
 
 
-def _jobs(jobs: Sequence[Job]) -> str:
+def _job_numbers(jobs: Sequence[SweepJob]) -> str:
     """The numbers of the jobs: their folders."""
     numbers = [str(job.number) for job in jobs]
     return " ".join(numbers[:12]) + (f" and {len(numbers) - 12} more" if len(numbers) > 12 else "")
@@ -233,3 +240,138 @@ def end_line(record: dict[str, Any], ended: int, planned: int | None, left: floa
     parts += [f"{ended} of {planned}"] if planned else []
     parts += [f"left {duration(left)}"] if left else []
     return f"job {record.get('job')} {status}: {' · '.join(parts)}".removesuffix(": ")
+
+
+# sweep.html and sweep.csv in the folder of a sweep.
+
+
+_GROUPS, _JOBS, _UNSCORED = 300, 1000, 300
+
+
+def write_sweep(sweep: SweepFiles, blocks: Sequence[Block]) -> tuple[Path, Path]:
+    """Write both files; their paths. UserError where the disk refuses."""
+    page, table = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
+    with html.writing(sweep.folder):
+        write_delimited(table, csv_rows(sweep), ",", typed=False)
+    html.write_page(page, sweep.name, _body(sweep, blocks))
+    return page, table
+
+
+def _body(sweep: SweepFiles, blocks: Sequence[Block]) -> Iterator[str]:
+    yield f"<h1>{html.escape(sweep.name)}</h1>"
+    yield html.paragraph(" · ".join(part for part in (sweep.command, status_line(sweep)) if part))
+    for block in blocks:
+        yield _head(block)
+    if not blocks:
+        yield html.paragraph("No job has a score yet.", "unclear")
+    for block in blocks:
+        name = f"{block.learns}: {title(block.metric)}" if len(blocks) > 1 else title(block.metric)
+        yield html.section(name, _figures(block), _groups(block))
+    yield html.section("Without a score", _unscored(sweep))
+    yield html.section("Jobs", _jobs(sweep))
+    yield html.section("Left out", *(html.paragraph(problem) for problem in sweep.problems))
+
+
+def _head(block: Block) -> str:
+    margin = "" if block.best.error is None else f" <small>± {html.escape(number(block.best.error))}</small>"
+    errors = "mean and standard error over seeds" if block.best.error is not None else "no error over seeds is known"
+    label = " · ".join(part for part in (block.learns, title(block.metric), f"n = {block.best.n}", errors) if part)
+    value = f'<div class="value">{html.escape(number(block.best.mean))}{margin}'
+    value += f'<span class="label">{html.escape(label)}</span></div>'
+    words = html.paragraph(headline(block), "") + "".join(map(html.paragraph, sentences(block)))
+    return f'<div class="head">{value}</div>{words}'
+
+
+def _figures(block: Block) -> str:
+    if not block.keys:
+        return ""
+    # matplotlib takes most of a second to import, so a command that draws nothing does not.
+    from lmtool.reporting import drawing, sweep_plots
+
+    figures, caption = sweep_plots.settings_figures(block)
+    drawn = [html.figure(wide, narrow=narrow) for wide, narrow in map(drawing.svgs, figures)]
+    return (html.columns(*drawn) if len(drawn) > 1 else "".join(drawn)) + (html.paragraph(caption) if drawn else "")
+
+
+def _groups(block: Block) -> str:
+    header, rows = group_table(block)
+    notes = []
+    if "± seeds" in header:
+        notes.append("± seeds: standard error of the mean over the seeds.")
+    if "± rows" in header:
+        notes.append("± rows: standard error of one job's score, for the number of rows that were scored.")
+    if "difference" in header:
+        to = "the best" if block.reference is block.best else setting(block.reference)
+        notes.append(f"Difference: less {to}, over the seeds that both have; its interval by Student's t.")
+    if "forgets" in header:
+        notes.append("Forgets: by how much the loss of the checkpoint's own pretraining rose.")
+    if sum(group.n > 0 for group in block.groups) > 1:
+        notes.append("The best of several is flattered by the rows it was chosen on: report its score on others.")
+    table = html.table(header, rows[:_GROUPS])
+    return f"{_wide(table)}{_more(len(rows), _GROUPS)}{html.paragraph(' '.join(notes))}"
+
+
+def _unscored(sweep: SweepFiles) -> str:
+    header, rows = unscored_table(sweep)
+    return html.table(header, rows[:_UNSCORED]) + _more(len(rows), _UNSCORED) if rows else ""
+
+
+def _jobs(sweep: SweepFiles) -> str:
+    keys = varied_keys(sweep.jobs)
+    metrics = list(dict.fromkeys(job.metric for job in sweep.jobs if job.metric))
+    rows = [
+        [str(job.number), *(job.overrides.get(key) for key in keys)]
+        + [job.value if job.metric == metric else None for metric in metrics]
+        + [job.seconds, job.status]
+        for job in sweep.jobs[:_JOBS]
+    ]
+    table = html.table(["job", *keys, *map(title, metrics), "seconds", "status"], rows)
+    return _wide(table) + _more(len(sweep.jobs), _JOBS)
+
+
+def _wide(table: str) -> str:
+    """A table that is moved sideways by itself where the page is narrow."""
+    return f'<div class="wide">{table}</div>'
+
+
+def _more(count: int, shown: int) -> str:
+    return html.paragraph(f"{count - shown} further rows are in sweep.csv.") if count > shown else ""
+
+
+# The table that ends a sweep.
+
+
+_PRINTED_GROUPS, _PRINTED_UNSCORED = 60, 20
+
+
+def report_sweep(output: Output, folder: str | Path, against: str | None = None) -> SweepFiles:
+    """Print the summary of a sweep's folder, and write sweep.html and sweep.csv there. against: as in `blocks_of`.
+    UserError where the folder holds no sweep, or cannot be written."""
+    sweep = read_sweep(folder)
+    blocks = blocks_of(sweep, against)
+    print_summary(output, sweep, blocks)
+    for path in write_sweep(sweep, blocks):
+        output.line(str(path))
+    return sweep
+
+
+def print_summary(output: Output, sweep: SweepFiles, blocks: list[Block]) -> None:
+    """Print the groups of each block, best first, the jobs without a score, and the sentences to quote."""
+    output.line(f"{plain(sweep.name, 80)}: {status_line(sweep)}", "bold")
+    for block in blocks:
+        header, rows = group_table(block)
+        heading = plain(block.learns, 80) if len(blocks) > 1 else None
+        print_table(output, header, rows[:_PRINTED_GROUPS], heading, best=0)
+        if len(rows) > _PRINTED_GROUPS:
+            output.line(f"and {counted(len(rows) - _PRINTED_GROUPS, 'more setting')}, in sweep.html and sweep.csv")
+    header, rows = unscored_table(sweep)
+    if rows:
+        print_table(output, header, rows[:_PRINTED_UNSCORED], "without a score")
+    if len(rows) > _PRINTED_UNSCORED:
+        output.line(f"and {len(rows) - _PRINTED_UNSCORED} more, in sweep.csv")
+    for block in blocks:
+        output.line(headline(block), "bold")
+        for sentence in sentences(block):
+            output.line(sentence)
+    for problem in sweep.problems:
+        output.line(f"warning: {problem}", "yellow")

@@ -1,0 +1,245 @@
+"""Prepares the session of a run: text or labeled rows, tokenizer, learner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from lmtool.config.plugins import command_line
+from lmtool.data.configs import DataConfig
+from lmtool.data.examples import SplitData
+from lmtool.data.sources import OnStage, Source, open_source
+from lmtool.data.vocabulary import tokenizer_of_rows, trained_tokenizer
+from lmtool.learners.base import BaseLearner
+from lmtool.reporting.text import plain
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.session.forgetting import require_measurable
+from lmtool.session.labelled import data_to_learn
+from lmtool.session.open_run import OpenRun, base_of, prior_weights, require_fit, saved_tokenizer, start_weights
+from lmtool.session.provenance import Contents, contents_of, require_same_data
+from lmtool.session.session import PhaseData, Session, phases_of, text_of, tokenized_metadata
+from lmtool.session.teachers import distilled, with_texts
+from lmtool.tasks.loading import TaskData
+from lmtool.tasks.mixture import read_tasks, rows_of
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import part_of
+from lmtool.weights.assemble import assemble
+from lmtool.weights.loading import LoadReport
+
+# The session of a pretraining run: text, tokenizer, learner.
+
+
+# The suggested prompt: so many words of the held-out text, and tokens that surely hold them.
+_PROMPT_WORDS, _PROMPT_TOKENS = 5, 40
+
+
+class PretrainPreparation:
+    """Prepares a pretraining run. config: with the labels of the tasks among its objectives as found in their data, for
+    a checkpoint must know their names. tasks: the data of these tasks."""
+
+    verb = "pretrain"
+
+    def __init__(self, config: PretrainConfig):
+        objective, self.tasks = read_tasks(config.objective, config.seed, config.cache_dir, config.offline)
+        self.config = config.model_copy(update={"objective": objective})
+        self.stem = f"{objective.name}-{config.model.name}"
+        self._sources: list[tuple[DataConfig, Source]] = []
+
+    def prepare(self, run: OpenRun) -> Session:
+        """Build everything that the run needs. UserError where the run resumes and its data have changed, or where
+        its parts do not go together."""
+        config, on_stage = self.config, run.output.stage
+        tokenizer = saved_tokenizer(run)
+        contents, metadata = self._provenance(on_stage)
+        require_same_data(run, contents)
+        tokenizer = tokenizer or self.trained_tokenizer(on_stage)
+        require_fit(config, tokenizer)
+        by_phase: list[dict[str, SplitData]] = []
+        for number, form in enumerate(config.forms):
+            same_text = next((earlier for earlier in range(number) if config.forms[earlier].data == form.data), None)
+            if same_text is not None:
+                by_phase.append(by_phase[same_text])
+                continue
+            by_phase.append({split: self.split(form, split, tokenizer, on_stage) for split in ("train", "validation")})
+        metadata["tokenized"] = tokenized_metadata(by_phase[0]["train"])
+        learner, loaded = assemble(config, tokenizer, start_weights(config, own=run.checkpoint))
+        return Session(
+            run=run,
+            subject={"model": config.model.name, "objective": config.objective.name, "data": config.data.name},
+            learner=learner,
+            tokenizer=tokenizer,
+            loaded=loaded,
+            phases=phases_of(config, learner, tokenizer, by_phase),
+            metadata=metadata,
+            contents=contents,
+            next_commands=_commands_after_pretraining(
+                str(run.folder.path), tokenizer, learner, by_phase[-1]["validation"]
+            ),
+            distilled=distilled(config, learner, tokenizer, run.precision, contents),
+        )
+
+    def source(self, data: DataConfig, on_stage: OnStage) -> Source:
+        """The text of a section, opened once: phases of the same section share it."""
+        for section, source in self._sources:
+            if section == data:
+                return source
+        source = open_source(data, self.config.cache_dir, on_stage, self.config.offline)
+        self._sources.append((data, source))
+        return source
+
+    def trained_tokenizer(self, on_stage: OnStage, data: DataConfig | None = None) -> Tokenizer:
+        """A tokenizer trained on text. data: its section; None: that of the first phase."""
+        config = self.config
+        size = config.tokenizer.vocab_size or config.model.vocab_size
+        source = self.source(data or config.forms[0].data, on_stage)
+        return trained_tokenizer(config.tokenizer, source, size, config.cache_dir, on_stage)
+
+    def split(self, form: PretrainConfig, split: str, tokenizer: Tokenizer, on_stage: OnStage) -> SplitData:
+        """The tokenized text of a split. form: the configuration of a phase."""
+        source, rows = self.source(form.data, on_stage), rows_of(self.tasks, split)
+        return text_of(form.data, source, split, tokenizer, form.cache_dir, on_stage, rows)
+
+    def _provenance(self, on_stage: OnStage) -> tuple[Contents, dict[str, Any]]:
+        """The hashes of the data, and their metadata for the first screen."""
+        forms = self.config.forms
+        first = self.source(forms[0].data, on_stage)
+        contents = contents_of(self.tasks, (forms[0].data.name, first))
+        metadata = {**first.facts(), **{f"task {name}": task.facts for name, task in self.tasks.items()}}
+        seen = [first]
+        for number, form in enumerate(forms[1:], 1):
+            source = self.source(form.data, on_stage)
+            if source not in seen:
+                of_phase = contents_of({}, (form.data.name, source))
+                contents |= {f"phases.{number} {name}": content for name, content in of_phase.items()}
+                metadata[f"text of phase {number + 1}"] = source.facts()
+                seen.append(source)
+        return contents, metadata
+
+
+def _commands_after_pretraining(
+    folder: str, tokenizer: Tokenizer, learner: BaseLearner, held_out: SplitData
+) -> list[str]:
+    """What the user may type next."""
+    finetune = command_line("finetune", "task=pydocs", f"checkpoint={folder}")
+    if type(learner).respond is BaseLearner.respond:  # it answers no texts
+        return [finetune]
+    mask = tokenizer.roles.get("mask") if hasattr(learner, "logits_at") else None  # for objectives that fill masks
+    prompt = _prompt(held_out, tokenizer)
+    prompt = prompt if mask is None else f"{prompt} {tokenizer.pieces([mask])[0]}"
+    return [finetune, command_line("predict", f"checkpoint={folder}", f"text={prompt}")]
+
+
+def _prompt(held_out: SplitData, tokenizer: Tokenizer) -> str:
+    """The first words of the held-out text, as the model reads them: a prompt in the run's own language."""
+    text = next((split.store for split in (held_out, *held_out.members.values()) if split.store is not None), None)
+    if text is None or not len(text):
+        return "This function returns"
+    tokens = text.tokens[: min(_PROMPT_TOKENS, int(text.lengths[0]))]
+    return " ".join(plain(tokenizer.decode(tokens.tolist())).split()[:_PROMPT_WORDS])
+
+
+# The session of a finetuning run: labelled rows, tokenizer, learner.
+
+
+_SAMPLED_TEXTS = 2000
+"""Training texts whose unknown words are counted."""
+
+
+class FinetunePreparation:
+    """Prepares a finetuning run. config: with the task's labels as found in its data, for a checkpoint must know their
+    names. task: its data. heads: by task, the head in the checkpoint that the run starts from."""
+
+    verb = "finetune"
+
+    def __init__(self, config: FinetuneConfig):
+        require_measurable(config)
+        self.config, self.task, self.heads = data_to_learn(config)
+        self.stem = f"{self.config.task.name}-{self.config.model.name}"
+
+    def prepare(self, run: OpenRun) -> Session:
+        """Build everything that the run needs. UserError where the run resumes and its data have changed, or where
+        its parts do not go together."""
+        config, task = self.config, self.task
+        contents = contents_of(task.members)
+        require_same_data(run, contents)
+        tokenizer = saved_tokenizer(run) or self.trained_tokenizer(run.output.stage)
+        require_fit(config, tokenizer)
+        start = start_weights(config, self.heads, run.checkpoint)
+        earlier = [] if run.checkpoint is not None else prior_weights(config)
+        learner, loaded = assemble(config, tokenizer, start, earlier=earlier)
+        base = base_of(run, learner, start, loaded, tokenizer)
+        del start, earlier  # the learner holds what it needs of them
+        metadata = self._metadata(tokenizer)
+        if run.checkpoint is None:
+            metadata["warnings"] += untrained_part_warnings(learner, loaded)
+        student = distilled(config, learner, tokenizer, run.precision, contents, self.heads)
+        splits, of_texts = with_texts(run, learner, student, task.splits(), contents)
+        return Session(
+            run=run,
+            subject={"model": config.model.name, "task": config.task.name, "tuning": config.tuning.name},
+            learner=learner,
+            tokenizer=tokenizer,
+            loaded=loaded,
+            phases=[PhaseData(config, learner, splits)],
+            metadata=metadata | of_texts,
+            contents=contents,
+            next_commands=_commands_after_finetuning(str(run.folder.path), task.members),
+            distilled=student,
+            base=base,
+            tests=task.labelled_tests() or {},
+        )
+
+    def trained_tokenizer(self, on_stage: OnStage) -> Tokenizer:
+        """A tokenizer trained on the run's training rows, for a run that starts from random weights."""
+        size = self.config.tokenizer.vocab_size or self.config.model.vocab_size
+        return tokenizer_of_rows(self.config.tokenizer, self.task.texts(), size, on_stage)
+
+    def _metadata(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Metadata of the data for the first screen."""
+        notes = [head.note for head in self.heads.values() if head.note]
+        metadata = {**self.task.facts, **({"head": "; ".join(notes)} if notes else {})}
+        unknown = self._unknown_fraction(tokenizer)
+        metadata |= {"unknown_fraction": unknown} if unknown else {}
+        metadata["warnings"] = [
+            *metadata.get("warnings", ()),
+            *self.config.tuning.warnings(self.config.optimizer, self.config.model),
+        ]
+        return metadata
+
+    def _unknown_fraction(self, tokenizer: Tokenizer) -> float:
+        """The fraction of the tokens of some training texts that the vocabulary lacks."""
+        unknown = tokenizer.roles.get("unk")
+        texts = list(islice((text for column in self.task.texts() for text in column), _SAMPLED_TEXTS))
+        ids = np.concatenate([np.empty(0, dtype=np.int32), *tokenizer.encode_batch(texts)])
+        return 0.0 if unknown is None or not len(ids) else float((ids == unknown).mean())
+
+
+def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> Iterator[str]:
+    """Warnings about parts that the task reads, that no checkpoint trained and that this run does not train."""
+    backbone = {name: tensor for name, tensor in learner.named_parameters() if part_of(name) == "backbone"}
+    frozen = sum(tensor.numel() for name, tensor in backbone.items() if name not in learner.learning)
+    if loaded is None and frozen:
+        yield (
+            f"checkpoint=none: {frozen:,} parameters of the backbone are random and never learn; give checkpoint= of a "
+            "pretrained model, or tuning=full"
+        )
+    for name in learner.pretrained:
+        if loaded is None or f"heads.{name}" in loaded.new:
+            yield (
+                f"heads.{name} is new: what it says of words means nothing yet; checkpoint= with a language model's "
+                "head has one (lmtool pretrain, or a published folder of it)"
+            )
+
+
+def _commands_after_finetuning(folder: str, tasks: Mapping[str, TaskData]) -> list[str]:
+    """What the user may type next."""
+    name, first = next(iter(tasks.items()))
+    task = [f"task={name}"] if len(tasks) > 1 else []
+    inputs = {1: ["text=..."], 2: ["text=...", "pair=..."]}.get(len(first.config.reads), ["input=FILE"])
+    return [
+        command_line("predict", f"checkpoint={folder}", *task, *inputs),
+        command_line("evaluate", f"checkpoint={folder}"),
+    ]
