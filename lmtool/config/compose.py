@@ -27,7 +27,7 @@ from lmtool.config import groups, overrides, plugins, sources
 from lmtool.config.nearest import nearest
 from lmtool.config.offers import Offers, offers_of
 from lmtool.config.overrides import Typed, key_of
-from lmtool.config.tables import entries
+from lmtool.config.tables import SEVERAL, entries
 from lmtool.errors import UserError
 
 _Path = tuple[str, ...]
@@ -105,7 +105,7 @@ def what_is_offered(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
     extra: dict[str, tuple[str, ...]] = {}
     store = ConfigStore.instance()
     for (group, name), (entry, data) in plugins.nodes(config_dirs).items():
-        package = f"{group}.{name}" if entry.config.many else None
+        package = f"{group}.{name}" if group in SEVERAL else None
         store.store(group=group, name=name, node=data, package=package, provider=entry.config.__module__)
     for group, names in _stored(store.repo).items():
         clash = sorted(set(names) & set(groups.options(group, config_dirs)))

@@ -21,7 +21,7 @@ from lmtool.commands import show, verbs
 from lmtool.config import compose, words
 from lmtool.config.problems import known_keys
 from lmtool.errors import CheckFailed, Diverged, Stopped
-from lmtool.resolver.schema.run import COMMANDS
+from lmtool.resolver.schema.verbs import COMMANDS
 from lmtool.runs.identity import BUDGETS
 from lmtool.system.manifest import write_manifest
 

@@ -10,8 +10,8 @@ import pytest
 from lmtool import __version__
 from lmtool.cli import arguments, suggestions
 from lmtool.cli import main as cli
-from lmtool.commands import verbs
 from lmtool.config import aliases
+from lmtool.resolver.schema import verbs
 
 # What is typed, and what the hint (or, of an exit status 0, the output) must hold.
 ANSWERS = [

@@ -17,7 +17,6 @@ from lmtool.reporting.trackers.reach import has_key, server_of
 class TrackerConfig(Config):
     """Base of every tracker's configuration: a run has any number of them, each under its name in `logger`."""
 
-    many: ClassVar[bool] = True
     package: ClassVar[str | None] = None
     """The Python package it needs beyond lmtool's own."""
     extra: ClassVar[str] = "trackers"
