@@ -84,7 +84,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "tuning/schedule": {"lmtool.tuning.configs.base": "gradual_unfreezing none"},
 }
 """lmtool's own components: by group and module the names that it registers."""
-SEVERAL = frozenset({"distill/term", "logger"})
+SEVERAL = frozenset({"logger"})
 """Groups of which a run may have several options, each in a section under its name."""
 
 _MODULES = {

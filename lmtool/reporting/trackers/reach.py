@@ -3,11 +3,8 @@ its own start may leave it unable to work offline."""
 
 from __future__ import annotations
 
-import http.client
 import netrc
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -69,6 +66,11 @@ def has_key(server: str, environ: Mapping[str, str]) -> bool:
 
 def replies(server: str, seconds: float = PATIENCE) -> bool:
     """Whether a server replies to a request, more than taking the connection; through the proxy of the environment."""
+    # Only a run that is shown on a server needs these: every other command would pay for them.
+    import http.client
+    import urllib.error
+    import urllib.request
+
     try:
         with urllib.request.urlopen(urllib.request.Request(server, method="HEAD"), timeout=seconds):
             return True

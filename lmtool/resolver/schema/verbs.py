@@ -5,7 +5,6 @@ Imports the standard library only: a class or a module is named here, and import
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -238,9 +237,10 @@ class _Classes(Mapping[str, type["CommandConfig"]]):
 
 
 def _class(named: str) -> type:
-    module, _, name = named.partition(":")
-    found: type = getattr(importlib.import_module(f"lmtool.resolver.schema.{module}"), name)
-    return found
+    from lmtool.config.tables import imported
+
+    named_class: type = imported(f"lmtool.resolver.schema.{named}")
+    return named_class
 
 
 COMMANDS: Mapping[str, type[CommandConfig]] = _Classes()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmtool.tasks.configs.texts import ExtractiveQaConfig, ScheduledSamplingConfig, Seq2SeqConfig
     from lmtool.tasks.configs.tokens import SpanClassificationConfig, TokenClassificationConfig
 
-__getattr__ = attribute_of(__name__, "base", "sequence", "classification", "mixture", "texts", "tokens")
+__getattr__ = attribute_of(__name__, "base", "sequence", "mixture", "classification", "texts", "tokens")
 
 __all__ = [
     "ClassLossConfig",
