@@ -74,7 +74,7 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
     components = {
         group: {entry.name: dict(_keys(entry.config)) for entry in tables.entries(group)} for group in tables.groups()
     }
-    own = {verb: list(keys.names()) for verb in VERBS if (keys := keys_of(verb)) is not None}
+    own = {verb: list(of_run.names()) for verb in VERBS if (of_run := keys_of(verb)) is not None}
     return {"verbs": verbs, "components": components, "options": options, "own": own}
 
 
