@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 
 from lmtool.cli import arguments
-from lmtool.commands import verbs
 from lmtool.config import groups, problems, tables
-from lmtool.resolver.schema.inspection import OF_COMMANDS
-from lmtool.resolver.schema.run import COMMANDS
+from lmtool.resolver.schema import verbs
+from lmtool.resolver.schema.verbs import COMMANDS
 from lmtool.training.devices import DEVICES
 
 UNKNOWN = "\0"
@@ -37,7 +36,7 @@ def _fields(components: int) -> dict[str, list[problems.FieldInfo | None]]:
     for command in COMMANDS.values():
         for key, fields in problems.known_fields(command, {}).items():
             known.setdefault(key, []).extend(fields)
-    for keys in OF_COMMANDS.values():
+    for keys in filter(None, map(verbs.keys_of, verbs.VERBS)):
         known |= {key: [None] for key in keys.names() if key not in known}
     return known | {"against": [None]}
 

@@ -3,17 +3,15 @@ library only."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lmtool.cli import suggestions
-from lmtool.commands.verbs import VERBS
 from lmtool.errors import UserError
+from lmtool.resolver.schema.verbs import VERBS
 
 FLAGS = ("--multirun", "--debug", "--help", "--version", "--config", "--config-dir", "--plugin", "--cfg")
-_OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
 
 @dataclass
@@ -63,7 +61,7 @@ def parse(words: Sequence[str]) -> Arguments:
                 value = left.pop(0)
             _take(arguments, flag, value)
         else:
-            follows = value if equals else next((word for word in left[:1] if not _OVERRIDE.match(word)), "")
+            follows = value if equals else next((word for word in left[:1] if "=" not in word), "")
             raise UserError(
                 f"unknown flag {flag}; there are -m, {', '.join(FLAGS)}",
                 suggestions.flag(flag, follows, next((word for word in words if word in VERBS), ""), FLAGS),
@@ -84,9 +82,3 @@ def _take(arguments: Arguments, flag: str, value: str) -> None:
         arguments.cfg = True
     else:
         raise UserError(f"--cfg {value}: it prints the job's configuration", "--cfg job")
-
-
-def keyed(verb: str, words: list[str]) -> list[str]:
-    """Words without = as values of the keys that they stand for; more of them stay as they are, and are refused."""
-    keys = iter(VERBS[verb].places)
-    return [word if _OVERRIDE.match(word) or (key := next(keys, None)) is None else f"{key}={word}" for word in words]

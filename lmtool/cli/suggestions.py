@@ -52,7 +52,7 @@ def flag(word: str, value: str, verb: str, known: tuple[str, ...]) -> str:
     key = word.lstrip("-").replace("-", "_")
     # What keys a command has is known to its class.
     from lmtool.config import problems
-    from lmtool.resolver.schema.run import COMMANDS
+    from lmtool.resolver.schema.verbs import COMMANDS
 
     command = COMMANDS.get(verb, COMMANDS["finetune"])
     if key in problems.known_keys(command, {}):

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import lmtool.resolver.schema.run as configs
 from lmtool.config import groups, plugins, tables
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 from lmtool.system.terminal import say
-
-assert configs.COMMANDS  # importing it has entered every component into the tables
 
 
 def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:

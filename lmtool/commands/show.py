@@ -12,14 +12,13 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from lmtool.commands.list import about
-from lmtool.commands.verbs import VERBS
 from lmtool.config import aliases, groups, plugins, saved, tables, words
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest_keys
 from lmtool.config.problems import choice_of, section_class, several_of
 from lmtool.errors import UserError
 from lmtool.models import recipes
-from lmtool.resolver.schema.run import COMMANDS
+from lmtool.resolver.schema.verbs import COMMANDS, VERBS
 from lmtool.system.terminal import say
 
 PRIMARY = {verb: str(VERBS[verb].primary) for verb in COMMANDS}
@@ -58,7 +57,7 @@ def all_fields(config_dirs: Sequence[Path] = ()) -> Iterator[ShownField]:
     for group in tables.groups():
         for entry in tables.entries(group):
             file_or_none = groups.yaml_file(group, entry.name, config_dirs)
-            prefix = group.replace("/", ".") + (f".{entry.name}." if entry.config.many else ".")
+            prefix = group.replace("/", ".") + (f".{entry.name}." if group in tables.SEVERAL else ".")
             yield from _fields(entry.config, prefix, f"{group}={entry.name}", file_or_none, "")
 
 

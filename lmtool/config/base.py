@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -43,10 +43,10 @@ class Config(BaseModel):
     `description` with its unit: it is what `lmtool show KEY` prints, and a test holds that none is missing.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
-
-    many: ClassVar[bool] = False
-    """Of a component: a run may have several of its group, each in a section under its name."""
+    # defer_build: the validator of a class is built when something is decoded as it; of most components never.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,10 @@ class Offers:
     """The command's keys beside the groups, those within sections left out."""
     takes: Callable[[str, Any], bool] = lambda key, value: True
     """Whether a key allows a value, for hints: the decoder decides."""
+    verbatim: Sequence[str] = ()
+    """Keys whose values are text as typed."""
+    alternatives: Sequence[tuple[str, str]] = ()
+    """Pairs of keys of which one is typed."""
 
     def has(self, key: str) -> bool:
         """Whether the command has a key; of a section, whether one of its components has it."""
@@ -50,8 +54,7 @@ def offers_of(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple
     written = saved.read_yaml(primary)
     defaults = written.get("defaults", [])
     has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
-    several = frozenset(group for group in tables.groups() if any(entry.config.many for entry in tables.entries(group)))
-    return Offers(offered, has, several, frozenset(written) - {"defaults"})
+    return Offers(offered, has, tables.SEVERAL, frozenset(written) - {"defaults"})
 
 
 def without_key(text: str, offers: Offers) -> Problem:

@@ -54,19 +54,8 @@ class Typed:
         return [*self.choices, *self.values, *self.hydra]
 
 
-def read(
-    overrides: Sequence[str],
-    offers: Offers,
-    *,
-    multirun: bool = False,
-    verbatim: Sequence[str] = (),
-    alternatives: Sequence[tuple[str, str]] = (),
-) -> Typed:
-    """Check and rewrite what was typed.
-
-    offers: the groups and their options, and which the command has. multirun: whether -m was given.
-    verbatim: keys whose values are text as typed. alternatives: pairs of keys of which one is typed.
-    """
+def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False) -> Typed:
+    """Check and rewrite what was typed. offers: what the command takes. multirun: whether -m was given."""
     typed = Typed()
     parser = OverridesParser.create()
     values: dict[str, str] = {}
@@ -83,13 +72,13 @@ def read(
         if sign != "~" and key not in offers.groups and values.setdefault(key, value) != value:
             both = f"{key}={values[key]} and {key}={value}"
             typed.problems.append(Problem(key, f"{both}: a key is given once", "keep one of them"))
-        elif key in verbatim:
+        elif key in offers.verbatim:
             typed.verbatim[key] = value
-        elif (whole := key.partition(".")[0]) in verbatim and whole != key:
+        elif (whole := key.partition(".")[0]) in offers.verbatim and whole != key:
             typed.problems.append(Problem(key, f"{key}: {whole}= is text here and has no keys", f"give {whole}= alone"))
         elif (override := _parsed(parser, text, key, typed)) is not None:
             _sort(override, sign, key, offers, multirun, typed)
-    for first, second in alternatives:
+    for first, second in offers.alternatives:
         if {first, second} <= values.keys() and "null" not in (values[first], values[second]):
             both = f"{first}={values[first]} and {second}={values[second]}"
             typed.problems.append(Problem(second, f"{both}: one of them counts", "keep one of them"))
@@ -320,14 +309,9 @@ def _names(override: Override) -> list[Any]:
     return []
 
 
-def as_values(
-    overrides: Sequence[str],
-    offers: Offers,
-    verbatim: Sequence[str] = (),
-    alternatives: Sequence[tuple[str, str]] = (),
-) -> tuple[dict[str, Any], list[Problem]]:
+def as_values(overrides: Sequence[str], offers: Offers) -> tuple[dict[str, Any], list[Problem]]:
     """Overrides beside a saved configuration: nested plain values; choices of a group are refused."""
-    typed = read(overrides, offers, verbatim=verbatim, alternatives=alternatives)
+    typed = read(overrides, offers)
     problems = list(typed.problems)
     for text in typed.choices:
         group = text.partition("=")[0]

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.config import groups
-from lmtool.config.tables import Entry, entries
-from lmtool.config.tables import groups as component_groups
+from lmtool.config.tables import Entry, added
 from lmtool.errors import UserError
 
 ENTRY_POINTS = "lmtool.plugins"
@@ -74,14 +73,11 @@ def _import(module: str, subject: str, hint: str) -> None:
 def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, dict[str, Any]]]:
     """Components without a YAML of their name, by (group, name), with the data of their defaults.
 
-    They are what plugins add; a required value is `???`.
+    Plugins add them, lmtool's own all have one; a required value is `???`.
     """
-    nodes, written = {}, groups.all_options(config_dirs)
-    for group in component_groups():
-        for entry in entries(group):
-            if entry.name not in written.get(group, ()):
-                nodes[(group, entry.name)] = (entry, defaults(entry))
-    return nodes
+    written = groups.all_options(config_dirs)
+    without = [entry for entry in added() if entry.name not in written.get(entry.group, ())]
+    return {(entry.group, entry.name): (entry, defaults(entry)) for entry in without}
 
 
 def defaults(entry: Entry) -> dict[str, Any]:

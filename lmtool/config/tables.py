@@ -1,15 +1,15 @@
 """The tables: which component a name stands for.
 
-A component is chosen by a name looked up here; a string from a configuration is never imported. The builder is a
-literal in our code (or in a plugin the user named), imported when the component is built, so that composing and
-decoding a configuration never imports torch.
+A component is chosen by a name looked up here; a string from a configuration is never imported. SHIPPED has the
+module of each configuration class, which is imported when the component is looked up; the builder is a literal beside
+the class, imported when the component is built. So decoding a configuration imports what it chooses, and never torch.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -33,6 +33,66 @@ class Entry:
     builder: str
 
 
+SHIPPED: Mapping[str, Mapping[str, str]] = {
+    "data": {
+        "lmtool.data.configs": "csv hub jsonl mixture parquet pydocs text",
+        "lmtool.tasks.configs.mixture": "task",
+    },
+    "distill": {
+        "lmtool.distillation.configs.base": "none",
+        "lmtool.distillation.configs.modes": "codistillation self standard",
+    },
+    "distill/term": {
+        "lmtool.distillation.configs.terms": "attention embeddings hard hidden interchange patience relations soft "
+        "states",
+    },
+    "logger": {"lmtool.reporting.trackers.configs": "tensorboard wandb"},
+    "model": {
+        "lmtool.models.configs": "bert gpt gpt1",
+        "lmtool.models.decoder_configs": "llama llama_encoder qwen2 transformer_xl",
+        "lmtool.models.encoder_configs": "albert bigbird deberta deberta_v3 distilbert electra modernbert roberta "
+        "spanbert xlnet",
+        "lmtool.models.encoder_decoder_configs": "bart t5 transformer",
+        "lmtool.models.recurrent_configs": "elmo lstm rnn_attention",
+        "lmtool.models.word_configs": "cnn word_vectors",
+    },
+    "model/positions": {"lmtool.nn.configs": "alibi learned none rotary shaw sinusoidal t5"},
+    "objective": {
+        "lmtool.learners.configs": "mixture",
+        "lmtool.objectives.configs": "bilm clm denoising mlm prefix_lm rtd span span_corruption",
+        "lmtool.objectives.permutation_configs": "plm skip_gram",
+        "lmtool.tasks.configs.mixture": "task",
+    },
+    "optimizer": {"lmtool.training.configs": "adafactor adam adamw lamb muon stable_adamw"},
+    "schedule": {"lmtool.training.configs": "constant cosine inverse_sqrt linear polynomial wsd"},
+    "task": {
+        "lmtool.tasks.configs.classification": "classification multiple_choice",
+        "lmtool.tasks.configs.mixture": "glue mixture",
+        "lmtool.tasks.configs.sequence": "multi_label regression",
+        "lmtool.tasks.configs.texts": "extractive_qa seq2seq",
+        "lmtool.tasks.configs.tokens": "span_classification token_classification",
+    },
+    "task/domain": {"lmtool.tasks.configs.base": "coral dann"},
+    "tokenizer": {
+        "lmtool.tokenizers.configs": "bpe bytebpe character folder sentencepiece spelled word wordpiece",
+    },
+    "tuning": {
+        "lmtool.tuning.configs.adapter": "adapter adapter_fusion",
+        "lmtool.tuning.configs.methods": "bitfit full head ia3 last_n lora prefix prompt ptuning",
+    },
+    "tuning/regularization": {"lmtool.tuning.configs.base": "l2_sp mixout none"},
+    "tuning/schedule": {"lmtool.tuning.configs.base": "gradual_unfreezing none"},
+}
+"""lmtool's own components: by group and module the names that it registers."""
+SEVERAL = frozenset({"logger"})
+"""Groups of which a run may have several options, each in a section under its name."""
+
+_MODULES = {
+    (group, name): module
+    for group, modules in SHIPPED.items()
+    for module, names in modules.items()
+    for name in names.split()
+}
 _TABLES: dict[str, dict[str, Entry]] = {}
 _ENTRIES: dict[type[Config], Entry] = {}
 
@@ -45,6 +105,8 @@ def component(group: str, name: str, builder: str) -> Callable[[ConfigClass], Co
 
     def enter(config: ConfigClass) -> ConfigClass:
         table = _TABLES.setdefault(group, {})
+        if config.__module__ != _MODULES.get((group, name), config.__module__):
+            lookup(group, name)  # lmtool's own of this name
         if name in table and _origin(table[name].config) != _origin(config):
             both = [".".join(_origin(known)) for known in (table[name].config, config)]
             raise UserError(f"{group}={name} is both {both[0]} and {both[1]}", "give the plugin's another name")
@@ -60,21 +122,34 @@ def _origin(config: type[Config]) -> tuple[str, str]:
 
 def groups() -> tuple[str, ...]:
     """The groups that have components, sorted."""
-    return tuple(sorted(_TABLES))
+    return tuple(sorted({*SHIPPED, *_TABLES}))
 
 
 def names(group: str) -> tuple[str, ...]:
     """The names a group offers, sorted."""
-    return tuple(sorted(_TABLES.get(group, {})))
+    shipped = (name for of, name in _MODULES if of == group)
+    return tuple(sorted({*shipped, *_TABLES.get(group, {})}))
 
 
 def entries(group: str) -> tuple[Entry, ...]:
     """The components of a group, by name."""
-    return tuple(_TABLES[group][name] for name in names(group))
+    return tuple(entry for name in names(group) if (entry := lookup(group, name)) is not None)
+
+
+def added() -> tuple[Entry, ...]:
+    """The components that plugins have registered."""
+    return tuple(
+        entry
+        for group in sorted(_TABLES)
+        for name, entry in sorted(_TABLES[group].items())
+        if (group, name) not in _MODULES
+    )
 
 
 def lookup(group: str, name: str) -> Entry | None:
     """The entry of a name, or None."""
+    if name not in _TABLES.get(group, {}) and (group, name) in _MODULES:
+        importlib.import_module(_MODULES[group, name])
     return _TABLES.get(group, {}).get(name)
 
 
@@ -86,6 +161,20 @@ def entry_of(config: Config) -> Entry:
 def load_builder(config: Config) -> Callable[..., Any]:
     """Import the builder of a decoded component and return it uncalled."""
     return imported(entry_of(config).builder)
+
+
+def attribute_of(package: str, *modules: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose names stand in these modules of it: they are imported in turn, up to the one
+    that has the name."""
+
+    def attribute(name: str) -> Any:
+        for module in () if name.startswith("__") else modules:
+            content = vars(importlib.import_module(f"{package}.{module}"))
+            if name in content:
+                return content[name]
+        raise AttributeError(name)
+
+    return attribute
 
 
 def imported(name: str) -> Any:

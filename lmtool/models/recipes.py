@@ -46,8 +46,8 @@ class Sections(Config):
     """What `auto` stands for in each command; a section that is empty is taken from elsewhere."""
 
     tokenizer: Section = Field({}, description="What tokenizer=auto stands for, in both commands.")
-    pretrain: Pretraining = Field(Pretraining(), description="The sections of lmtool pretrain.")
-    finetune: Finetuning = Field(Finetuning(), description="The sections of lmtool finetune.")
+    pretrain: Pretraining = Field(default_factory=Pretraining, description="The sections of lmtool pretrain.")
+    finetune: Finetuning = Field(default_factory=Finetuning, description="The sections of lmtool finetune.")
 
     def by_key(self) -> dict[str, Section]:
         """The sections that are there, as `pretrain.optimizer`."""

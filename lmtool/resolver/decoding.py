@@ -15,8 +15,7 @@ from lmtool.resolver import rules as rules
 from lmtool.resolver import stream_rules as stream_rules
 from lmtool.resolver import teacher_rules as teacher_rules
 from lmtool.resolver import teachers
-from lmtool.resolver.latest import settled
-from lmtool.resolver.schema.run import COMMANDS, RunConfig
+from lmtool.resolver.schema.verbs import COMMANDS
 from lmtool.training.devices import DEVICES
 from lmtool.weights.folders import hf_folder
 
@@ -46,8 +45,6 @@ def decoded(
         for plugin in unknown
     ]
     data = {**data, "plugins": list(plugins.typed())}
-    if reads_checkpoint and issubclass(COMMANDS[verb], RunConfig):
-        data = settled(data)
     checkpoint_config = None
     checkpoint = data.get("checkpoint")
     if isinstance(checkpoint, list) and checkpoint:

@@ -3,7 +3,6 @@ typed is composed and before it is decoded. A saved configuration holds the sect
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,40 +14,12 @@ from lmtool.config.problems import unknown_choice
 from lmtool.config.tables import lookup
 from lmtool.errors import ConfigError
 from lmtool.resolver.schema.phases import nested_keys
-
-_NESTED = {"data.task": "data", "objective.task": "objective"}
-"""Keys that take a task by its name, beside the group in which what has them is chosen."""
+from lmtool.resolver.shorthands import Line
 
 
-_MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]\w*)\.(?=[\w.]+=)")
-
-
-def spelled_out(words: Sequence[str]) -> list[str]:
-    """Overrides with `data=task:NAME` and `data.task=NAME` (and `objective.task=NAME`) as `data.task.name=NAME`, and
-    `task.domain=NAME` as `task.domain.name=NAME`: keys of what is named may stand beside its name; and with
-    `data.members.NAME.KEY=VALUE` as `data.with.NAME.KEY=VALUE`, since members are a list."""
-    spelled: list[str] = []
-    for word in words:
-        word = _MEMBER.sub(r"\1.with.\2.", word)
-        key, equals, value = word.partition("=")
-        group, _, name = value.partition(":")
-        if key in _NESTED.values() and group == "task" and name:
-            spelled += [f"{key}=task", f"{key}.task.name={name}"]
-        elif (
-            (key in _NESTED or key.endswith((".domain", "/domain")))
-            and equals
-            and value.isidentifier()
-            and value != "null"
-        ):
-            spelled.append(f"{key.replace('/', '.')}.name={value}")
-        else:
-            spelled.append(word)
-    return spelled
-
-
-def _takes_a_name(key: str) -> bool:
-    """Whether a key is a section that is chosen by its name: of a task, or of a loss over domains."""
-    return key in _NESTED or key.endswith((".domain", "/domain"))
+def with_sections_of(data: dict[str, Any], line: Line) -> dict[str, Any]:
+    """`with_sections` of what a command line has composed."""
+    return with_sections(data, line.config_dirs)
 
 
 def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dict[str, Any]:

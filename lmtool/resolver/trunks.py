@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ from lmtool.config.decode import MISSING
 from lmtool.config.offers import Offers
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver.decoding import decoded
-from lmtool.resolver.latest import begun
+from lmtool.resolver.schema.base import CommandConfig
+from lmtool.resolver.schema.run import RunConfig
+from lmtool.resolver.shorthands import Line, begun
 from lmtool.runs.identity import BRANCH_KEYS, budgets, differing
 from lmtool.system.files import Damaged
 
@@ -167,23 +169,15 @@ def refuse_in_sweep(words: Sequence[str]) -> None:
         raise UserError("-m and branch= together", "start each branch by itself, under a name of its own")
 
 
-def configuration(
-    verb: str,
-    words: Sequence[str],
-    offers: Offers,
-    config_dirs: Sequence[Path],
-    forms: dict[str, Any],
-    running: bool,
-    given: Path | None = None,
-) -> Any:
+def configuration(line: Line, offers: Offers, running: bool) -> CommandConfig:
     """The decoded configuration of a branch: that of its trunk's checkpoint with what was typed. ConfigError with every
-    typed key that would change what is learned; UserError where a saved configuration is `given` too."""
-    if given is not None:
+    typed key that would change what is learned; UserError where a saved configuration is named too."""
+    if line.saved is not None:
         hint = "a branch has the configuration of its trunk: leave --config out"
         raise UserError("--config and branch= together", hint)
-    typed = branch_of(words)
+    typed = branch_of(line.words)
     assert typed is not None
-    words = [word for word in words if not word.lstrip("+").startswith("branch=")]
+    words = [word for word in line.words if not word.lstrip("+").startswith("branch=")]
     keyed = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in words}
     before = begun(keyed)
     typed = _as_before(typed, before)
@@ -195,23 +189,24 @@ def configuration(
             raise
         trunk, base = Trunk.gone(typed), before  # a branch that has begun needs its trunk no more
     there = base is not before
-    if base.get("command") != verb:
-        command = base.get("command")
+    command = base.get("command")
+    if command != line.verb:
         raise UserError(
             f"branch={trunk}: {trunk.run} is a run of lmtool {command}", f"lmtool {command} branch={trunk} name=NEW"
         )
-    chosen, words, problems = _choices(verb, words, saved.body(base), offers, config_dirs, trunk)
-    values, more = overrides.as_values(words, offers, **forms)
+    chosen, words, problems = _choices(replace(line, words=tuple(words)), saved.body(base), offers, trunk)
+    values, more = overrides.as_values(words, offers)
     problems += [*more, *_own_place(trunk, keyed)]
     data = saved.body(base) | {"name": None, "run_dir": None} | chosen
     config = decoded(
-        verb,
+        line.verb,
         merge(data, values) | {"branch": str(trunk)},
         earlier=problems,
         running=running,
         reads_checkpoint=False,  # the configuration is complete, and what the trunk started from may be gone
     )
-    problems = [*_changes(trunk, saved.save(config, verb)), *_spent(trunk, config)] if there else []
+    assert isinstance(config, RunConfig)
+    problems = [*_changes(trunk, saved.save(config, line.verb)), *_spent(trunk, config)] if there else []
     if problems:
         raise ConfigError(problems)
     return config
@@ -225,22 +220,22 @@ def _as_before(typed: str, before: dict[str, Any]) -> str:
 
 
 def _choices(
-    verb: str, words: Sequence[str], base: dict[str, Any], offers: Offers, config_dirs: Sequence[Path], trunk: Trunk
+    line: Line, base: dict[str, Any], offers: Offers, trunk: Trunk
 ) -> tuple[dict[str, Any], list[str], list[Problem]]:
     """The sections that were chosen, of those that may be others than the trunk's; the words that choose nothing; and
     the problems: all other choices."""
     free, others, problems = list[str](), list[str](), list[Problem]()
-    for word in words:
+    for word in line.words:
         group, _, name = word.lstrip("+~").partition("=")
         if group not in offers.groups and "/" not in group:
             others.append(word)
         elif group in BRANCH_KEYS:
             free.append(word)
-        elif not _is_so_already(group, name, base, config_dirs):
+        elif not _is_so_already(group, name, base, line.config_dirs):
             problems.append(_learned(group, word, trunk))
     typed = overrides.read(free, offers)
     problems += typed.problems
-    composed = compose.compose(verb, typed, config_dirs) if typed.choices else {}
+    composed = compose.compose(line.verb, typed, line.config_dirs) if typed.choices else {}
     groups = {word.lstrip("+~").partition("=")[0] for word in free}
     return {group: composed[group] for group in groups if group in composed}, others, problems
 
@@ -288,7 +283,7 @@ def _changes(trunk: Trunk, now: dict[str, Any]) -> Iterator[Problem]:
         yield Problem("phases", message, "keep the budgets as they are, or branch from a step of the first phase")
 
 
-def _spent(trunk: Trunk, config: Any) -> Iterator[Problem]:
+def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
     """A budget counts from the beginning of the trunk."""
     state = read_state(trunk.point)
     done = {

@@ -41,21 +41,15 @@ from lmtool.system.signals import stopped
 from lmtool.system.terminal import counted, say
 
 
-def with_grid(
-    read: Callable[[Sequence[str], Offers], Typed],
-    overrides: Sequence[str],
-    offers: Offers,
-    primary: str,
-    config_dirs: Sequence[Path],
-) -> Typed:
+def with_grid(words: Sequence[str], offers: Offers, primary: str, config_dirs: Sequence[Path]) -> Typed:
     """What was typed, behind the values of the chosen YAML, for any sweeper of Hydra."""
-    typed = read(overrides, offers)
+    typed = overrides.read(words, offers, multirun=True)
     if typed.problems:
         return typed
     grid = compose.grid(primary, typed, config_dirs)
-    own = {key_of(text) for text in overrides}
-    words = [f"{key}={values}" for key, values in grid.items() if key_of(key) not in own]
-    return read([*words, *overrides], offers) if words else typed
+    own = {key_of(text) for text in words}
+    more = [f"{key}={values}" for key, values in grid.items() if key_of(key) not in own]
+    return overrides.read([*more, *words], offers, multirun=True) if more else typed
 
 
 BATCH_SIZE = "hydra.sweeper.max_batch_size"
@@ -79,9 +73,9 @@ _QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_su
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """A sweep as typed. read, decode and run are functions of modules, for launchers that pickle them.
+    """A sweep as typed. decode and run are functions of modules, for launchers that pickle them.
 
-    read(overrides, offers) -> what was typed; decode(data, problems, running) -> configuration;
+    offers: what the command takes. decode(data, problems, running) -> configuration;
     run(data) -> the job's result, a dict or None, from a complete configuration.
     show(folder) prints the summary that ends it. typed: the words of the command line,
     to resume it with. has_result: whether the command has a run folder with a result.json.
@@ -89,9 +83,9 @@ class SweepRequest:
 
     verb: str
     primary: str
+    offers: Offers
     overrides: Sequence[str]
     config_dirs: Sequence[Path]
-    read: Callable[[Sequence[str], Offers], Typed]
     decode: Callable[[dict[str, Any], Sequence[Problem], bool], Any]
     run: Run
     show: Callable[[Path], object]
@@ -107,8 +101,7 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     behind. print_config: print each job's configuration instead; where a sweeper chooses its jobs by the scores of
     others, of those that it could start with.
     """
-    offers = compose.what_is_offered(request.primary, request.config_dirs)
-    typed = with_grid(request.read, request.overrides, offers, request.primary, request.config_dirs)
+    typed = with_grid(request.overrides, request.offers, request.primary, request.config_dirs)
     chosen = {text.partition("=")[0].lstrip("+"): text.partition("=")[2] for text in typed.hydra}
     launcher, sweeper = chosen.get("hydra/launcher", "basic"), chosen.get("hydra/sweeper", "basic")
     known = sweeper == "basic"

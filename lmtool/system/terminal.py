@@ -7,7 +7,7 @@ import sys
 import unicodedata
 from typing import TextIO
 
-from lmtool.system.secrets import masked
+from lmtool.system.secrets import masked, masker
 
 # Cc control, Cf format (direction overrides, zero width), Cs lone surrogate, Zl/Zp line and paragraph separators.
 _UNSAFE = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -23,7 +23,8 @@ _LONG = re.compile(r"(?P<start>\S{300})\S{200,}")
 def say(text: str = "", stream: TextIO | None = None) -> None:
     """Print the lines of a text of ours, each as `shown`. stream: None: standard output."""
     stream = sys.stdout if stream is None else stream
-    lines = "".join(f"{shown(line)}\n" for line in text.split("\n"))
+    mask = masker()
+    lines = "".join(f"{visible(mask(line))}\n" for line in text.split("\n"))
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(lines.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()

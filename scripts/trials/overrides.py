@@ -114,7 +114,7 @@ def _value(place: Path, command: str, key: str, value: str) -> Verdict:
 def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
     """Raises Failed where the configuration holds another value than the one that was typed."""
     from lmtool.config.overrides import Offers, as_values
-    from lmtool.resolver.schema.run import COMMANDS
+    from lmtool.resolver.schema.verbs import COMMANDS
     from lmtool.runs.identity import flatten
 
     if "${" in value or value == "???":

@@ -63,7 +63,7 @@ def _options() -> dict[str, tuple[str, ...]]:
 
 def _draw(chance: random.Random) -> tuple[list[str], str, str]:
     """A command line with a slip in it, the misspelt name, and the right one."""
-    from lmtool.commands import verbs
+    from lmtool.resolver.schema import verbs
 
     kind = chance.choices(("key", "option", "group", "command", "flag"), (60, 25, 8, 4, 3))[0]
     if kind == "command":

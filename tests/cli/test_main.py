@@ -17,11 +17,12 @@ import pytest
 import yaml
 
 from lmtool.cli import main as cli
-from lmtool.commands import show, verbs
+from lmtool.commands import show
 from lmtool.config import compose, words
 from lmtool.config.problems import known_keys
 from lmtool.errors import CheckFailed, Diverged, Stopped
-from lmtool.resolver.schema.run import COMMANDS
+from lmtool.resolver.schema import verbs
+from lmtool.resolver.schema.verbs import COMMANDS
 from lmtool.runs.identity import BUDGETS
 from lmtool.system.files import write_manifest
 

@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.cli import main as cli
 from lmtool.errors import UserError
-from lmtool.resolver.task_file import spelled_out
+from lmtool.resolver.shorthands import Line, in_full
 
 
 @pytest.fixture
@@ -26,13 +26,17 @@ def test_the_full_form_is_printed_and_used(reviews: str, capsys: pytest.CaptureF
     assert f"task=reviews.csv is read as: {form}" in shown.err and "label: mood" in shown.out
 
 
+def words_of(verb: str, words: list[str]) -> list[str]:
+    return list(in_full(Line(verb, tuple(words))).words)
+
+
 def test_other_words_stay_as_they_are(reviews: str) -> None:
-    assert spelled_out("finetune", ["task=sst2", "seed=1"]) == ["task=sst2", "seed=1"]
-    typed = spelled_out("finetune", ["seed=1", f"task={reviews}", "task.label=mood", "task.name=mine"])
+    assert words_of("finetune", ["task=sst2", "seed=1"]) == ["task=sst2", "seed=1"]
+    typed = words_of("finetune", ["seed=1", f"task={reviews}", "task.label=mood", "task.name=mine"])
     assert typed == [
         "seed=1", "task=custom", "task.kind=classification", "task.path=reviews.csv", "task.text=[review]",
         "task.label=mood", "task.name=mine",
     ]  # fmt: skip
-    assert spelled_out("evaluate", [f"task={reviews}"]) == ["task.path=reviews.csv"]
+    assert words_of("evaluate", [f"task={reviews}"]) == ["task.path=reviews.csv"]
     with pytest.raises(UserError, match="both name data"):
-        spelled_out("finetune", [f"task={reviews}", "task.path=x"])
+        words_of("finetune", [f"task={reviews}", "task.path=x"])

@@ -10,7 +10,12 @@ import pytest
 
 from lmtool.cli import main as cli
 from lmtool.errors import UserError
-from lmtool.resolver.text_file import spelled_out
+from lmtool.resolver.shorthands import Line, in_full
+
+
+def words_of(words: list[str]) -> list[str]:
+    return list(in_full(Line("pretrain", tuple(words))).words)
+
 
 TEXTS = [f"the cat number {number} sat on the mat and saw a dog" for number in range(40)]
 
@@ -49,27 +54,27 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("data=splits", ["data=jsonl", "data.path='splits/train*.jsonl'", "data.validation='splits/valid*.jsonl'"]),
         ("data=absent.parquet", None),
         ("data=text", ["data=text"]),
-        ("data=task:sst2", ["data=task:sst2"]),
+        ("data=task:sst2", ["data=task", "data.task.name=sst2"]),
     ],
 )
 def test_full_forms(typed: str, full: list[str] | None) -> None:
     if full is None:
         with pytest.raises(UserError, match="no such file"):
-            spelled_out([typed])
+            words_of([typed])
     else:
-        assert spelled_out(["seed=1", typed, "name=x"]) == ["seed=1", *full, "name=x"]
+        assert words_of(["seed=1", typed, "name=x"]) == ["seed=1", *full, "name=x"]
 
 
 def test_a_faulty_row_is_left_to_the_reader() -> None:
     Path("bad.jsonl").write_text('{"body": "some text here"}\nno\n{"body": "more text here", "n": 1}\n')
-    assert spelled_out(["data=bad.jsonl"]) == ["data=jsonl", "data.path=bad.jsonl", "data.text=body"]
+    assert words_of(["data=bad.jsonl"]) == ["data=jsonl", "data.path=bad.jsonl", "data.text=body"]
     Path("bad.csv").write_bytes(b"body,n\nsome text here,1\n\xff,2\n")
-    assert spelled_out(["data=bad.csv"]) == ["data=csv", "data.path=bad.csv", "data.text=body"]
+    assert words_of(["data=bad.csv"]) == ["data=csv", "data.path=bad.csv", "data.text=body"]
 
 
 def test_what_was_typed_stays() -> None:
-    assert spelled_out(["data=two.csv", "data.text=body"]) == ["data=csv", "data.path=two.csv", "data.text=body"]
-    typed = spelled_out(["data=splits", "data.validation=my.jsonl.gz"])
+    assert words_of(["data=two.csv", "data.text=body"]) == ["data=csv", "data.path=two.csv", "data.text=body"]
+    typed = words_of(["data=splits", "data.validation=my.jsonl.gz"])
     assert typed == ["data=jsonl", "data.path='splits/train*.jsonl'", "data.validation=my.jsonl.gz"]
 
 
@@ -87,7 +92,7 @@ def test_what_was_typed_stays() -> None:
 )
 def test_refusals(typed: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        spelled_out(typed.split())
+        words_of(typed.split())
     assert caught.value.hint and "data=" in caught.value.hint
 
 

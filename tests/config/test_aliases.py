@@ -6,19 +6,19 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 
-from lmtool.commands.verbs import VERBS
 from lmtool.config import aliases, compose, overrides, tables
 from lmtool.config.auto import merge
 from lmtool.config.offers import Offers
 from lmtool.config.problems import known_keys, unknown_key
 from lmtool.errors import ConfigError, Problem
 from lmtool.resolver.decoding import decoded
-from lmtool.resolver.schema.run import COMMANDS
+from lmtool.resolver.schema.verbs import COMMANDS, VERBS
 
 BASES = {
     "pretrain": ["model=bert_tiny"],
@@ -51,8 +51,8 @@ def base_of(verb: str) -> tuple[Offers, dict[str, Any], frozenset[str]]:
     """What a command offers, the data of its command line, and every key that it has."""
     primary = VERBS[verb].primary
     assert primary is not None
-    offers = compose.what_is_offered(primary)
-    typed = overrides.read(BASES[verb], offers, verbatim=getattr(COMMANDS[verb], "verbatim", ()))
+    offers = replace(compose.what_is_offered(primary), verbatim=COMMANDS[verb].verbatim)
+    typed = overrides.read(BASES[verb], offers)
     return offers, compose.compose(primary, typed), frozenset(known_keys(COMMANDS[verb], {}))
 
 
@@ -67,7 +67,7 @@ def wrong_in(verb: str, words: Sequence[str]) -> list[Problem]:
     for choice in typed.choices:
         group, _, name = choice.partition("=")
         entry = tables.lookup(group, name)
-        if entry is not None and not entry.config.many:  # others are files, which are read when they are chosen
+        if entry is not None and group not in tables.SEVERAL:  # others are files, which are read when they are chosen
             data = {**data, group: {**option(group, name), tables.choices(COMMANDS[verb])[group].key: name}}
     values, _ = overrides.as_values([word for word in words if word.partition("=")[0] not in offers.groups], offers)
     try:

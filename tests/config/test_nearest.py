@@ -10,7 +10,7 @@ from lmtool.cli.main import VERBS
 from lmtool.config import groups
 from lmtool.config.nearest import distance, nearest, nearest_keys
 from lmtool.config.problems import known_keys
-from lmtool.resolver.schema.run import COMMANDS
+from lmtool.resolver.schema.verbs import COMMANDS
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz_"
 

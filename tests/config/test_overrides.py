@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,15 +95,15 @@ def test_a_key_is_given_once(multirun: bool) -> None:
     typed = read(["seed=1", "a.b=x", "++seed=2", "a.b=x"], OFFERS, multirun=multirun)
     (problem,) = typed.problems
     assert (problem.message, problem.hint) == ("seed=1 and seed=2: a key is given once", "keep one of them")
-    (problem,) = read(["text=a", "text=b"], OFFERS, verbatim=["text"]).problems
+    (problem,) = read(["text=a", "text=b"], replace(OFFERS, verbatim=["text"])).problems
     assert problem.message == "text=a and text=b: a key is given once"
 
 
 def test_alternatives_are_not_typed_together() -> None:
-    alternatives = [("a.steps", "a.share")]
-    (problem,) = read(["a.share=0.5", "a.steps=3"], OFFERS, alternatives=alternatives).problems
+    offers = replace(OFFERS, alternatives=[("a.steps", "a.share")])
+    (problem,) = read(["a.share=0.5", "a.steps=3"], offers).problems
     assert problem.message == "a.steps=3 and a.share=0.5: one of them counts"
-    assert not read(["a.share=null", "a.steps=3"], OFFERS, alternatives=alternatives).problems
+    assert not read(["a.share=null", "a.steps=3"], offers).problems
 
 
 def test_a_sweep_reads_of_hydra_what_it_is_made_with() -> None:
@@ -159,9 +160,9 @@ def test_a_pattern_stands_for_the_options_that_it_matches() -> None:
 
 def test_verbatim_text_means_nothing_to_hydra() -> None:
     text = 'it\'s, "good" ${oc.env:HOME} [a] {b} \\ !'
-    typed = read([f"text={text}"], OFFERS, verbatim=["text"])
+    typed = read([f"text={text}"], replace(OFFERS, verbatim=["text"]))
     assert typed.verbatim == {"text": text} and not typed.problems
-    (problem,) = read(["text=a", "text.part=b"], OFFERS, verbatim=["text"]).problems
+    (problem,) = read(["text=a", "text.part=b"], replace(OFFERS, verbatim=["text"])).problems
     assert problem.message == "text.part: text= is text here and has no keys"
 
 

@@ -18,7 +18,7 @@ from lmtool.config.base import Config
 from lmtool.config.problems import section_class
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.members import with_sections
-from lmtool.resolver.schema.run import COMMANDS
+from lmtool.resolver.schema.verbs import COMMANDS
 from tests.breadth import slow_but
 
 CONF = groups.conf_dir()

@@ -17,7 +17,7 @@ from lmtool.errors import UserError
 from lmtool.models import recipes
 from lmtool.models.configs import BertConfig, ModelConfig
 from lmtool.resolver.decoding import decoded
-from lmtool.resolver.schema.run import COMMANDS
+from lmtool.resolver.schema.verbs import COMMANDS
 
 FAMILIES = {
     entry.name: entry.config for entry in tables.entries("model") if entry.config.__module__.startswith("lmtool.")

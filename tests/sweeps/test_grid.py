@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmtool.cli import main as cli
-from lmtool.config import compose, overrides
+from lmtool.config import compose
 from lmtool.sweeps.jobs import jobs_of, with_grid
 
 BERT = ["finetune", "task=pydocs", "model=bert_tiny", "sweep=bert"]
@@ -31,7 +30,7 @@ def values(shown: str) -> list[tuple[str, ...]]:
 
 def test_berts_grid() -> None:
     offers = compose.what_is_offered("finetune")
-    typed = with_grid(partial(overrides.read, multirun=True), ["sweep=bert", "task=rte"], offers, "finetune", [])
+    typed = with_grid(["sweep=bert", "task=rte"], offers, "finetune", [])
     jobs = [dict(text.lstrip("+").split("=") for text in job.values) for job in jobs_of(typed)]
     assert len(jobs) == 18
     assert {(job["batch_examples"], job["optimizer.lr"], job["max_epochs"]) for job in jobs} == {

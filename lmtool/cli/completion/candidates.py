@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.cli.completion.keys import Table, table
-from lmtool.commands.verbs import LOOKS, OF_A_RUN, SWEEPABLE, VERBS
+from lmtool.resolver.schema.verbs import ABOUT_A_RUN, LOOKS, TRAINING, VERBS
 
 FLAGS = ("--multirun", "--config", "--config-dir", "--plugin", "--cfg", "--debug", "--help", "-m", "-h")
 SHELLS = ("bash", "zsh", "fish")
@@ -116,10 +116,10 @@ def _of_keys(line: Line, known: Table) -> Iterator[str]:
     look = next((word for word in line.words if word in LOOKS), None) if verb == "inspect" else None
     if look is not None:
         verb = f"inspect {look}"
-    if verb in OF_A_RUN:
-        named = [word for word in line.words if word in SWEEPABLE]
+    if verb in ABOUT_A_RUN:
+        named = [word for word in line.words if word in TRAINING]
         if not named and "=" not in current:
-            yield from (f"{name} " for name in (*SWEEPABLE, *(LOOKS if verb == "inspect" else ())))
+            yield from (f"{name} " for name in (*TRAINING, *(LOOKS if verb == "inspect" else ())))
         if "=" not in current:
             yield from (f"{key}=" for key in known["own"].get(verb, ()) if key not in line.typed)
         verb = named[0] if named else "finetune" if {"task"} & line.typed.keys() else "pretrain"

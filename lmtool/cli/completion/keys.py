@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from lmtool import __version__
-from lmtool.commands.verbs import VERBS
 from lmtool.config import groups
+from lmtool.resolver.schema.verbs import COMMANDS, VERBS, keys_of
 from lmtool.system.files import replace_bytes
 
 CACHE = "~/.cache/lmtool"
@@ -60,8 +60,6 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
     from lmtool.config import plugins as loading
     from lmtool.config import saved as yaml_files
     from lmtool.config import tables
-    from lmtool.resolver.schema.inspection import OF_COMMANDS
-    from lmtool.resolver.schema.run import COMMANDS
 
     loading.load(plugins)
     options = {group: _options(group, config_dirs) for group in groups.all_groups(config_dirs)}
@@ -76,7 +74,7 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
     components = {
         group: {entry.name: dict(_keys(entry.config)) for entry in tables.entries(group)} for group in tables.groups()
     }
-    own = {verb: list(keys.names()) for verb, keys in OF_COMMANDS.items()}
+    own = {verb: list(of_run.names()) for verb in VERBS if (of_run := keys_of(verb)) is not None}
     return {"verbs": verbs, "components": components, "options": options, "own": own}
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import netrc
 import os
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -80,6 +77,11 @@ def has_key(server: str, environ: Mapping[str, str]) -> bool:
 
 def replies(server: str, seconds: float = PATIENCE) -> bool:
     """Whether a server replies to a request, more than taking the connection; through the proxy of the environment."""
+    # Only a run that is shown on a server needs these: every other command would pay for them.
+    import http.client
+    import urllib.error
+    import urllib.request
+
     try:
         with urllib.request.urlopen(urllib.request.Request(server, method="HEAD"), timeout=seconds):
             return True
@@ -95,7 +97,6 @@ def replies(server: str, seconds: float = PATIENCE) -> bool:
 class TrackerConfig(Config):
     """Base of every tracker's configuration: a run has any number of them, each under its name in `logger`."""
 
-    many: ClassVar[bool] = True
     package: ClassVar[str | None] = None
     """The Python package it needs beyond lmtool's own."""
     extra: ClassVar[str] = "trackers"

@@ -13,47 +13,9 @@ from lmtool.training.devices import device_of
 
 
 @dataclass(frozen=True)
-class PlanKeys:
-    """device: a published one, or None for what the run names. measure: whether a few of its steps are run."""
-
-    device: str | None = None
-    measure: bool = False
-
-    @staticmethod
-    def names() -> tuple[str, ...]:
-        """Those that the run has not."""
-        return ("measure",)
-
-    @staticmethod
-    def has(word: str) -> bool:
-        """Whether a word of the command line is one of these."""
-        key, _, value = word.partition("=")
-        return key == "measure" or (key == "device" and re.fullmatch(DEVICE, value) is None)
-
-    @classmethod
-    def of(cls, words: Sequence[str]) -> PlanKeys:
-        """From KEY=VALUE words. UserError for a device nobody knows, and where measuring needs one that is not here."""
-        values: dict[str, str] = {}
-        for word in words:
-            key, _, value = word.partition("=")
-            if values.setdefault(key, value) != value:
-                raise UserError(f"{word}: {key} is given twice", "keep one of them")
-        measure, device = values.get("measure", "false").lower(), values.get("device")
-        if measure not in ("true", "false"):
-            raise UserError(f"measure={measure}: measure is true or false", "give measure=true")
-        if device is not None:
-            device_of(device)
-            if measure == "true":
-                raise UserError(
-                    f"device={device} measure=true: steps are measured on a device that is here",
-                    f"leave out one of the two: lmtool plan ... device={device}",
-                )
-        return cls(device, measure == "true")
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """Whole numbers, true or false, and `output`, a path. at_least: the smallest number, 1 where none is named."""
+class RunKeys:
+    """The keys of a command about a run: whole numbers, true or false, and `output`, a path. at_least: the smallest
+    number, 1 where none is named."""
 
     at_least: ClassVar[dict[str, int]] = {}
 
@@ -92,7 +54,46 @@ class _Keys:
 
 
 @dataclass(frozen=True)
-class Looking(_Keys):
+class PlanKeys(RunKeys):
+    """device: a published one, or None for what the run names. measure: whether a few of its steps are run."""
+
+    device: str | None = None
+    measure: bool = False
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Those that the run has not."""
+        return ("measure",)
+
+    @classmethod
+    def has(cls, word: str) -> bool:
+        """Whether a word of the command line is one of these."""
+        key, _, value = word.partition("=")
+        return key == "measure" or (key == "device" and re.fullmatch(DEVICE, value) is None)
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> PlanKeys:
+        """From KEY=VALUE words. UserError for a device nobody knows, and where measuring needs one that is not here."""
+        values: dict[str, str] = {}
+        for word in words:
+            key, _, value = word.partition("=")
+            if values.setdefault(key, value) != value:
+                raise UserError(f"{word}: {key} is given twice", "keep one of them")
+        measure, device = values.get("measure", "false").lower(), values.get("device")
+        if measure not in ("true", "false"):
+            raise UserError(f"measure={measure}: measure is true or false", "give measure=true")
+        if device is not None:
+            device_of(device)
+            if measure == "true":
+                raise UserError(
+                    f"device={device} measure=true: steps are measured on a device that is here",
+                    f"leave out one of the two: lmtool plan ... device={device}",
+                )
+        return cls(device, measure == "true")
+
+
+@dataclass(frozen=True)
+class Looking(RunKeys):
     """n: examples to print. tokens: how many are measured. brief: only what stands out, and whether all checks hold.
     output: file for the examples as JSON lines, or, ending in .html, for a page with all that is printed, or None."""
 
@@ -105,15 +106,8 @@ class Looking(_Keys):
 
 
 @dataclass(frozen=True)
-class Profiling(_Keys):
+class Profiling(RunKeys):
     """steps: how many are profiled. output: the new folder of the trace and the table, or None: runs/profile-..."""
 
     steps: int = 5
     output: str | None = None
-
-
-OF_COMMANDS: dict[str, type[Looking] | type[Profiling] | type[PlanKeys]] = {
-    "inspect": Looking,
-    "plan": PlanKeys,
-    "profile": Profiling,
-}

@@ -11,21 +11,10 @@ from pydantic import Field, ValidationError
 from lmtool.config.auto import AUTO, Auto
 from lmtool.config.base import Variant
 from lmtool.config.tables import Choice, Several, lookup
-
-# These modules enter their components into the tables.
-from lmtool.data import configs as data_configs  # noqa: F401
 from lmtool.data.configs import DataConfig
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.learners.configs import ObjectiveConfig
-from lmtool.models import decoder_configs as decoder_configs
-from lmtool.models import encoder_configs as encoder_configs
-from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
-from lmtool.models import recurrent_configs as recurrent_configs
-from lmtool.models import word_configs as word_configs
 from lmtool.models.configs import ModelConfig
-from lmtool.objectives import configs as objective_configs  # noqa: F401
-from lmtool.objectives import permutation_configs as objective_word_configs  # noqa: F401
-from lmtool.objectives import permutation_configs as permutation_configs
 from lmtool.reporting.trackers.configs import TrackerConfig
 from lmtool.resolver.schema.base import DEVICE, CommandConfig
 from lmtool.resolver.schema.phases import normalised, overridden, variants
@@ -373,24 +362,3 @@ class ImportConfig(TransferConfig):
     cache_dir: str = Field(
         "~/.cache/lmtool", description="Folder of the token stores, shared by all runs.", min_length=1
     )
-
-
-COMMANDS: dict[str, type[Any]] = {
-    "pretrain": PretrainConfig,
-    "finetune": FinetuneConfig,
-    "evaluate": EvaluateConfig,
-    "predict": PredictConfig,
-    "generate": GenerateConfig,
-    "embed": EmbedConfig,
-    "probe": ProbeConfig,
-    "tokenizer": TokenizerCommandConfig,
-    "check": CheckConfig,
-    "doctor": DoctorConfig,
-    "inspect tokenizer": InspectTokenizerConfig,
-    "inspect attention": InspectAttentionConfig,
-    "inspect word": InspectWordConfig,
-    "inspect positions": InspectPositionsConfig,
-    "export": ExportConfig,
-    "import": ImportConfig,
-}
-"""The commands that read a configuration, and its class."""

@@ -1,17 +1,30 @@
 """What finetuning learns, as configuration: a file a kind. Imports no torch."""
 
-from lmtool.tasks.configs.base import TaskConfig
-from lmtool.tasks.configs.classification import ClassificationConfig, MultipleChoiceConfig
-from lmtool.tasks.configs.mixture import GlueConfig, MixtureTaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
-from lmtool.tasks.configs.sequence import (
-    ClassLossConfig,
-    MultiLabelConfig,
-    MultiLabelLossConfig,
-    RegressionConfig,
-    SequenceConfig,
-)
-from lmtool.tasks.configs.texts import ExtractiveQaConfig, ScheduledSamplingConfig, Seq2SeqConfig
-from lmtool.tasks.configs.tokens import SpanClassificationConfig, TokenClassificationConfig
+from typing import TYPE_CHECKING
+
+from lmtool.config.tables import attribute_of
+
+if TYPE_CHECKING:
+    from lmtool.tasks.configs.base import TaskConfig
+    from lmtool.tasks.configs.classification import ClassificationConfig, MultipleChoiceConfig
+    from lmtool.tasks.configs.mixture import (
+        GlueConfig,
+        MixtureTaskConfig,
+        TaskObjectiveConfig,
+        TaskTextConfig,
+        tasks_of,
+    )
+    from lmtool.tasks.configs.sequence import (
+        ClassLossConfig,
+        MultiLabelConfig,
+        MultiLabelLossConfig,
+        RegressionConfig,
+        SequenceConfig,
+    )
+    from lmtool.tasks.configs.texts import ExtractiveQaConfig, ScheduledSamplingConfig, Seq2SeqConfig
+    from lmtool.tasks.configs.tokens import SpanClassificationConfig, TokenClassificationConfig
+
+__getattr__ = attribute_of(__name__, "base", "sequence", "mixture", "classification", "texts", "tokens")
 
 __all__ = [
     "ClassLossConfig",

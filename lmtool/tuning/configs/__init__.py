@@ -1,18 +1,25 @@
 """Which parameters learn, as configuration: a file a method. Imports no torch."""
 
-from lmtool.tuning.configs.adapter import AdapterConfig, AdapterFusionConfig
-from lmtool.tuning.configs.base import ByDepthConfig, OfPretrainedConfig, TuningConfig
-from lmtool.tuning.configs.methods import (
-    BitFitConfig,
-    FullConfig,
-    HeadConfig,
-    Ia3Config,
-    LastLayersConfig,
-    LoraConfig,
-    PrefixConfig,
-    PromptConfig,
-    PTuningConfig,
-)
+from typing import TYPE_CHECKING
+
+from lmtool.config.tables import attribute_of
+
+if TYPE_CHECKING:
+    from lmtool.tuning.configs.adapter import AdapterConfig, AdapterFusionConfig
+    from lmtool.tuning.configs.base import ByDepthConfig, OfPretrainedConfig, TuningConfig
+    from lmtool.tuning.configs.methods import (
+        BitFitConfig,
+        FullConfig,
+        HeadConfig,
+        Ia3Config,
+        LastLayersConfig,
+        LoraConfig,
+        PrefixConfig,
+        PromptConfig,
+        PTuningConfig,
+    )
+
+__getattr__ = attribute_of(__name__, "base", "methods", "adapter")
 
 __all__ = [
     "AdapterConfig",

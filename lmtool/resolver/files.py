@@ -1,7 +1,5 @@
-"""`data=FILE`: text of the user's in the place of a source's name, put into the overrides that it stands for.
-
-Imports no torch.
-"""
+"""`task=FILE` and `data=FILE`: a file or a folder of the user's in the place of a task's or a source's name, put into
+the overrides that it stands for. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import itertools
 import os
 import re
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,32 +21,67 @@ from lmtool.data.files import check_encoding, collected, find, no_such_file
 from lmtool.data.parquet import parquet_rows
 from lmtool.data.rows import delimiter_for, fields_of, header_of, objects, records
 from lmtool.errors import UserError
-from lmtool.resolver.task_file import in_full
+from lmtool.resolver.shorthands import Line
+from lmtool.system.terminal import say
 from lmtool.tasks.files import canonical
-from lmtool.tasks.guessing import headless, is_text, typed
+from lmtool.tasks.guessing import TABLES, guess, headless, is_path, is_text, typed
 
 _HEAD = 100  # rows that say which column holds the text
 _LETTERS = re.compile(r"[A-Za-z]+")
 
 
-def spelled_out(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[str]:
+def named(line: Line) -> list[str]:
+    """Files and folders that are typed without a key, as labelled rows or as text, by what they are called."""
+    return [
+        word if "=" in word else f"{'task' if Path(word).suffix.lower() in TABLES else 'data'}={word}"
+        for word in line.words
+    ]
+
+
+def with_task(line: Line) -> list[str]:
+    """The overrides with `task=FILE` in its full form, which is printed too; as they are where none was typed.
+    UserError where the file does not say what it is for."""
+    values = line.values
+    file = values.get("task", "")
+    if not is_path(file, options("task", line.config_dirs)):
+        return list(line.words)
+    if "task.path" in values:
+        raise UserError(
+            f"task={file} and task.path={values['task.path']}: both name data",
+            f"give task=NAME task.path={values['task.path']}, or task={file} alone",
+        )
+    full = [f"task.path={file}"]  # all that changes where a checkpoint has a task
+    if line.verb != "evaluate":
+        given = {key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.")}
+        # What `check` reads may have rows that fail: it lists them.
+        with collected() if line.verb == "check" else contextlib.nullcontext():
+            full = guess(file, given).words(file)
+        full = [word for word in full if word.startswith("task=") or word.partition("=")[0] not in values]
+    return _printed(line, "task", file, full)
+
+
+def with_text(line: Line) -> list[str]:
     """The overrides with `data=FILE` in its full form, which is printed too; as they are where none was typed.
-    config_dirs: with sources of the user's own. UserError where the file does not say what it is."""
-    values = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    UserError where the file does not say what it is."""
+    values = line.values
     file = values.get("data", "")
-    if not _is_path(file, options("data", config_dirs)):
-        return list(words)
+    if not _is_path(file, options("data", line.config_dirs)):
+        return list(line.words)
     if "data.path" in values:
         raise UserError(
             f"data={file} and data.path={values['data.path']}: both name text",
             f"give data=KIND data.path={values['data.path']}, or data={file} alone",
         )
-    full = [word for word in _full(file, values) if word.partition("=")[0] == "data" or not _given(word, values)]
-    return in_full(words, "data", file, full)
+    full = [word for word in _full(file, values) if word.startswith("data=") or word.partition("=")[0] not in values]
+    return _printed(line, "data", file, full)
 
 
-def _given(word: str, values: Mapping[str, str]) -> bool:
-    return word.partition("=")[0] in values
+def _printed(line: Line, key: str, file: str, full: Sequence[str]) -> list[str]:
+    """The overrides with `key=file` in the form `full`, which is printed with the section's other keys."""
+    own = [word for word in line.words if word.startswith(f"{key}.")]
+    say(f"{key}={file} is read as: {shlex.join([*full, *own])}", sys.stderr)
+    number = line.words.index(f"{key}={file}")
+    return [*line.words[:number], *full, *line.words[number + 1 :]]
 
 
 def _is_path(value: str, names: Sequence[str]) -> bool:

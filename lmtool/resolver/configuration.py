@@ -1,0 +1,68 @@
+"""From a command line to its configuration: shorthands, then Hydra, a saved configuration or a branch's trunk, then
+`auto`, the decoder and the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from lmtool.config import compose, overrides, plugins, problems, saved
+from lmtool.config.auto import merge
+from lmtool.config.offers import Offers
+from lmtool.errors import Problem, UserError
+from lmtool.resolver import trunks
+from lmtool.resolver.decoding import decoded
+from lmtool.resolver.schema.base import CommandConfig
+from lmtool.resolver.schema.verbs import COMMANDS, VERBS
+from lmtool.resolver.shorthands import Data, Line, sections_in_full
+
+
+def configuration(line: Line, running: bool) -> CommandConfig:
+    """The decoded configuration of a line in full. running: the command runs here and now. Raises ConfigError with
+    every error in it."""
+    offers = offers_of(line)
+    if trunks.branch_of(line.words) is not None:
+        return trunks.configuration(line, offers, running)
+    data, found = _composed(line, offers) if line.saved is None else _saved(line, offers)
+    return decoded(line.verb, sections_in_full(data, line), earlier=found, running=running)
+
+
+def offers_of(line: Line) -> Offers:
+    """What may be typed with the command."""
+    command, primary = COMMANDS[line.verb], VERBS[line.verb].primary
+    assert primary is not None
+    offers = compose.what_is_offered(primary, line.config_dirs)
+    return replace(
+        offers,
+        takes=partial(problems.takes, command),
+        verbatim=command.verbatim,
+        alternatives=command.alternatives,
+    )
+
+
+def _composed(line: Line, offers: Offers) -> tuple[Data, list[Problem]]:
+    """What Hydra composes, and what is wrong with the words."""
+    typed = overrides.read(line.words, offers)
+    return compose.compose(str(VERBS[line.verb].primary), typed, line.config_dirs), typed.problems
+
+
+def _saved(line: Line, offers: Offers) -> tuple[Data, list[Problem]]:
+    """A saved configuration with the words over it, and what is wrong with these."""
+    path = line.saved
+    assert path is not None
+    data = saved.read(path)
+    command = str(data.get("command", line.verb))
+    if command != line.verb:
+        hint = plugins.command_line(command, "--config", str(path))
+        raise UserError(f"{path}: saved by lmtool {command}", hint)
+    values, found = overrides.as_values(line.words, offers)
+    return merge(saved.body(data), values), found
+
+
+def decoded_job(line: Line, data: Data, problems: Sequence[Problem], running: bool) -> CommandConfig:
+    """The configuration of one job of a sweep, from what was composed for it."""
+    config = decoded(line.verb, sections_in_full(data, line), earlier=problems, running=running)
+    if (devices := getattr(config, "devices", None) or 1) > 1:
+        raise UserError(f"devices={devices} with -m: a job of a sweep runs in one process", "leave devices= out")
+    return config

@@ -1,0 +1,302 @@
+"""The commands, one table: what each does, reads and runs, and what the command line says of them.
+
+Imports the standard library only: a class or a module is named here, and imported when its command is typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from lmtool.resolver.schema.base import CommandConfig
+    from lmtool.resolver.schema.inspection import RunKeys
+
+Reads = Literal["configuration", "run", "words", "options", "saved run"]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command: what it does, one example, and `module:function` of what runs it.
+
+    reads: what that function is called with. configuration: one of the class `config`, composed from the primary file;
+    run: one of the command that is named behind it, with the keys of its own; words: those that were typed; options:
+    these and the folders of --config-dir; saved run: the words, of which it makes a command and its configuration.
+    config: `module:class` of lmtool.resolver.schema. places: the keys that words without = stand for, in their order.
+    keys: `module:class` of the keys of a command about a run. action: what that does with the run, for messages.
+    trains: whether it is a training command. sweeps: whether -m runs it many times. notes: further lines of its help.
+    """
+
+    about: str
+    example: str
+    runs: str
+    reads: Reads = "configuration"
+    primary: str | None = None
+    config: str | None = None
+    places: tuple[str, ...] = ()
+    keys: str | None = None
+    action: str = "looks into"
+    trains: bool = False
+    sweeps: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def _configured(
+    about: str, example: str, module: str, config: str, primary: str = "", places: tuple[str, ...] = ()
+) -> Verb:
+    """A command that reads a configuration of its own. primary: its file, where that has not the module's name."""
+    return Verb(
+        about, example, f"lmtool.commands.{module}:run", "configuration", primary or module, config, places=places
+    )
+
+
+VERBS: dict[str, Verb] = {
+    "pretrain": Verb(
+        "learn a language from text",
+        "lmtool pretrain model=bert_tiny",
+        "lmtool.commands.pretrain:run",
+        primary="pretrain",
+        config="run:PretrainConfig",
+        trains=True,
+        sweeps=True,
+    ),
+    "finetune": Verb(
+        "learn a task from labelled text",
+        "lmtool finetune task=pydocs checkpoint=runs/NAME",
+        "lmtool.commands.finetune:run",
+        primary="finetune",
+        config="run:FinetuneConfig",
+        trains=True,
+        sweeps=True,
+    ),
+    "evaluate": Verb(
+        "score a checkpoint",
+        "lmtool evaluate runs/NAME",
+        "lmtool.commands.evaluate:run",
+        primary="evaluate",
+        config="use:EvaluateConfig",
+        places=("checkpoint", "against"),
+        sweeps=True,
+    ),
+    "predict": _configured(
+        "label texts, fill masks",
+        'lmtool predict runs/NAME text="..."',
+        "predict",
+        "use:PredictConfig",
+        places=("checkpoint", "text"),
+    ),
+    "generate": _configured(
+        "write text",
+        'lmtool generate runs/NAME prompt="..."',
+        "generate",
+        "use:GenerateConfig",
+        places=("checkpoint", "prompt"),
+    ),
+    "embed": _configured(
+        "texts as vectors",
+        "lmtool embed runs/NAME input=FILE output=vectors.npy",
+        "embed",
+        "use:EmbedConfig",
+        places=("checkpoint",),
+    ),
+    "probe": _configured(
+        "what every layer holds",
+        "lmtool probe runs/NAME target=next",
+        "probe",
+        "use:ProbeConfig",
+        places=("checkpoint",),
+    ),
+    "tokenizer": _configured(
+        "train a vocabulary",
+        "lmtool tokenizer output=vocabulary",
+        "tokenizer",
+        "run:TokenizerCommandConfig",
+        "train_tokenizer",
+    ),
+    "export": _configured(
+        "write a folder for transformers",
+        "lmtool export runs/NAME output=exported",
+        "export",
+        "run:ExportConfig",
+        places=("checkpoint",),
+    ),
+    "import": _configured(
+        "take published weights, or another vocabulary",
+        "lmtool import hf://org/name output=imported",
+        "importing",
+        "run:ImportConfig",
+        "import",
+        ("checkpoint",),
+    ),
+    "check": _configured("read a data set before training", "lmtool check task=mydata.csv", "check", "use:CheckConfig"),
+    "doctor": _configured(
+        "what this machine can do, and what is missing", "lmtool doctor", "doctor", "use:DoctorConfig"
+    ),
+    "fetch": Verb(
+        "download what a run will need",
+        "lmtool fetch finetune task=sst2 checkpoint=hf://org/name",
+        "lmtool.commands.fetch:run",
+        "run",
+        action="fetches for",
+    ),
+    "plan": Verb(
+        "sizes, steps and time, before spending them",
+        "lmtool plan pretrain model=bert",
+        "lmtool.commands.plan:run",
+        "run",
+        keys="inspection:PlanKeys",
+        action="plans",
+    ),
+    "inspect": Verb(
+        "what the model is fed, and its statistics",
+        "lmtool inspect pretrain model=bert_tiny n=3",
+        "lmtool.commands.inspect:run",
+        "run",
+        keys="inspection:Looking",
+        notes=(
+            "n=3 examples are printed, tokens=200000 measured; brief=true: what stands out, and nothing else",
+            "output=FILE: the examples as JSON lines; output=FILE.html: a page with all that is printed",
+        ),
+    ),
+    "inspect tokenizer": _configured(
+        "one text as each vocabulary cuts it",
+        'lmtool inspect tokenizer text="unhappiness"',
+        "inspect_tokenizer",
+        "use:InspectTokenizerConfig",
+    ),
+    "inspect attention": _configured(
+        "what each head looks at",
+        'lmtool inspect attention checkpoint=runs/NAME text="..."',
+        "inspect_attention",
+        "use:InspectAttentionConfig",
+        places=("checkpoint", "text"),
+    ),
+    "inspect positions": _configured(
+        "what positions do to attention",
+        "lmtool inspect positions kinds=[rotary,t5]",
+        "inspect_positions",
+        "use:InspectPositionsConfig",
+    ),
+    "inspect word": _configured(
+        "one word in several sentences",
+        'lmtool inspect word word=bank text="... | ..." checkpoint=runs/NAME',
+        "inspect_word",
+        "use:InspectWordConfig",
+    ),
+    "profile": Verb(
+        "where a step's time goes",
+        "lmtool profile pretrain model=bert_tiny steps=5",
+        "lmtool.commands.profile:run",
+        "run",
+        keys="inspection:Profiling",
+        action="runs a few steps of",
+        notes=("steps=5 are profiled, after 2 of warm-up; output=FOLDER: the trace and the table",),
+    ),
+    "resume": Verb("resume a stopped run", "lmtool resume runs/NAME", "lmtool.commands.resume:read", "saved run"),
+    "report": Verb(
+        "the report of a run or a sweep again, runs side by side",
+        "lmtool report runs/NAME",
+        "lmtool.commands.report:main",
+        "words",
+    ),
+    "runs": Verb("all runs: when, what, score, state, size", "lmtool runs", "lmtool.commands.runs:main", "words"),
+    "list": Verb("what there is to choose from", "lmtool list model", "lmtool.commands.list:main", "options"),
+    "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr", "lmtool.commands.show:main", "options"),
+    "completion": Verb(
+        "TAB in bash, zsh or fish",
+        "source <(lmtool completion bash)",
+        "lmtool.cli.completion.shells:main",
+        "words",
+    ),
+}
+LOOKS = tuple(name.partition(" ")[2] for name in VERBS if " " in name)
+"""What `lmtool inspect` looks at beside runs."""
+TRAINING = tuple(name for name, verb in VERBS.items() if verb.trains)
+SWEPT = tuple(name for name, verb in VERBS.items() if verb.sweeps)
+"""Commands that -m runs many times."""
+ABOUT_A_RUN = tuple(name for name, verb in VERBS.items() if verb.reads == "run")
+"""The commands about what a training command would do."""
+
+
+class _Classes(Mapping[str, type["CommandConfig"]]):
+    """The class of each command's configuration, imported when it is asked for."""
+
+    def __getitem__(self, verb: str) -> type[CommandConfig]:
+        named = VERBS[verb].config
+        if named is None:
+            raise KeyError(verb)
+        command: type[CommandConfig] = _class(named)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, verb in VERBS.items() if verb.config is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _class(named: str) -> type:
+    from lmtool.config.tables import imported
+
+    named_class: type = imported(f"lmtool.resolver.schema.{named}")
+    return named_class
+
+
+COMMANDS: Mapping[str, type[CommandConfig]] = _Classes()
+"""The commands that read a configuration, and its class."""
+
+
+def keys_of(verb: str) -> type[RunKeys] | None:
+    """The class of the keys that a command about a run has of its own."""
+    named = VERBS[verb].keys
+    return None if named is None else _class(named)
+
+
+FLAGS = """flags, anywhere after the command:
+  -m, --multirun       run every combination of the values that commas separate: -m task=sst2,cola seed=1,2
+  --config FILE        a saved configuration (runs/NAME/config.yaml) instead of a composed one
+  --config-dir FOLDER  further YAML, laid out like conf/
+  --plugin MODULE      a Python module that adds components
+  --cfg job            print the configuration and stop
+  --debug              show tracebacks
+  --version            print lmtool's version
+  --help               print this"""
+
+
+def overview() -> str:
+    """What `lmtool` alone prints."""
+    width = max(map(len, VERBS))
+    lines = [
+        "lmtool: pretrain and finetune language models from composed YAML",
+        "",
+        "lmtool COMMAND [KEY=VALUE ...]",
+        "",
+    ]
+    for name, verb in VERBS.items():
+        lines += [f"  {name:<{width}} {verb.about}", f"  {'':<{width}}   {verb.example}"]
+    return "\n".join([*lines, "", "`lmtool COMMAND --help` prints its keys.", "", FLAGS])
+
+
+def help_of(verb: str, rest: Sequence[str] = ()) -> str:
+    """What `lmtool VERB --help` prints: the primary file of a command is its manual."""
+    about = VERBS[verb]
+    primary = about.primary
+    if about.reads == "run":
+        primary = rest[0] if rest and rest[0] in TRAINING else "pretrain"
+    lines = [f"lmtool {verb}: {about.about}", "", f"  {about.example}", ""]
+    lines += [*(f"  {note}" for note in about.notes), ""] if about.notes else []
+    if primary is not None:
+        from lmtool.config.groups import conf_dir, options
+
+        lines += ["keys and groups, with their defaults (`lmtool show KEY` explains one):", ""]
+        text = (conf_dir() / f"{primary}.yaml").read_text(encoding="utf-8").splitlines()
+        groups = [line.split("- ", 1)[1].split(":")[0] for line in text if line.startswith("  - ") and ": " in line]
+        lines += [
+            f"  {line}"
+            for line in text
+            if not line.startswith("# ") and "_self_" not in line and "optional" not in line
+        ]
+        offered = {group: options(group) for group in groups}
+        lines += ["", *(f"  {group}: {', '.join(names)}" for group, names in offered.items() if names), ""]
+    return "\n".join([*lines, FLAGS])

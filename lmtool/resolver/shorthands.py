@@ -1,0 +1,244 @@
+"""Shorthands: what may be typed in the place of longer overrides, and what they stand for.
+
+Two tables. WORDS are read from the words of a command line, before Hydra composes them; what they become is typed just
+as well, and stays as it is when it is read again. SECTIONS are read from the composed configuration, before `auto` and
+the decoder. A shorthand that reads files names its function, whose module is imported where one was typed. No torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lmtool.config import saved
+from lmtool.config.checkpoint import RUNS, read_checkpoint, run_folder
+from lmtool.config.tables import imported
+from lmtool.errors import UserError
+from lmtool.resolver.schema.verbs import COMMANDS, TRAINING, VERBS
+from lmtool.weights.folders import hf_folder
+
+Data = dict[str, Any]
+OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
+"""How an override begins."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command and its words, flags left out. config_dirs: further folders of YAML. saved: the saved configuration
+    that --config names."""
+
+    verb: str
+    words: tuple[str, ...]
+    config_dirs: tuple[Path, ...] = ()
+    saved: Path | None = None
+
+    @property
+    def values(self) -> dict[str, str]:
+        """What was typed by key."""
+        return {word.partition("=")[0]: word.partition("=")[2] for word in self.words}
+
+
+@dataclass(frozen=True)
+class Words:
+    """A shorthand of the command line. form: as it is typed. verbs: the commands that read it. may_be: whether a word
+    may be one. in_full: `module:function` from the line to its words in full."""
+
+    form: str
+    verbs: Collection[str]
+    may_be: Callable[[str], bool]
+    in_full: str
+
+
+@dataclass(frozen=True)
+class Sections:
+    """A shorthand in a composed configuration: `module:function` from it and the line to the configuration in full."""
+
+    form: str
+    verbs: Collection[str]
+    in_full: str
+
+
+_NAMED_SECTIONS = {"data.task": "data", "objective.task": "objective"}
+"""Keys that take a task by its name, and the group in which what has them is chosen."""
+_MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]\w*)\.(?=[\w.]+=)")
+_DOMAIN = (".domain", "/domain")
+
+
+def _typed(*keys: str) -> Callable[[str], bool]:
+    return lambda word: word.startswith(tuple(f"{key}=" for key in keys))
+
+
+WORDS = (
+    Words(
+        "VALUE",
+        [name for name, verb in VERBS.items() if verb.places],
+        lambda word: not OVERRIDE.match(word),
+        "lmtool.resolver.shorthands:placed",
+    ),
+    Words("FILE", ("check",), lambda word: "=" not in word, "lmtool.resolver.files:named"),
+    Words("target=TASK", ("probe",), _typed("target"), "lmtool.resolver.shorthands:with_target"),
+    Words("task=FILE", COMMANDS.keys() - {"predict"}, _typed("task"), "lmtool.resolver.files:with_task"),
+    Words("data=FILE", COMMANDS, _typed("data"), "lmtool.resolver.files:with_text"),
+    Words("data=task:NAME", COMMANDS, _typed("data", "objective"), "lmtool.resolver.shorthands:with_task_of_text"),
+    Words(
+        "data.task=NAME, task.domain=NAME",
+        COMMANDS,
+        lambda word: (key := word.partition("=")[0]) in _NAMED_SECTIONS or key.endswith(_DOMAIN),
+        "lmtool.resolver.shorthands:with_names",
+    ),
+    Words(
+        "data.members.NAME.KEY=VALUE",
+        COMMANDS,
+        lambda word: _MEMBER.match(word) is not None,
+        "lmtool.resolver.shorthands:with_members",
+    ),
+)
+SECTIONS = (
+    Sections("-m checkpoint=RUN,none", COMMANDS, "lmtool.resolver.shorthands:with_shape"),
+    Sections("members=[TASK,...], data.task=NAME", COMMANDS, "lmtool.resolver.members:with_sections_of"),
+    Sections("runs/latest", TRAINING, "lmtool.resolver.shorthands:with_latest_run"),
+)
+
+
+def in_full(line: Line) -> Line:
+    """The line with its shorthands as the overrides that they stand for. UserError where one cannot be read."""
+    for shorthand in WORDS:
+        if line.verb in shorthand.verbs and any(map(shorthand.may_be, line.words)):
+            line = replace(line, words=tuple(imported(shorthand.in_full)(line)))
+    return line
+
+
+def sections_in_full(data: Data, line: Line) -> Data:
+    """A composed configuration with what its shorthands stand for. UserError where one cannot be read."""
+    for shorthand in SECTIONS:
+        if line.verb in shorthand.verbs:
+            data = imported(shorthand.in_full)(data, line)
+    return data
+
+
+# --- words ---------------------------------------------------------------------------------------------------------
+
+
+def placed(line: Line) -> list[str]:
+    """Words without = as values of the keys that they stand for; more of them stay as they are, and are refused."""
+    keys = iter(VERBS[line.verb].places)
+    return [
+        word if OVERRIDE.match(word) or (key := next(keys, None)) is None else f"{key}={word}" for word in line.words
+    ]
+
+
+def with_target(line: Line) -> list[str]:
+    """`target=NAME` of a task as the two keys that it stands for."""
+    words: list[str] = []
+    for word in line.words:
+        key, _, value = word.partition("=")
+        of_task = key == "target" and value not in ("token", "previous", "next", "task")
+        words += ["target=task", f"task={value}"] if of_task else [word]
+    return words
+
+
+def with_task_of_text(line: Line) -> list[str]:
+    """`data=task:NAME` as `data=task data.task.name=NAME`."""
+    words: list[str] = []
+    for word in line.words:
+        key, _, value = word.partition("=")
+        group, _, name = value.partition(":")
+        of_task = key in _NAMED_SECTIONS.values() and group == "task" and name
+        words += [f"{key}=task", f"{key}.task.name={name}"] if of_task else [word]
+    return words
+
+
+def with_names(line: Line) -> list[str]:
+    """`data.task=NAME` and `task.domain=NAME` by the key `name` of these sections: others may stand beside it."""
+    words = []
+    for word in line.words:
+        key, _, value = word.partition("=")
+        named = (key in _NAMED_SECTIONS or key.endswith(_DOMAIN)) and value.isidentifier() and value != "null"
+        words.append(f"{key.replace('/', '.')}.name={value}" if named else word)
+    return words
+
+
+def with_members(line: Line) -> list[str]:
+    """`data.members.NAME.KEY=VALUE` as `data.with.NAME.KEY=VALUE`, since members are a list."""
+    return [_MEMBER.sub(r"\1.with.\2.", word) for word in line.words]
+
+
+# --- what pretraining is worth: -m checkpoint=RUN,none -------------------------------------------------------------
+
+_NONE = "none"
+
+
+def with_shape(data: Data, line: Line) -> Data:
+    """Of a sweep over `checkpoint=RUN,none` the job of `none`: random weights in the shape of RUN's model, with RUN's
+    vocabulary, so that the jobs differ in their weights alone. UserError where several checkpoints are typed."""
+    typed = next((word.partition("=")[2] for word in line.words if word.startswith("checkpoint=")), "")
+    values = [value.strip() for value in typed.split(",")]
+    others = [value for value in values if value != _NONE]
+    if _NONE not in values or not others or any(word.startswith(("model=", "tokenizer=")) for word in line.words):
+        return data
+    if len(others) > 1:
+        raise UserError(
+            f"checkpoint={typed}: none has the shape of the checkpoint beside it, and there are {len(others)}",
+            f"a sweep for each: -m checkpoint={others[0]},{_NONE}",
+        )
+    if data.get("checkpoint") != _NONE:
+        return data
+    published = hf_folder(others[0], bool(data.get("offline")))
+    config = read_checkpoint(others[0]) if published is None else published.saved_config()
+    return {**data, "model": config["model"], "tokenizer": {"name": "folder", "path": others[0]}}
+
+
+# --- runs/latest ---------------------------------------------------------------------------------------------------
+
+_LINK = "latest"
+_OWN = ("name", "run_dir")  # the run's, which is not read
+
+
+def begun(config: Mapping[str, Any]) -> Data:
+    """What a run of this configuration was started with; of one that has no name, or has not been started, nothing."""
+    folder = _folder(config)
+    if folder is None or not (folder / "config.yaml").is_file():
+        return {}
+    return saved.read(folder / "config.yaml")
+
+
+def with_latest_run(data: Data, line: Line) -> Data:
+    """Every path through `runs/latest` as that of the run it names now: as soon as this run begins it names this one,
+    and what is resumed, or repeated from its config.yaml, must not begin with another. A path that names the run of
+    this configuration itself, which was started before, stands for what the run began with."""
+    if _LINK not in repr(data):
+        return data
+    try:
+        before = begun(data)
+    except UserError:  # who opens the run says what is wrong
+        before = {}
+    folder = _folder(data)
+    own = None if folder is None else folder.absolute()
+    return {key: value if key in _OWN else _resolved(value, before.get(key), own) for key, value in data.items()}
+
+
+def _folder(config: Mapping[str, Any]) -> Path | None:
+    if config.get("run_dir"):
+        return Path(str(config["run_dir"])).expanduser()
+    return RUNS / str(config["name"]) if config.get("name") else None
+
+
+def _resolved(value: Any, before: Any, own: Path | None) -> Any:
+    """before: the value with which the run was started, where it was."""
+    if isinstance(value, dict):
+        known = before if isinstance(before, dict) else {}
+        return {key: _resolved(inner, known.get(key), own) for key, inner in value.items()}
+    if isinstance(value, list):
+        each: Sequence[Any] = before if isinstance(before, list) and len(before) == len(value) else [None] * len(value)
+        return [_resolved(inner, was, own) for inner, was in zip(value, each, strict=True)]
+    if not isinstance(value, str) or _LINK not in value or "://" in value or _LINK not in Path(value).parts:
+        return value
+    parts = Path(value).parts
+    behind = parts.index(_LINK) + 1
+    run = run_folder(Path(*parts[:behind]))
+    if own is not None and run.absolute() == own and isinstance(before, str):
+        return before
+    return str(run.joinpath(*parts[behind:])) if run.name != _LINK and run.is_dir() else value
