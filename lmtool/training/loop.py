@@ -84,7 +84,7 @@ def train(
     progress = resume(keeper, budget, settings, group)
     require_alike(group, learner, loader)
     engine = engine_for(learner, settings.parallel, group)
-    health = Health(device, settings.uninformed_loss, progress, loader, run.path if run.writes else None, group)
+    health = Health(precision, settings.uninformed_loss, progress, loader, run.path if run.writes else None, group)
     run.announce()
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {counted(torch.get_num_threads(), 'thread')}")
     by_rows = row_gradients(learner, optimizer, device.type == "cpu" and group.size == 1)
