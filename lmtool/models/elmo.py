@@ -98,6 +98,7 @@ class Elmo(Encoder):
     ) -> Tensor:
         words = self.reader.words(packed)
         vectors_WH = self.reader.vectors(packed, words)
+        words = words.to(packed.tokens.device)
         entered = enter(self.embed, vectors_WH, words.packed, draws_of(draws, words.first_W))
         entered = replace(entered, batch_T=words.word_T)
         return self.run(entered, entered.read(read_M), tap=tap)
