@@ -21,7 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -209,7 +209,7 @@ class Operation(NamedTuple):
     aliases: bool
 
 
-@lru_cache(maxsize=None)
+@cache
 def operation(function: Any) -> Operation:
     schema = function._schema
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
@@ -472,7 +472,9 @@ class Stream:
 
 
 def properties(_: Any = None) -> SimpleNamespace:
-    return SimpleNamespace(name="a played CUDA device", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132)
+    return SimpleNamespace(
+        name="a played CUDA device", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132
+    )
 
 
 def told(mode: str | int) -> None:
