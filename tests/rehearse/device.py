@@ -1,12 +1,12 @@
-"""A CUDA device that is played on a CPU, with values: what a GPU refuses is an error here, what it makes the host wait for
-is counted, with the line of lmtool that asked for it.
+"""A CUDA device that is played on a CPU, with values: what a GPU refuses is an error here, and what it makes the host
+wait for is counted, with the line of lmtool that asked for it.
 
 `CudaTensor` is a tensor whose device is cuda:0 for everybody, autocast and autograd among them; its numbers lie in a
 tensor of the CPU. A dispatch mode sees every operation before it is computed there:
 - one that reads tensors of both devices is refused, as are types that CUDA has no kernel for, and what flash attention
   relies on without checking it (types, strides, sizes, offsets);
 - one that hands the host a value (`item`, `nonzero`, a mask as an index, a copy in either direction that is not both
-  pinned and non-blocking) is a wait; a copy to the host that does not wait has no values before the device was waited for;
+  pinned and non-blocking) is a wait; a copy to the host that does not wait has no values until the device is waited for;
 - kernels that only CUDA has (flash, a fused recurrent cell) are computed by plain formulas.
 A function mode sees the few calls that never reach the dispatcher. What is not played: time, streams beside each other,
 the numerics of a GPU's kernels, compilers, NCCL.

@@ -1,5 +1,5 @@
-"""Builds guard.cpp with the C++ compiler of this machine, once for each torch, and loads it. Imports no torch, which must
-be imported after it."""
+"""Builds guard.cpp with the C++ compiler of this machine, once for each torch, and loads it. Imports no torch, which
+must be imported after it."""
 
 from __future__ import annotations
 

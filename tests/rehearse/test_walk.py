@@ -1,6 +1,6 @@
-"""Whole commands on the played device, in a table: every family by number format and dropout, every tuning method,
-optimizer, way to distill, kind of task and command. No step makes the host wait, nothing is of two devices, and products
-have the type that the precision names."""
+"""Whole commands on the played device, in a table: every family by number format and dropout, every objective, tuning
+method, optimizer, way to distill, kind of task and command. No step makes the host wait, nothing is of two devices, and
+products have the type that the precision names."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ COMMANDS = {
     "generate sampled": "generate runs/start_gpt prompt='The happy' max_new_tokens=6 temperature=0.8 top_k=5",
     "generate t5": "generate runs/start_t5 prompt='The happy' max_new_tokens=6",
     "embed": "embed runs/start_bert text='The happy cat'",
-    "probe": "probe runs/start_bert task=sst2 task.path=rows",
+    "probe": "probe runs/start_bert target=sst2 task=sst2 task.path=rows",
     "inspect": "inspect pretrain model=bert_tiny data=text data.path=text.txt data.document=block n=2",
     "inspect attention": "inspect attention runs/start_bert text='The happy cat'",
     "inspect word": "inspect word runs/start_bert word=cat text='The cat sat. | A cat.'",
