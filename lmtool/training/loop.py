@@ -34,7 +34,7 @@ from lmtool.training.group import ALONE, Group
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
-from lmtool.training.precision import choose_device, choose_precision, deterministic, keep_freed_memory
+from lmtool.training.precision import StepWaits, choose_device, choose_precision, deterministic, keep_freed_memory
 from lmtool.training.progress import (
     Best,
     CheckpointExtension,
@@ -76,8 +76,7 @@ def train(
     precision = choose_precision(settings.precision, choose_device(settings.device))
     device, listener = precision.device, Listeners(listeners)
     move_to_device(learner, loader, settings, device, group)
-    groups = training_groups(learner, settings.optimizer.layer_decay)
-    named = named_parameters(groups)
+    named = named_parameters(groups := training_groups(learner, settings.optimizer.layer_decay))
     optimizer, schedule, scaler = build(settings.optimizer, groups), build(settings.schedule), precision.scaler()
     budget = Budget(settings, loader)
     keeper = Keeper(run, learner, optimizer, named, scaler, extensions, settings)
@@ -89,7 +88,8 @@ def train(
     run.log(f"trains on {device} in {precision.name} ({precision.why}), {counted(torch.get_num_threads(), 'thread')}")
     by_rows = row_gradients(learner, optimizer, device.type == "cpu" and group.size == 1)
     interrupts = Signals(command_line("resume", str(run.path)))
-    with interrupts as signals, deterministic(device), by_rows, compiled(settings.compiles):
+    waits = StepWaits(run.writes and device.type == "cuda", run.log)
+    with interrupts as signals, deterministic(device), by_rows, compiled(settings.compiles), waits.heard():
         listener.on_start(progress.step, *budget.outlook(progress))
         logged_tokens, logged_seconds = progress.tokens, progress.seconds
         steps = iter(loader.steps(progress.cursor, group.rank, group.size))
@@ -99,10 +99,10 @@ def train(
             data = next(steps)
             learning_rate = settings.optimizer.lr * schedule(step, total) * data.rate_scale
             set_learning_rate(optimizer, learning_rate)
-            outcome = gradients(engine, data, step, settings.seed, device, precision, scaler)
-            norm = apply_gradients(optimizer, scaler, list(named.values()), settings.optimizer.clip_norm)
-            health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
-
+            with waits.watched():
+                outcome = gradients(engine, data, step, settings.seed, device, precision, scaler)
+                norm = apply_gradients(optimizer, scaler, list(named.values()), settings.optimizer.clip_norm)
+                health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
             logs = has_row(step, settings.log_every, total)
             if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time
                 health.check(data, step, outcome.loss, norm)

@@ -6,7 +6,7 @@ tensor of the CPU. A dispatch mode sees every operation before it is computed th
 - one that reads tensors of both devices is refused, as are types that CUDA has no kernel for, and what flash attention
   relies on without checking it (types, strides, sizes, offsets);
 - one that hands the host a value (`item`, `nonzero`, a mask as an index, a copy in either direction that is not both
-  pinned and non-blocking) is a wait; a copy to the host that does not wait has no values until the device is waited for;
+  pinned and non-blocking) is a wait; a copy to the host that does not wait has no values before somebody waited;
 - kernels that only CUDA has (flash, a fused recurrent cell) are computed by plain formulas.
 A function mode sees the few calls that never reach the dispatcher. What is not played: time, streams beside each other,
 the numerics of a GPU's kernels, compilers, NCCL.
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -65,9 +65,9 @@ class Place(NamedTuple):
 
 def place() -> Place:
     """Where lmtool is now. The backward has a thread of its own, without the frames of the step."""
-    frame, lines = sys._getframe(1), []
+    lines: list[str] = []
     phase, otherwise = ("around", "elsewhere") if _is_main() else ("step", "backward")
-    while frame is not None:
+    for frame in callers():
         name = frame.f_code.co_filename
         if name.startswith(LMTOOL):
             inside = name[len(LMTOOL) :]
@@ -76,8 +76,15 @@ def place() -> Place:
             if (inside, frame.f_code.co_name) in PHASES:
                 phase = PHASES[inside, frame.f_code.co_name]
                 break
-        frame = frame.f_back
     return Place(phase, " < ".join(lines) or otherwise)
+
+
+def callers() -> Iterator[FrameType]:
+    """The frames of this thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _is_main() -> bool:
@@ -104,7 +111,11 @@ class Device:
         if self.debug == "error":
             raise RuntimeError(f"called a synchronizing CUDA operation: {what} at {place().line}")
         if self.debug == "warn":
-            warnings.warn(f"called a synchronizing CUDA operation: {what}", stacklevel=4)
+            ours = (__file__, os.path.dirname(torch.__file__))  # between the call and this, on a GPU there is C++
+            caller = next(frame for frame in callers() if not frame.f_code.co_filename.startswith(ours))
+            warnings.warn_explicit(
+                "called a synchronizing CUDA operation", UserWarning, caller.f_code.co_filename, caller.f_lineno
+            )
 
     def synchronize(self, *_: Any) -> None:
         """All that was asked for is done."""
