@@ -362,14 +362,18 @@ def copy_(function: Any, target: Tensor, source: Tensor, blocking: bool = False,
     return target
 
 
+def require_wide(cell: str, inputs: Tensor) -> None:
+    """Autocast hands cuDNN's recurrent layers fp16, whatever it was asked for: they are to be called outside of it."""
+    device.kernels[cell] += 1
+    if inputs.dtype != torch.float32:
+        raise refuse(f"a {cell} in {inputs.dtype} under autocast")
+
+
 def gru_cell(
     function: Any, inputs: Tensor, states: Tensor, before: Tensor, input_bias: Tensor, state_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`aten::_thnn_fused_gru_cell`: (R, C) states, and what its backward wants. cuDNN's would compute in fp16 whatever
-    autocast was asked for: only fp32 is let in."""
-    device.kernels["gru_cell"] += 1
-    if inputs.dtype != torch.float32:
-        raise refuse(f"a GRU in {inputs.dtype} under autocast")
+    """`aten::_thnn_fused_gru_cell`: (R, C) states, and what its backward wants."""
+    require_wide("gru_cell", inputs)
     inputs, states, before, input_bias, state_bias = map(value_of, (inputs, states, before, input_bias, state_bias))
     (reset, update, new), (own_reset, own_update, own_new) = (
         gates.chunk(3, 1) for gates in (inputs + input_bias, states + state_bias)
@@ -392,12 +396,47 @@ def gru_cell_backward(function: Any, gradient: Tensor, kept: Tensor, has_bias: b
     return tuple(map(CudaTensor, parts))
 
 
+def lstm_cell(
+    function: Any, inputs: Tensor, states: Tensor, before: Tensor, input_bias: Tensor, state_bias: Tensor
+) -> tuple[Tensor, ...]:
+    """`aten::_thnn_fused_lstm_cell`: (R, C) outputs and cells, and the gates, (R, 4C)."""
+    require_wide("lstm_cell", inputs)
+    inputs, states, before, input_bias, state_bias = map(value_of, (inputs, states, before, input_bias, state_bias))
+    write, forget, new, read = (inputs + states + input_bias + state_bias).chunk(4, 1)
+    write, forget, new, read = write.sigmoid(), forget.sigmoid(), new.tanh(), read.sigmoid()
+    cell = forget * before + write * new
+    return tuple(map(CudaTensor, (read * cell.tanh(), cell, torch.cat([write, forget, new, read], 1))))
+
+
+def lstm_cell_backward(
+    function: Any,
+    for_output: Tensor | None,
+    for_cell: Tensor | None,
+    before: Tensor,
+    cell: Tensor,
+    gates: Tensor,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    """`aten::_thnn_fused_lstm_cell_backward_impl`: of the gates, the cell before, and the bias."""
+    before, cell, (write, forget, new, read) = value_of(before), value_of(cell), value_of(gates).chunk(4, 1)
+    outer, inner = (torch.zeros_like(cell) if each is None else value_of(each) for each in (for_output, for_cell))
+    inner = inner + outer * read * (1 - cell.tanh() ** 2)
+    parts = [
+        inner * new * write * (1 - write), inner * before * forget * (1 - forget), inner * write * (1 - new * new),
+        outer * cell.tanh() * read * (1 - read),
+    ]  # fmt: skip
+    for_gates = torch.cat(parts, 1)
+    return tuple(map(CudaTensor, (for_gates, inner * forget, for_gates.sum(0))))
+
+
 SPECIAL: dict[str, Callable[..., Any]] = {
     "aten::_to_copy": to_copy,
     "aten::copy_": copy_,
     "aten::_fused_sdp_choice": lambda *_, **__: 0,  # plain formulas
     "aten::_thnn_fused_gru_cell": gru_cell,
     "aten::_thnn_fused_gru_cell_backward": gru_cell_backward,
+    "aten::_thnn_fused_lstm_cell": lstm_cell,
+    "aten::_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
 }
 
 

@@ -26,7 +26,7 @@ REFUSED = {
     "a product of two types": (lambda: on_device(2, 2) @ on_device(2, 2).double(), "different types"),
     "pinning": (lambda: on_device(3).pin_memory(), "cannot pin"),
     "an array": (lambda: on_device(3).numpy(), "numpy"),
-    "a GRU in half precision": (lambda: half_gru(on_device(4, 3)), "GRU in torch.bfloat16"),
+    "a GRU in half precision": (lambda: half_gru(on_device(4, 3)), "gru_cell in torch.bfloat16"),
     "flash of heads of 12": (lambda: flash(on_device(4, 2, 12, dtype=torch.bfloat16)), "flash attention of"),
     "flash in fp32": (lambda: flash(on_device(4, 2, 16)), "flash attention of torch.float32"),
     "flash of heads that lie apart": (lambda: flash(on_device(4, 2, 17, dtype=torch.bfloat16)[:, :, :16]), "strides"),
@@ -133,13 +133,13 @@ def test_memory_is_counted(cuda):
     assert torch.cuda.memory_allocated() == 0 and torch.cuda.max_memory_allocated() == 4000
 
 
-def test_a_gru_is_that_of_a_cpu(cuda):
-    plain = nn.GRU(3, 5, bidirectional=True)
-    ours = nn.GRU(3, 5, bidirectional=True)
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_a_recurrent_layer_is_that_of_a_cpu(kind, cuda):
+    plain, ours = kind(3, 5, bidirectional=True), kind(3, 5, bidirectional=True)
     ours.load_state_dict(plain.state_dict())
     x = torch.randn(4, 2, 3)
-    for gru, read in ((plain, x), (ours.to(CUDA), x.to(CUDA))):
-        gru(read)[0].square().sum().backward()
+    for layer, read in ((plain, x), (ours.to(CUDA), x.to(CUDA))):
+        layer(read)[0].square().sum().backward()
     for theirs, mine in zip(plain.parameters(), ours.parameters(), strict=True):
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad)
-    assert cuda.kernels["gru_cell"]
+    assert cuda.kernels[f"{kind.__name__.lower()}_cell"]

@@ -17,7 +17,7 @@ WALK = "tests/rehearse/test_walk.py::test_"
 DRAW = (
     "tests/rehearse/test_device.py",
     f"{WALK}a_family_drops[elmo-precision=bf16]",
-    f"{WALK}a_family_drops[transformer_xl-precision=bf16]",
+    f"{WALK}an_adaptive_softmax",
     f"{WALK}a_family_drops[rnn_attention-precision=bf16]",
     f"{WALK}a_family_drops_weights_of_attention[bert]",
     f"{WALK}a_wait_in_a_step_is_told_once",
