@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo course test faults matrix lint types bench gpu bundle clean
+.PHONY: help install demo course test faults matrix lint types bench gpu rehearse bundle clean
 
 help:  ## Print this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -52,6 +52,10 @@ bench: $(VENV)/bench  ## Speed and memory beside the transformers Trainer, at mo
 
 gpu:  ## On a GPU, with PYTHON= and no installing: its tests and its speed beside the transformers Trainer.
 	$(PYTHON) scripts/gpu.py
+
+rehearse: $(VENV)/test  ## Walk the CUDA path without a GPU: its tests, and every family, method and command; 20 minutes.
+	$(BIN)/python -m pytest -q -n 2 -p tests.rehearse.plugin -m 'gpu or rehearse' \
+		$$(grep -rl --include='test_*.py' 'mark\.gpu\|mark\.rehearse' tests)
 
 bundle: $(VENV)/core  ## The wheels of lmtool and all it needs but torch, for a machine without a network: PYTHON_VERSION=3.12.
 	$(BIN)/python scripts/bundle.py --python-version '$(PYTHON_VERSION)'

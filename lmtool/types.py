@@ -17,14 +17,35 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+# The tensors of the host that those on a device were sent from.
+_sent = WeakTensorKeyDictionary()
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device. One of the host goes there from pinned memory, so that neither waits for the other: a
     copy from pageable memory waits for all that the device has still to do."""
     if tensor.device.type == "cpu" and device.type != "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
+        sent = tensor.pin_memory().to(device, non_blocking=True)
+        _sent[sent] = tensor
+        return sent
     return tensor.to(device)
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The tensor on the host, for plans. Of one that was sent to a device it is what was sent, which nobody waits for;
+    another is copied."""
+    source = _sent.get(tensor)
+    return tensor.cpu() if source is None else source
+
+
+def receive(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors on the host, for one wait together."""
+    copies = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
+    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
 
 
 @dataclass(frozen=True)
@@ -214,7 +235,7 @@ class Scores:
 
     def cpu(self) -> Scores:
         """The scores on the host."""
-        return Scores(self.losses.cpu(), self.labels.cpu(), self.predictions.cpu(), self.documents.cpu())
+        return Scores(*receive(self.losses, self.labels, self.predictions, self.documents))
 
 
 def part_of(name: str) -> str:

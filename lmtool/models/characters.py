@@ -5,13 +5,13 @@ continue a word are joined to it, so that every word is read by its own characte
 not. A word that comes several times in a batch is computed once.
 
 Shape letters: T tokens, W words, U different words, V entries of the vocabulary, L symbols of a word, B bytes of an
-entry, C width of a symbol, F filters, P width of a word's vector, N texts.
+entry, C width of a symbol, F filters, P width of a word's vector, N texts, K symbols of a word that are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from lmtool.models.base import SpellingVocabulary
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.embeddings import StackInput
 from lmtool.nn.positions import Position
-from lmtool.types import Packed
+from lmtool.types import Packed, on_host, send
 
 # Symbols, as in the published code: the bytes from 1 on; 0 stands for nothing and is never read.
 TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS, FILL = range(257, 262)
@@ -81,6 +81,12 @@ class WordSegments:
     first_W: Tensor | None = None
     word_T: Tensor | None = None
 
+    def to(self, device: torch.device) -> WordSegments:
+        """The same on the device."""
+        if self.first_W is None or self.word_T is None:
+            return WordSegments(self.packed.to(device))
+        return WordSegments(self.packed.to(device), send(self.first_W, device), send(self.word_T, device))
+
 
 class Highway(nn.Module):
     """gate * relu(transform(x)) + (1 - gate) * x (Srivastava, Greff and Schmidhuber 2015)."""
@@ -98,8 +104,9 @@ class WordCharacters(StackInput):
     largest value, relu, highways, a projection (Kim, Jernite, Sontag and Rush 2016; Peters et al. 2018). Both
     directions read the same one: it is given twice, side by side.
 
-    symbols_VB, lengths_V, continues_V: those of `VocabularyBytes`, which come with a tokenizer (`spell`) and are in no
-    checkpoint, as the tokenizer is.
+    symbols_VB, lengths_V, continues_V: those of `Spellings`, which come with a tokenizer (`spell`) and are in no
+    checkpoint, as the tokenizer is. They stay on the host, where words are made of tokens: how many there are is known
+    there without waiting for a device.
     """
 
     further: tuple[nn.Embedding, ...] = ()
@@ -137,13 +144,10 @@ class WordCharacters(StackInput):
         """Bytes of a word that are read."""
         return self.word_length - 2
 
-    def _vocabulary_bytes(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    def _vocabulary_bytes(self) -> tuple[Tensor, Tensor, Tensor]:
         if self._spelled is None:
             self.spell(VocabularyBytes.from_ids(self.vocab_size, self.longest))
         assert self._spelled is not None
-        if self._spelled[0].device != device:
-            symbols, lengths, continues = self._spelled
-            self._spelled = symbols.to(device), lengths.to(device), continues.to(device)
         return self._spelled
 
     @property
@@ -170,13 +174,14 @@ class WordCharacters(StackInput):
 
     def entry_lengths(self) -> np.ndarray:
         """(V,) bytes of each entry, those that are not read too."""
-        _, lengths_V, _ = self._vocabulary_bytes(torch.device("cpu"))
+        _, lengths_V, _ = self._vocabulary_bytes()
         return lengths_V.numpy()
 
     def words(self, packed: Packed) -> WordSegments:
-        """The words of packed texts: a token and those behind it that continue it. The first token of a text begins
-        one, whatever it is."""
-        _, _, continues_V = self._vocabulary_bytes(packed.tokens.device)
+        """The words of packed texts, on the host: a token and those behind it that continue it. The first token of a
+        text begins one, whatever it is."""
+        _, _, continues_V = self._vocabulary_bytes()
+        packed = replace(packed, tokens=on_host(packed.tokens))
         starts_T = ~continues_V[packed.tokens] | (packed.positions == 0)
         first_W = starts_T.nonzero()[:, 0]
         if len(first_W) == len(packed.tokens):
@@ -186,14 +191,13 @@ class WordCharacters(StackInput):
         return WordSegments(words, first_W, starts_T.cumsum(0) - 1)
 
     def symbols(self, packed: Packed, words: WordSegments) -> tuple[Tensor, Tensor]:
-        """(U, L) symbols of the different words, those that are spelled by several tokens each for itself; and (W,) the
-        number of each word among them."""
-        device = packed.tokens.device
-        symbols_VB, lengths_V, _ = self._vocabulary_bytes(device)
+        """On the host, (U, L) symbols of the different words, those that are spelled by several tokens each for itself;
+        and (W,) the number of each word among them. words: of these texts, on the host."""
+        symbols_VB, lengths_V, _ = self._vocabulary_bytes()
+        ids_T = on_host(packed.tokens)
         if words.first_W is None or words.word_T is None:
-            ids_U, number_W = packed.tokens.unique(return_inverse=True)
+            ids_U, number_W = ids_T.unique(return_inverse=True)
             return self._framed(symbols_VB[ids_U].long(), lengths_V[ids_U]), number_W
-        ids_T = packed.tokens
         tokens_W = words.word_T.bincount(minlength=len(words.first_W))
         single_W = tokens_W == 1
         ids_U, number_S = ids_T[words.first_W[single_W]].unique(return_inverse=True)
@@ -203,12 +207,12 @@ class WordCharacters(StackInput):
         # Where in its word each piece begins.
         lengths_P = lengths_V[ids_P]
         ends_P = lengths_P.cumsum(0)
-        before_R = torch.zeros(count, dtype=torch.int64, device=device).index_add_(0, word_P, lengths_P)
+        before_R = torch.zeros(count, dtype=torch.int64).index_add_(0, word_P, lengths_P)
         starts_P = ends_P - lengths_P - (before_R.cumsum(0) - before_R)[word_P]
-        columns = torch.arange(symbols_VB.shape[1], device=device)
+        columns = torch.arange(symbols_VB.shape[1])
         at_PB = starts_P[:, None] + columns
         in_word_PB = (columns < lengths_P[:, None]) & (at_PB < self.longest)
-        symbols_RL = torch.zeros(count, self.longest, dtype=torch.int64, device=device)
+        symbols_RL = torch.zeros(count, self.longest, dtype=torch.int64)
         rows_PB = word_P[:, None].expand_as(at_PB)
         symbols_RL[rows_PB[in_word_PB], at_PB[in_word_PB]] = symbols_VB[ids_P].long()[in_word_PB]
         framed_UL = torch.cat(
@@ -217,9 +221,9 @@ class WordCharacters(StackInput):
                 self._framed(symbols_RL, before_R.clamp(max=self.longest)),
             ]
         )
-        number_W = torch.empty(len(tokens_W), dtype=torch.int64, device=device)
+        number_W = torch.empty(len(tokens_W), dtype=torch.int64)
         number_W[single_W] = number_S
-        number_W[~single_W] = torch.arange(count, device=device) + len(ids_U)
+        number_W[~single_W] = torch.arange(count) + len(ids_U)
         return framed_UL, number_W
 
     def _framed(self, symbols_UB: Tensor, lengths_U: Tensor) -> Tensor:
@@ -232,11 +236,12 @@ class WordCharacters(StackInput):
         return framed_UL.scatter_(1, lengths_U.clamp(max=self.longest)[:, None] + 1, WORD_ENDS)
 
     def of_symbols(self, symbols_UL: Tensor) -> Tensor:
-        """(U, P) the words' vectors."""
+        """(U, P) the words' vectors. Their symbols are on the host."""
         # A filter finds the same wherever it sees nothing but `FILL`: one such place stands for all.
-        filled = (symbols_UL == FILL).all(0).sum() if len(symbols_UL) else symbols_UL.new_tensor(0)
-        columns = min(self.word_length, self.word_length - int(filled) + self.widest)
-        x_UCL = self.characters(symbols_UL[:, :columns]).transpose(1, 2)
+        filled = int((symbols_UL == FILL).all(0).sum()) if len(symbols_UL) else 0
+        columns = min(self.word_length, self.word_length - filled + self.widest)
+        symbols_UK = send(symbols_UL[:, :columns], self.characters.weight.device)
+        x_UCL = self.characters(symbols_UK).transpose(1, 2)
         # The place of the largest value is kept for the backward, not all values.
         found = [convolution(x_UCL).max(-1).values for convolution in self._filters]
         x_UF = F.relu(torch.cat(found, 1))
@@ -246,9 +251,9 @@ class WordCharacters(StackInput):
         return projected
 
     def vectors(self, packed: Packed, words: WordSegments) -> Tensor:
-        """(W, 2P) the vectors of words, twice."""
+        """(W, 2P) the vectors of words, twice. words: on the host."""
         symbols_UL, number_W = self.symbols(packed, words)
-        vectors_WP = F.embedding(number_W, self.of_symbols(symbols_UL))
+        vectors_WP = F.embedding(send(number_W, packed.tokens.device), self.of_symbols(symbols_UL))
         return torch.cat([vectors_WP, vectors_WP], 1)
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:

@@ -98,6 +98,7 @@ class Elmo(Encoder):
     ) -> Tensor:
         words = self.reader.words(packed)
         vectors_WH = self.reader.vectors(packed, words)
+        words = words.to(packed.tokens.device)
         state = enter(self.embed, vectors_WH, words.packed, select_rng(rng, words.first_W))
         state = replace(state, batch_T=words.word_T)
         return self.run(state, state.read(read_M), tap=tap)

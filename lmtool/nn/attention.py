@@ -11,22 +11,31 @@ L queries and K keys of a document.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from typing import Any, ClassVar, cast
+from collections.abc import Collection, Iterator
+from typing import ClassVar, Protocol, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.nn.block_sparse import Blocks, block_attention
+from lmtool.nn.block_sparse import BlockPattern, Blocks, block_attention
 from lmtool.nn.context import AttentionKind, Context, EncoderState
 from lmtool.nn.dropout import DeviceRng, Dropout, DropoutRng, TokenRng
-from lmtool.nn.kernels import flash_attention, fused_attention, fused_attention_of, jagged_attention, kernel_for, serves
-from lmtool.nn.layout import Layout
+from lmtool.nn.kernels import (
+    flash_attention,
+    fused_attention,
+    fused_attention_of,
+    has_window,
+    jagged_attention,
+    kernel_for,
+    serves,
+)
+from lmtool.nn.layout import Full, Layout, Mask
 from lmtool.nn.positions import Position, Turns
 from lmtool.nn.prefix import LayerPrefix
 from lmtool.nn.regions import is_plain, region
 from lmtool.nn.tiled import AttentionInputs, tiled_attention
+from lmtool.types import Packed
 
 
 def attend(
@@ -209,6 +218,23 @@ class MultiHead(nn.Module):
         return self.out_proj(only(out_TAD.flatten(-2), read_M))
 
 
+@runtime_checkable
+class LayerMasks(Protocol):
+    """What `attention_path` asks a stack of layers: see `nn.stack.Stack`."""
+
+    causal: bool
+
+    @property
+    def blocks(self) -> BlockPattern | None: ...
+
+    @property
+    def ahead(self) -> int: ...
+
+    def depth(self) -> Iterator[nn.Module]: ...
+
+    def mask(self, number: int, packed: Packed) -> Mask: ...
+
+
 _WORDS = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
 _BLOCKS = "blocks of tokens to those they see, gathered"
 _TILES = "documents of like length together, no padding read"
@@ -220,15 +246,18 @@ def attention_path(
     """How the attentions of a model compute in training, in words. prefixes: True where there are texts with a prefix
     that all of the text sees, False where there are texts without."""
     paths: dict[str, str] = {}
+    led: set[SelfAttention] = set()
+    windows: dict[nn.Module, tuple[int, int] | None] = {}
+    sample = Packed(torch.arange(2), (2,))
     for stack in model.modules():
-        if (blocks := getattr(stack, "blocks", None)) is not None:
-            paths[_BLOCKS] = f"in texts of more than {blocks.longest_dense} tokens"
-    led = {
-        layer.self_attn
-        for stack in model.modules()
-        if getattr(stack, "prefix", None) is not None and getattr(stack, "causal", False)
-        for layer in cast(Iterable[Any], stack.layers)
-    }
+        if not isinstance(stack, LayerMasks):
+            continue
+        if stack.blocks is not None:
+            paths[_BLOCKS] = f"in texts of more than {stack.blocks.longest_dense} tokens"
+        for number, layer in enumerate(stack.depth()):
+            attentions = [part for part in layer.modules() if isinstance(part, SelfAttention)]
+            led.update(attentions if stack.ahead and stack.causal else ())
+            windows |= dict.fromkeys(attentions, stack.mask(number, sample).window)
     biased = any(isinstance(part, Position) and part.scores for part in model.modules())
     for part in model.modules():
         if not isinstance(part, MultiHead):
@@ -242,6 +271,8 @@ def attention_path(
             paths[_TILES] = "where positions add to the scores"
         elif kernel == "jagged" and part in led:
             paths[_TILES] = "where a prefix stands before a text that is read left to right"
+        elif not has_window(kernel, windows.get(part, Full.window)):
+            paths[_TILES] = "where a layer sees a window"
         else:
             if is_self and True in prefixes:
                 paths[_TILES] = "where a text has a prefix that all of it sees"

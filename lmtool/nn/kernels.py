@@ -48,17 +48,27 @@ def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int, dropout
     return "jagged" if dropout else "flash"
 
 
+def has_window(kernel: Kernel, window: tuple[int, int] | None) -> bool:
+    """Whether a kernel has a window of this kind. None: of a mask that is no window."""
+    return window is not None and (kernel == "flash" or window in (Causal.window, Full.window))
+
+
 def serves(kernel: Kernel, layout: Layout) -> bool:
     """Whether a kernel can do this layout: its mask, and where queries and keys lie."""
     window = layout.mask.window
-    if window is None or not layout.packed or not any(layout.query.lengths) or not any(layout.key.lengths):
+    if (
+        not has_window(kernel, window)
+        or not layout.packed
+        or not any(layout.query.lengths)
+        or not any(layout.key.lengths)
+    ):
         return False
     if kernel == "flash":
         return window == Full.window or layout.ends_together
     if window == Causal.window:  # counted from the first key, so both sides must be alike
         return layout.ends_together and layout.query.lengths == layout.key.lengths
     # Nested tensors have no empty documents: one is left out on both sides, or it cannot be.
-    return window == Full.window and layout.paired
+    return layout.paired
 
 
 def flash_attention(q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, scale: float | None) -> Tensor:

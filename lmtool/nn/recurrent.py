@@ -327,7 +327,8 @@ class RecurrentLayer(nn.Module):
 
 
 class BidirectionalGru(nn.Module):
-    """torch.nn.GRU in both directions as a layer of a stack, and dropout behind it."""
+    """torch.nn.GRU in both directions as a layer of a stack, and dropout behind it. It computes in the type of its
+    weights: autocast hands cuDNN fp16, whatever type it was asked for, and fp16 needs a scaler."""
 
     def __init__(self, input_size: int, state_size: int, dropout: float):
         super().__init__()
@@ -344,8 +345,10 @@ class BidirectionalGru(nn.Module):
         to left."""
         steps = steps_of(context.packed.segments)
         if len(x_TI):
-            read = PackedSequence(x_TI.index_select(0, steps.tokens_T), torch.tensor(steps.sizes))
-            states_TP = self.cell(read)[0].data.index_select(0, steps.position_T)
+            wide_TI = x_TI.to(next(self.cell.parameters()).dtype)
+            with torch.autocast(x_TI.device.type, enabled=False):
+                read = PackedSequence(wide_TI.index_select(0, steps.tokens_T), torch.tensor(steps.sizes))
+                states_TP = self.cell(read)[0].data.index_select(0, steps.position_T)
         else:
             states_TP = x_TI.new_zeros(0, 2 * self.cell.hidden_size)
         return self.dropout(only(states_TP, context.read_M), context.read_rng)

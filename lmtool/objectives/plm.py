@@ -27,7 +27,7 @@ from lmtool.objectives.examples.pairs import MaskedPairs
 from lmtool.objectives.filling import MaskFiller, masked_samples
 from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Packed, Scores, StepOutput
+from lmtool.types import Batch, Packed, Scores, StepOutput, on_host
 
 
 class PermutationLanguageModel(MaskFiller):
@@ -113,4 +113,4 @@ class PermutationLanguageModel(MaskFiller):
         return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), at)
 
     def _logits(self, packed: Packed, at: Tensor) -> Tensor:
-        return self._lm(self.backbone(packed, query_M=at.cpu()), self._table_VH)
+        return self._lm(self.backbone(packed, asked_M=on_host(at)), self._table_VH)

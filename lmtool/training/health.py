@@ -16,6 +16,7 @@ from lmtool.runs.checkpoints import save_tensors
 from lmtool.runs.files import to_json
 from lmtool.system.files import draft_of, real_folder, replace_bytes
 from lmtool.training.group import ALONE, ProcessGroup
+from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress
 from lmtool.types import Batch, Loader, Packed, Step
 
@@ -32,20 +33,21 @@ class Health:
     """Watches every step on the device and reads the verdict where the loop synchronises anyway: each step on a CPU,
     at rows, evaluations and checkpoints on CUDA.
 
-    loader: gives the batch of an earlier step again. folder: of the run, where offending batches are saved; None: they
-    are not. group: the processes that share each step; all of them reach the same verdict.
+    precision: where the steps are computed, and how. loader: gives the batch of an earlier step again. folder: of the
+    run, where offending batches are saved; None: they are not. group: the processes that share each step; all of them
+    reach the same verdict.
     """
 
     def __init__(
         self,
-        device: torch.device,
+        precision: Precision,
         uninformed_loss: float,
         progress: Progress,
         loader: Loader | None = None,
         folder: Path | None = None,
         group: ProcessGroup = ALONE,
     ):
-        self._group = group
+        self._group, self._precision, device = group, precision, precision.device
         self._least = max(uninformed_loss, LEAST_REFERENCE)
         self._progress, self._loader, self._folder = progress, loader, folder
         self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
@@ -96,7 +98,20 @@ class Health:
     def _diverged(self, step: int, data: Step, message: str, facts: Mapping[str, Any]) -> Diverged:
         """The end of all processes, with the batches of all of them."""
         batches = [batch for part in self._group.all(data.batches) for batch in part]
-        return _diverged(self._folder, step, replace(data, batches=batches), message, facts)
+        return self._end(step, replace(data, batches=batches), message, facts)
+
+    def _end(self, step: int, data: Step, message: str, facts: Mapping[str, Any]) -> Diverged:
+        """With the batches saved where there is a folder."""
+        remedies = ["a lower optimizer.lr", "a longer warm-up", "precision=fp32"]
+        *first, last = remedies[:-1] if self._precision.name == "fp32" else remedies
+        hint = f"{', '.join(first)} or {last}, under another name="
+        if self._folder is None:
+            return Diverged(message, hint)
+        try:
+            saved = save_batch(self._folder, step, data, facts)
+        except OSError as error:
+            return Diverged(f"{message}; its batch could not be saved ({error})", hint)
+        return Diverged(f"{message}; its batch is saved in {saved}", hint)
 
     def _batch_of(self, step: int) -> Step:
         assert self._loader is not None
@@ -116,22 +131,11 @@ class Health:
         step = self._progress.step
         offending = data if problem.batch is None else replace(data, batches=[problem.batch.host])
         message = f"the model's {problem.quantity} are not finite in the evaluation after step {step}"
-        return _diverged(self._folder, step, offending, message, {"step": step})
+        return self._end(step, offending, message, {"step": step})
 
 
 def _times(reference: float) -> str:
     return f"more than {EXPLODED_TIMES:g} times {reference:.3g} (what reading nothing or the first step loses, or 1)"
-
-
-def _diverged(folder: Path | None, step: int, data: Step, message: str, facts: Mapping[str, Any]) -> Diverged:
-    hint = "a lower optimizer.lr, a longer warm-up or precision=fp32, under another name="
-    if folder is None:
-        return Diverged(message, hint)
-    try:
-        saved = save_batch(folder, step, data, facts)
-    except OSError as error:
-        return Diverged(f"{message}; its batch could not be saved ({error})", hint)
-    return Diverged(f"{message}; its batch is saved in {saved}", hint)
 
 
 def save_batch(folder: Path, step: int, data: Step, facts: Mapping[str, Any]) -> Path:

@@ -37,7 +37,14 @@ from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
-from lmtool.training.precision import Precision, choose_device, choose_precision, deterministic, keep_freed_memory
+from lmtool.training.precision import (
+    Precision,
+    StepWaits,
+    choose_device,
+    choose_precision,
+    deterministic,
+    keep_freed_memory,
+)
 from lmtool.training.progress import (
     Best,
     CheckpointExtension,
@@ -78,11 +85,14 @@ def train(
     progress = resume(keeper, budget, settings, group)
     require_same_training(group, learner, loader)
     engine = engine_for(learner, settings.parallel, group)
-    health = Health(device, settings.uninformed_loss, progress, loader, run.path if run.writes else None, group)
+    health = Health(precision, settings.uninformed_loss, progress, loader, run.path if run.writes else None, group)
     announce(run, precision)
     by_rows = row_gradients(learner, optimizer, sparse=device.type == "cpu" and group.size == 1)
-    signals = Signals(command_line("resume", str(run.path)))
-    with signals, deterministic(device), by_rows, compiled(settings.compiles):
+    signals, waits = (
+        Signals(command_line("resume", str(run.path))),
+        StepWaits(run.writes and device.type == "cuda", run.log),
+    )
+    with signals, deterministic(device), by_rows, compiled(settings.compiles), waits.heard():
         listener.on_start(progress.step, *budget.outlook(progress))
         rows = RowWriter(run, listener, progress)
         steps = iter(loader.steps(progress.cursor, group.rank, group.size))
@@ -91,11 +101,12 @@ def train(
             step, total = progress.step + 1, budget.horizon(progress)  # before loading: phases end at fractions of it
             data = next(steps)
             rate = set_learning_rate(optimizer, settings.optimizer.lr * schedule(step, total) * data.rate_scale)
-            outcome = gradients(engine, data, step, settings.seed, precision, scaler)
-            norm = apply_gradients(optimizer, scaler, list(named.values()), settings.optimizer.clip_norm)
-            for extension in extensions:
-                extension.on_update(step)
-            health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
+            with waits.watched():
+                outcome = gradients(engine, data, step, settings.seed, precision, scaler)
+                norm = apply_gradients(optimizer, scaler, list(named.values()), settings.optimizer.clip_norm)
+                for extension in extensions:
+                    extension.on_update(step)
+                health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
             logs = has_row(step, settings.log_every, total)
             if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time
                 health.check(data, step, outcome.loss, norm)

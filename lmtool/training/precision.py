@@ -9,15 +9,20 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Iterator
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TextIO
 
 import torch
 from torch.amp import GradScaler
 
 from lmtool.errors import UserError
 from lmtool.system.ranks import place_of
+from lmtool.system.terminal import say
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -115,6 +120,73 @@ def deterministic(device: torch.device) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+
+
+# What makes the host wait for the device.
+
+
+_WAITED = "called a synchronizing CUDA operation"
+_TORCH = f"{os.path.dirname(torch.__file__)}{os.sep}"
+# Steps in which kernels are loaded and memory is taken.
+_WARM_UP = 2
+
+
+class StepWaits:
+    """Has torch say where a step makes the host wait for a CUDA device, and tells of each line once: queued work hides
+    what Python takes, until somebody waits for it. watches: False where there is no such device, or where another
+    process tells of it."""
+
+    def __init__(self, watches: bool, log: Callable[[str], None]):
+        self._watches, self._log = watches, log
+        self._told: set[str] = set()
+        self._steps = 0
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Around the whole training: filters that change with every step would let old warnings through again."""
+        with warnings.catch_warnings():
+            if self._watches:
+                show = warnings.showwarning
+                warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
+                warnings.filterwarnings("always", _WAITED, UserWarning)
+
+                def showing(
+                    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+                    file: TextIO | None = None, line: str | None = None,
+                ) -> None:  # fmt: skip
+                    if str(message).startswith(_WAITED):
+                        self._tell(filename, lineno)
+                    else:
+                        show(message, category, filename, lineno, file, line)
+
+                warnings.showwarning = showing
+            yield
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around what a step asks of the device, without what it reads."""
+        self._steps += 1
+        if not self._watches or self._steps <= _WARM_UP:
+            yield
+            return
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def _tell(self, file: str, number: int) -> None:
+        """Of the line that torch names or, where that is its own, of the one that called it."""
+        if file.startswith(_TORCH):
+            callers = [(frame.filename, frame.lineno or 0) for frame in reversed(traceback.extract_stack())]
+            within = callers[[name.startswith(_TORCH) for name, _ in callers].index(True) :]
+            file, number = next((at for at in within if not at[0].startswith(_TORCH)), (file, number))
+        line = f"{file}:{number}"
+        if line not in self._told:
+            self._told.add(line)
+            text = f"{line} makes the host wait for the device in a step, which leaves the device idle"
+            self._log(f"warning: {text}")
+            say(f"warning: {text}", sys.stderr)
 
 
 # How the C library treats the memory that a training step frees, on a CPU.

@@ -18,7 +18,7 @@ from lmtool.random_streams import key
 from lmtool.training.optimizers import levels
 from lmtool.tuning.base import replace_module
 from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
-from lmtool.types import ParameterGroup, part_of
+from lmtool.types import ParameterGroup, part_of, send
 
 
 class Scheme:
@@ -84,7 +84,7 @@ class L2Sp(Scheme):
         return [replace(group, weight_decay_scale=0.0) for group in groups]
 
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
-        self._starts = [start.to(learner.device) for start in self._starts]
+        self._starts = [send(start, learner.device) for start in self._starts]
         moved = [
             (parameter - start).square().sum()
             for parameter, start in zip(self._pretrained, self._starts, strict=True)

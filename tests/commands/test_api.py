@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,10 @@ from tests.commands.conftest import TINY, finetune, place, pretrain, reports_tha
 
 TEXTS = ["The happy cat saw the river.", "A stone.", "Near the ship, the queen saw the dark and bitter road."]
 PAIRS = ["A bird.", "The kind child saw the house near the tree.", "The king."]
+
+
+def test_its_types_are_told_to_type_checkers() -> None:
+    assert resources.files("lmtool").joinpath("py.typed").is_file()
 
 
 def test_predicts_as_the_command_over_the_model_that_is_loaded(place: Path) -> None:  # noqa: F811

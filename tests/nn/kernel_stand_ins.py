@@ -12,6 +12,10 @@ import torch
 from torch.nn.attention import SDPBackend
 
 
+def wide(x):
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def documents(q, k, cu_q, cu_k, dropout, causal, rng, scale, left, right):
     """(rows of queries, rows of keys, scores (A, L, K), factors of dropout, scale) of each document."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -33,26 +37,30 @@ def forward(
     q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, scale=None, window_size_left=None,
     window_size_right=None, **others,
 ):  # fmt: skip
-    """aten::_flash_attention_forward. Asserts what the kernel relies on and does not check."""
+    """aten::_flash_attention_forward, in fp32 or more. Asserts what the kernel relies on and does not check; behind the
+    last document keys may have room."""
     assert cu_q.dtype == cu_k.dtype == torch.int32 and q.dtype == k.dtype == v.dtype
     assert max_q == cu_q.diff().max() and max_k == cu_k.diff().max()
-    assert cu_q[-1] == len(q) and cu_k[-1] == len(k) and not cu_q[0] and not cu_k[0]
+    assert cu_q[-1] == len(q) and cu_k[-1] <= len(k) and not cu_q[0] and not cu_k[0]
     assert all(value is None for value in others.values()), others
-    rng = torch.randint(1 << 31, ())
+    rng, kind = torch.randint(1 << 31, ()), q.dtype
+    q, k, v = map(wide, (q, k, v))
     out, lse = torch.zeros_like(q), q.new_full((q.shape[1], q.shape[0]), torch.inf)
     parts = documents(q, k, cu_q, cu_k, dropout, causal, rng, scale, window_size_left, window_size_right)
     for queries, keys, scores, kept, _ in parts:
         if scores.shape[2]:
             lse[:, queries] = scores.logsumexp(-1)
             out[queries] = torch.einsum("alk,kad->lad", scores.softmax(-1) * kept, v[keys])
-    return out, lse, rng, torch.empty(0), torch.empty(0)
+    return out.to(kind), lse, rng, torch.empty(0), torch.empty(0)
 
 
 def backward(
     grad, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout, causal, rng, unused, *, scale=None,
     window_size_left=None, window_size_right=None,
 ):  # fmt: skip
-    """aten::_flash_attention_backward."""
+    """aten::_flash_attention_backward, in fp32 or more."""
+    kind = q.dtype
+    grad, q, k, v, out = map(wide, (grad, q, k, v, out))
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     # `varlen_attn`, which has no dropout, keeps a pair of zeros.
     seed = rng.flatten()[0]
@@ -64,7 +72,7 @@ def backward(
         flow = weights * (flow - (grad[queries] * out[queries]).sum(-1).T[..., None]) * factor
         dq[queries] = torch.einsum("alk,kad->lad", flow, k[keys])
         dk[keys] = torch.einsum("alk,lad->kad", flow, q[queries])
-    return dq, dk, dv
+    return dq.to(kind), dk.to(kind), dv.to(kind)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import pytest
 import torch
 from kernel_stand_ins import flash_on_cpu
 
+from lmtool.config.tables import build
+from lmtool.models.encoder_configs import ModernbertConfig
 from lmtool.nn import attention, kernels
 from lmtool.nn.attention import SelfAttention, attend, attention_path, reference_attention
 from lmtool.nn.dropout import DeviceRng, TokenRng
@@ -286,6 +288,17 @@ def test_jagged_tensors_count_a_window_from_the_first_key(with_flash, causal):
     stack.prefix = KeyPrefix(3, 1, 64)
     words = "documents of like.*a prefix stands before" if causal else "flash of jagged tensors"
     assert re.match(words, attention_path(stack, CUDA, torch.bfloat16))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_jagged_tensors_have_no_windows(with_flash, dropout):
+    """Of ModernBERT, whose layers after the first see one."""
+    sizes = {"vocab_size": 50, "num_layers": 2, "hidden_size": 64, "num_heads": 4, "attention_dropout": dropout}
+    model = build(ModernbertConfig(**sizes), 0)
+    words = (
+        "flash of jagged tensors.*; documents of like.*a layer sees a window" if dropout else "variable-length flash$"
+    )
+    assert re.match(words, attention_path(model, CUDA, torch.bfloat16))
 
 
 def test_a_batch_without_tokens_takes_tiles(with_flash):

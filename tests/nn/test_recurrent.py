@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtool.nn.recurrent import Lockstep, LstmCell, State
-from lmtool.types import Segments
+from lmtool.models.lstm import Lstm
+from lmtool.nn.context import Context
+from lmtool.nn.layout import Full, Layout
+from lmtool.nn.positions import Position
+from lmtool.nn.recurrent import BidirectionalGru, Lockstep, LstmCell, State
+from lmtool.types import Packed, Segments
 
 LENGTHS = (3, 1, 6, 0, 4)
 
@@ -124,4 +128,19 @@ def test_forget_gates_begin_open():
 
 def test_a_clip_needs_a_projection():
     with pytest.raises(ValueError, match="no projection"):
-        LstmCell(3, 5, projection_clip=3.0)
+        Lstm(3, 5, projection_clip=3.0)
+
+
+def test_a_gru_computes_in_the_type_of_its_weights() -> None:
+    """Whatever autocast asks for: cuDNN's would be given fp16."""
+    layer, read = BidirectionalGru(6, 5, 0.0), []
+    layer.cell.register_forward_pre_hook(
+        lambda cell, inputs: read.append((inputs[0].data.dtype, torch.is_autocast_enabled("cpu")))
+    )
+    x_TI = torch.randn(7, 6, generator=torch.Generator().manual_seed(0))
+    packed = Packed(torch.zeros(7, dtype=torch.int64), (4, 3))
+    context = Context(packed, Layout.of(packed, Full()), packed.positions, Position())
+    plain = layer(x_TI, context)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(x_TI, context), plain)
+    assert read == [(torch.float32, False)] * 2

@@ -41,6 +41,15 @@ def tokenizer(kind="wordpiece"):
     return build(config, (text for document in sentences() for text in document), 100 if kind == "t5" else 350)
 
 
+def tokenizers():
+    """Of each family that the tests of objectives train."""
+    words = tokenizer()
+    return {
+        "bert": words, "deberta": words, "xlnet": words, "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"),
+        "bart": tokenizer("roberta"),
+    }  # fmt: skip
+
+
 def store(tokens, documents=None):
     """A token store in memory, of sentences by document."""
     documents = sentences() if documents is None else documents

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import objective_fixtures
 import pytest
 import torch
-from objective_fixtures import backbone, rows_of, split, store, tokenizer
+from objective_fixtures import backbone, rows_of, split, store
 from test_learners import OBJECTIVES
 
 from lmtool.config.tables import build
@@ -22,12 +23,11 @@ DEVICE = torch.device("cuda", 0)
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    return {"bert": tokenizer(), "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"), "bart": tokenizer("roberta")}
+    return objective_fixtures.tokenizers()
 
 
 def learner_and_batch(name, tokenizers, **sizes):
     family, config, documents = OBJECTIVES[name]
-    sizes |= {"head_size": 16} if family == "t5" else {}
     learner = build(config, backbone(family, **sizes), tokenizers[family], 3)
     return learner, rows_of(learner.examples(split(store(tokenizers[family]), documents), 32), 8)
 
@@ -58,7 +58,8 @@ def test_a_step_does_not_wait_for_the_device(name, dropout, tokenizers):
     learner, batch = learner_and_batch(name, tokenizers, attention_dropout=dropout)
     learner.to(DEVICE).train()
     optimizer = build(AdamWConfig(), learner.parameter_groups())
-    health, precision = Health(DEVICE, 1.0, Progress()), Precision("bf16", DEVICE, "")
+    precision = Precision("bf16", DEVICE, "")
+    health = Health(precision, 1.0, Progress())
 
     def step(number):
         outcome = gradients(Plain(learner), Step([batch], {}, 0.0), number, 0, DEVICE, precision)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import objective_fixtures
 import pytest
 import torch
 from objective_fixtures import WORDS, backbone, rows_of, sentences, split, store, tokenizer
@@ -68,11 +69,7 @@ OBJECTIVES = {
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    words = tokenizer()
-    return {
-        "bert": words, "deberta": words, "xlnet": words, "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"),
-        "bart": tokenizer("roberta"),
-    }  # fmt: skip
+    return objective_fixtures.tokenizers()
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import nullcontext
 
+import objective_fixtures
 import pytest
 import torch
 import torch.utils._pytree as pytree
 import torch.utils.flop_counter  # jagged tensors of the meta device name it without importing it, in torch 2.11
-from objective_fixtures import backbone, rows_of, split, store, tokenizer
+from objective_fixtures import backbone, rows_of, split, store
 from test_learners import OBJECTIVES
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -69,13 +70,14 @@ def device(monkeypatch):
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    return {"bert": tokenizer(), "gpt": tokenizer("bytebpe"), "t5": tokenizer("t5"), "bart": tokenizer("roberta")}
+    return objective_fixtures.tokenizers()
 
 
 def watched_step(learner, batch, device):
     """The operations of a step up to its optimizer, whose fused kernels know no meta device."""
     learner.bfloat16().to(device).train()
-    health, precision = Health(device, 1.0, Progress()), Precision("bf16", device, "")
+    precision = Precision("bf16", device, "")
+    health = Health(precision, 1.0, Progress())
     with Watch() as watch:
         outcome = gradients(Plain(learner), Step([batch], {}, 0.0), 1, 0, device, precision)
         norm = gradient_norm(list(learner.parameters()), 1.0)
@@ -87,9 +89,8 @@ def watched_step(learner, batch, device):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_step_does_not_wait(name, tokenizers, device):
     family, config, documents = OBJECTIVES[name]
-    sizes = {"head_size": 16} if family == "t5" else {}
-    tokens = tokenizers.get(family, tokenizers["bert"])
-    learner = build(config, backbone(family, **sizes), tokens, 3)
+    tokens = tokenizers[family]
+    learner = build(config, backbone(family), tokens, 3)
     batch = rows_of(learner.examples(split(store(tokens), documents), 32), 8)
     watch = watched_step(learner, batch, device)
     assert watch.waits == []

@@ -17,6 +17,7 @@ from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.objectives.skip_gram import SkipGram
 from lmtool.random_streams import uniform
 from lmtool.tokenizers.configs import WordConfig
+from lmtool.types import Batch, Packed, Target
 from tests.objectives.objective_fixtures import TEXT, rows_of, split
 
 SEED = 11
@@ -132,6 +133,16 @@ def test_held_out_text_is_read_by_the_counts_of_training(words):
     for known in (learner, again):
         examples = known.examples(split(of_tokens(held_out), name="validation"), 32)
         assert set(np.flatnonzero(examples.counts.noise)) == {5, 6, 7}
+
+
+def test_a_batch_may_have_no_pairs(words):
+    """Of words that stand alone in their texts."""
+    learner = learner_of(words)
+    none = torch.zeros(0, dtype=torch.int64)
+    targets = {term: Target(none, none) for term in ("skip_gram", "negatives")}
+    batch = Batch(Packed(torch.tensor([5]), (1,)), targets, torch.arange(1), torch.zeros(1))
+    assert {term: len(scores.losses) for term, scores in learner.score(batch).items()} == dict.fromkeys(targets, 0)
+    assert all(float(total) == 0 for total in learner(batch, 1).sums.values())
 
 
 def test_text_without_a_word(words):

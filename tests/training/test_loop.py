@@ -313,13 +313,20 @@ def test_high_losses_that_are_no_explosion(tmp_path: Path, high: Collection[int]
     assert (result.status, result.steps) == ("done", 20)
 
 
-def evaluated(path: Path, evaluate: Callable[[int], dict[str, float]]) -> TrainingResult:
+def evaluated(path: Path, evaluate: Callable[[int], dict[str, float]], precision: str = "fp32") -> TrainingResult:
     """A run with these scores."""
     with open_run(path) as run:
-        return train(FakeLearner(), FakeLoader(), evaluate, run, settings())
+        return train(FakeLearner(), FakeLoader(), evaluate, run, settings(precision=precision))
 
 
-def test_an_evaluation_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "hint"),
+    [
+        ("fp32", "a lower optimizer.lr or a longer warm-up, under another name="),
+        ("bf16", "a lower optimizer.lr, a longer warm-up or precision=fp32, under another name="),
+    ],
+)
+def test_an_evaluation_that_is_not_finite_ends_the_run(tmp_path: Path, precision: str, hint: str) -> None:
     held_out = next(iter(FakeLoader(seed=9).steps(None))).batches[0]
 
     def evaluate(step: int) -> dict[str, float]:
@@ -328,8 +335,8 @@ def test_an_evaluation_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
         return {"loss": 1.0}
 
     with pytest.raises(Diverged, match="the model's losses are not finite in the evaluation after step 10") as caught:
-        evaluated(tmp_path / "run", evaluate)
-    assert caught.value.exit_status == 4 and "optimizer.lr" in str(caught.value.hint)
+        evaluated(tmp_path / "run", evaluate, precision)
+    assert caught.value.exit_status == 4 and caught.value.hint == hint
     with safe_open(tmp_path / "run/diverged/step_00000010.safetensors", "pt") as file:
         assert torch.equal(file.get_tensor("0.inputs.tokens"), held_out.inputs.tokens)
     assert find(str(tmp_path / "run")).name == "step_00000005"

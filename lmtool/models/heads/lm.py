@@ -21,7 +21,7 @@ from lmtool.models.heads.base import PredictingHead, TokenLogits, linear_loss_su
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
 from lmtool.nn.regions import region
-from lmtool.types import Packed
+from lmtool.types import Packed, on_host, send
 
 # Rows of logits over a vocabulary that are held at a time.
 _ROWS = 256
@@ -153,11 +153,12 @@ class AdaptiveLMHead(LMHead):
         if label_smoothing:
             return loss_sum(self(hidden_MH, table_VH), labels_M, label_smoothing)
         first_labels, total, start = labels_M, hidden_MH.new_zeros(()), self.sizes[0]
+        host_M = on_host(labels_M)
         first, *tails = self._parts(table_VH)
         for number, (part, size) in enumerate(zip(tails, self.sizes[1:], strict=True)):
-            in_cluster_M = (labels_M >= start) & (labels_M < start + size)
-            first_labels = first_labels.masked_fill(in_cluster_M, self.sizes[0] + number)
-            rows = in_cluster_M.nonzero()[:, 0]
+            inside_M = (labels_M >= start) & (labels_M < start + size)
+            first_labels = first_labels.masked_fill(inside_M, self.sizes[0] + number)
+            rows = send(((host_M >= start) & (host_M < start + size)).nonzero()[:, 0], labels_M.device)
             total = total + linear_loss_sum(hidden_MH[rows], *part, labels_M[rows] - start)
             start += size
         return total + linear_loss_sum(hidden_MH, *first, first_labels)

@@ -133,5 +133,5 @@ class WordPairsHead(nn.Module):
 
     def forward(self, hidden_TH: Tensor, at_M: Tensor, words_MJ: Tensor) -> Tensor:
         """(M, J) of each word with the token at its place."""
-        words_MJH = self.output.tokens(words_MJ.reshape(-1)).view(*words_MJ.shape, -1)
+        words_MJH = self.output.tokens(words_MJ.reshape(-1)).unflatten(0, words_MJ.shape)
         return torch.einsum("mjh,mh->mj", words_MJH, hidden_TH.index_select(0, at_M))

@@ -1,0 +1,37 @@
+"""A draw of what `make rehearse` walks, in a process of its own, whose torch has a CUDA device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rehearse import guard
+
+ROOT = Path(__file__).resolve().parents[2]
+WALK = "tests/rehearse/test_walk.py::test_"
+# Of the device itself all; of the walk what plans on the host, reads by a kernel of its own, or watches.
+DRAW = (
+    "tests/rehearse/test_device.py",
+    f"{WALK}a_family_drops[elmo-precision=bf16]",
+    f"{WALK}an_adaptive_softmax",
+    f"{WALK}a_family_drops[rnn_attention-precision=bf16]",
+    f"{WALK}a_family_drops_weights_of_attention[bert]",
+    f"{WALK}a_wait_in_a_step_is_told_once",
+)
+
+
+def test_a_draw() -> None:
+    try:
+        guard.built()
+    except guard.NotBuilt as reason:
+        pytest.skip(str(reason))
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.rehearse.plugin", "-m", "rehearse", *DRAW]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,289 @@
+"""Whole commands on the played device, in a table: every family by number format and dropout, every objective, tuning
+method, optimizer, way to distill, kind of task and command. No step makes the host wait, nothing is of two devices, and
+products have the type that the precision names."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+import matrix
+
+from lmtool import cli
+from lmtool.config.tables import lookup
+from lmtool.costs.rate import measure_bandwidth
+from lmtool.training.health import Health
+from tests.commands.conftest import CONF, finetune, pretrain, skip_reports, text, write_rows
+
+pytestmark = pytest.mark.rehearse
+
+FAMILIES = matrix.FAMILIES
+SHORT = ["device=cuda", "compile=false", "max_steps=2", "evaluate_every=2", "log_every=2"]
+TEXT = [*SHORT, "data.document=block", "data.validation_fraction=0.2", "batch_tokens=128"]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text, rows of every kind of task, and the runs of all tests."""
+    place = tmp_path_factory.mktemp("walk")
+    (place / "text.txt").write_text("\n\n".join(text().split("\n\n")[:30]))
+    write_rows(place / "rows")
+    matrix.write_rows(place)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    skip_reports(monkeypatch)
+
+
+def losses(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+def require_no_wait(device, *permitted: str, phases: tuple[str, ...] = ("step",)) -> None:
+    """permitted: lines of lmtool whose waits in a step cannot be helped."""
+    waits = [(what, where.line) for what, where in device.waits if where.phase in phases]
+    assert not [wait for wait in waits if not wait[1].startswith(permitted)], waits
+
+
+def fields_of(family: str) -> set[str]:
+    entry = lookup("model", family)
+    assert entry is not None
+    return set(entry.config.model_fields)
+
+
+def words_of(family: str, dropout: float = 0.0, attention_dropout: float = 0.0) -> list[str]:
+    rates = {"dropout": dropout, "attention_dropout": attention_dropout}
+    return [f"model.{name}={rate}" for name, rate in rates.items() if name in fields_of(family)]
+
+
+def trained(name: str, family: str, *words: str) -> Path:
+    return pretrain(name, *TEXT, *words, model=f"{family}_tiny")
+
+
+# Torch's plain attention, which a GPU has better kernels for, takes halves to fp32; so does a GRU's layer itself.
+WIDE = ("nn/tiled.py", "nn/recurrent.py")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_computes_what_it_computes_on_a_cpu(family, cuda):
+    """In fp32 to its rounding, in bf16 to that of bf16."""
+    plain = losses(trained(f"{family}_cpu", family, *words_of(family), "device=cpu"))
+    assert all(map(math.isfinite, plain))
+    assert losses(trained(f"{family}_fp32", family, *words_of(family))) == pytest.approx(plain, rel=1e-5)
+    cuda.products.clear()
+    half = losses(trained(f"{family}_bf16", family, *words_of(family), "precision=bf16"))
+    assert half == pytest.approx(plain, rel=1e-2)
+    require_no_wait(cuda, phases=("step", "evaluation"))
+    wide = {where.line for (kind, where) in cuda.products if kind != "bfloat16" and where.phase == "step"}
+    permitted = {line for line in wide if line.startswith(WIDE)}
+    assert not wide - permitted - ({"backward"} if permitted else set()), wide
+
+
+@pytest.mark.parametrize("words", ["precision=bf16", "precision=fp16"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if "dropout" in fields_of(family)])
+def test_a_family_drops(family, words, cuda):
+    run = trained(f"{family}_{words[-4:]}_drops", family, *words_of(family, 0.1), words)
+    assert all(map(math.isfinite, losses(run)))
+    # Torch's scaler asks whether gradients are finite, but for its own fused optimizers, which ask on the device.
+    fused = yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["name"] in ("adam", "adamw")
+    require_no_wait(cuda, *(["training/step.py"] if words == "precision=fp16" and not fused else []))
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if "attention_dropout" in fields_of(family)])
+def test_a_family_drops_weights_of_attention(family, cuda):
+    words = words_of(family, 0.1, 0.1)
+    assert all(map(math.isfinite, losses(trained(f"{family}_weights", family, *words, "precision=bf16"))))
+    require_no_wait(cuda)
+
+
+def test_an_adaptive_softmax(cuda):
+    """Whose tokens are of several clusters."""
+    words = ["model.cutoffs=[20,40]", *words_of("transformer_xl"), "precision=bf16"]
+    trained("adaptive", "transformer_xl", *words)
+    require_no_wait(cuda, phases=("step", "evaluation"))
+
+
+# --- objectives and optimizers -------------------------------------------------------------------------------------
+
+OF_FAMILIES = {
+    "bilm": "elmo", "clm": "gpt", "denoising": "bart", "plm": "xlnet", "prefix_lm": "gpt", "rtd": "electra",
+    "skip_gram": "word_vectors", "span_corruption": "t5",
+}  # fmt: skip
+"""By how the name of an objective begins, a family that it trains; bert where there is none."""
+
+
+def presets(group: str, *without: str) -> list[str]:
+    """The YAML files of a group."""
+    return [path.stem for path in sorted((CONF / group).glob("*.yaml")) if path.stem not in without]
+
+
+@pytest.mark.parametrize("objective", presets("objective", "auto", "mixture", "task"))
+def test_an_objective(objective, cuda):
+    family = next((of for name, of in OF_FAMILIES.items() if objective.startswith(name)), "bert")
+    trained(f"objective_{objective}", family, f"objective={objective}", "precision=bf16")
+    require_no_wait(cuda)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("optimizer", presets("optimizer", "auto"))
+def test_an_optimizer(optimizer, precision, cuda):
+    trained(f"optimizer_{optimizer}_{precision}", "bert", f"optimizer={optimizer}", f"precision={precision}")
+    require_no_wait(cuda)
+
+
+# --- finetuning ----------------------------------------------------------------------------------------------------
+
+
+def start(family: str) -> str:
+    """The word that starts from a checkpoint of the family, trained on the CPU."""
+    name = f"start_{family}"
+    if not Path("runs", name).exists():
+        trained(name, family, "device=cpu", "model.num_layers=4")
+    return f"checkpoint=runs/{name}"
+
+
+def teacher() -> str:
+    """A classifier's name, trained on the CPU."""
+    if not Path("runs/teacher").exists():
+        finetune("teacher", start("bert"), *SHORT, "device=cpu")
+    return "runs/teacher"
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt", "t5", "modernbert"])
+@pytest.mark.parametrize("method", matrix.METHODS)
+def test_a_tuning_method(method, family, cuda):
+    name = f"{family}_{''.join(filter(str.isalnum, method))}"
+    finetune(name, start(family), *SHORT, "precision=bf16", *matrix.METHODS[method])
+    require_no_wait(cuda)
+
+
+WAYS = {
+    "standard": ["distill.terms.hard.weight=1"],
+    "sequence": ["task=seq2seq", "task.path=seq2seq", *matrix.COLUMNS["seq2seq"]],
+}
+"""What a way to distill needs beside a teacher."""
+
+
+@pytest.mark.parametrize("way", presets("distill", "none"))
+def test_a_way_to_distill(way, cuda):
+    words = [*SHORT, "precision=bf16", f"distill={way}", *WAYS.get(way, [])]
+    if way == "sequence":
+        if not Path("runs/writer").exists():
+            finetune("writer", start("t5"), *SHORT, "device=cpu", *WAYS[way])
+        finetune("by_sequence", start("t5"), *words, "distill.teacher=runs/writer")
+    else:
+        own = [] if way in ("self", "codistillation") else [f"distill.teacher={teacher()}"]
+        begin = ["checkpoint=none", "model=bert_tiny", "model.num_layers=2", "model.hidden_size=32"]
+        sizes = ["model.num_heads=2", "model.feedforward_size=64", "model.vocab_size=400"]
+        finetune(f"by_{way}", *begin, *sizes, *words, *own)
+    require_no_wait(cuda)
+
+
+@pytest.mark.parametrize("kind", matrix.KINDS)
+def test_a_kind_of_task(kind, cuda):
+    """Trained, scored, and asked."""
+    words = [f"task={kind}", f"task.path={kind}", *matrix.COLUMNS[kind], "max_length=48"]
+    family = "t5" if kind == "seq2seq" else "bert"
+    run = finetune(f"of_{kind}", start(family), *SHORT, "precision=bf16", *words)
+    require_no_wait(cuda)
+    assert cli.main(["evaluate", str(run), "device=cuda"]) == 0
+    assert cli.main(["predict", str(run), f"input={kind}/dev.jsonl", "device=cuda"]) == 0
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+COMMANDS = {
+    "evaluate": "evaluate runs/teacher",
+    "predict": "predict runs/teacher text='The happy cat'",
+    "fill": "predict runs/start_bert text='The happy [MASK] saw'",
+    "generate": "generate runs/start_gpt prompt='The happy' max_new_tokens=6",
+    "generate beams": "generate runs/start_gpt prompt='The happy' max_new_tokens=6 beams=3",
+    "generate sampled": "generate runs/start_gpt prompt='The happy' max_new_tokens=6 temperature=0.8 top_k=5",
+    "generate t5": "generate runs/start_t5 prompt='The happy' max_new_tokens=6",
+    "embed": "embed runs/start_bert text='The happy cat'",
+    "probe": "probe runs/start_bert target=sst2 task=sst2 task.path=rows",
+    "inspect": "inspect pretrain model=bert_tiny data=text data.path=text.txt data.document=block n=2",
+    "inspect attention": "inspect attention runs/start_bert text='The happy cat'",
+    "inspect word": "inspect word runs/start_bert word=cat text='The cat sat. | A cat.'",
+    "doctor": "doctor trains=false",
+    "plan": "plan finetune task=sst2 task.path=rows checkpoint=runs/start_bert",
+    "profile": "profile finetune task=sst2 task.path=rows checkpoint=runs/start_bert steps=2 output=seen",
+}
+WITHOUT_DEVICE = ("inspect", "doctor")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command(command, cuda):
+    for family in ("bert", "gpt", "t5"):
+        start(family)
+    teacher()
+    words = shlex.split(COMMANDS[command]) + ([] if command in WITHOUT_DEVICE else ["device=cuda"])
+    assert cli.main(words) == 0
+    require_no_wait(cuda)
+
+
+def test_a_run_is_resumed(cuda):
+    for steps in (1, 3):
+        run = trained("resumed", "bert", "precision=bf16", f"max_steps={steps}")
+    assert json.loads((run / "result.json").read_text())["steps"] == 3
+    require_no_wait(cuda)
+
+
+def watching(monkeypatch, change):
+    """Give `Health` another loss. change: (step, loss) to loss."""
+    real = Health.watch
+
+    def watch(self, step, cursor, loss, norm, scaled):
+        real(self, step, cursor, change(step, loss), norm, scaled)
+
+    monkeypatch.setattr(Health, "watch", watch)
+
+
+def test_a_late_verdict_names_the_step_that_went_wrong(cuda, monkeypatch, capsys):
+    """On CUDA losses are looked at where a row is written: the batch of an earlier step is given again."""
+    watching(monkeypatch, lambda step, loss: loss * math.nan if step == 3 else loss)
+    pretrain("late", *TEXT, "max_steps=400", "log_every=8", "evaluate_every=8", "precision=bf16", status=4)
+    error = capsys.readouterr().err
+    assert "the loss or gradient of step 3 is not finite" in error and "precision=fp32" in error
+    (saved,) = Path("runs/late/diverged").glob("*.json")
+    assert saved.name == "step_00000003.json" and json.loads(saved.read_text())["lengths"]
+
+
+def test_bandwidth_is_measured_beyond_caches(cuda):
+    measure_bandwidth.cache_clear()
+    assert measure_bandwidth("cuda:0", 1) > 0
+    assert cuda.peak > 2 * 126e6  # a B200's second level
+
+
+def test_a_wait_in_a_step_is_told_once(cuda, monkeypatch, capsys):
+    """After the first steps, by its line, on the screen and in the log."""
+
+    def looked_at(step, loss):
+        assert float(loss) > 0  # told
+        return loss
+
+    watching(monkeypatch, looked_at)
+    run = trained("told", "bert", "precision=bf16", "max_steps=6", "evaluate_every=3")
+    line = Path(__file__).read_text().splitlines().index("        assert float(loss) > 0  # told") + 1
+    told = f"warning: {__file__}:{line} makes the host wait for the device in a step, which leaves the device idle"
+    assert [text for text in capsys.readouterr().err.splitlines() if "host wait" in text] == [told]
+    assert (run / "log.txt").read_text().count("host wait") == 1
+
+
+def test_steps_that_do_not_wait_have_nothing_to_tell(cuda, capsys):
+    trained("quiet", "bert", "precision=bf16", "max_steps=6", "evaluate_every=3")
+    assert "wait" not in capsys.readouterr().err
+    assert torch.cuda.get_sync_debug_mode() == 0
