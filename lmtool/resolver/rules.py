@@ -15,6 +15,7 @@ from lmtool.config.tables import entries
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.errors import Problem
 from lmtool.models.configs import TransformerConfig
+from lmtool.runs.files import output_problems
 from lmtool.schema.phases import OF_A_PASS
 from lmtool.schema.run import (
     FinetuneConfig,
@@ -169,13 +170,7 @@ def output_is_a_folder(output: str) -> Iterator[Problem]:
 @rule(UseConfig, "output", running=True)
 def output_is_a_file(output: str | None) -> Iterator[Problem]:
     """What is written is a file, in a folder that is there: said before hours of predicting."""
-    path = None if output is None else Path(output).expanduser()
-    if path is not None and path.is_dir():
-        hint = f"give output={path / 'predictions.jsonl'}"
-        yield Problem("output", f"output={output}: a folder; one file is written", hint)
-    elif path is not None and not path.parent.is_dir():
-        hint = f"make it: mkdir -p {path.parent}; or give another output="
-        yield Problem("output", f"output={output}: no folder {path.parent}", hint)
+    yield from output_problems(output)
 
 
 def _file_on_the_way(folder: str) -> Path | None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
-from lmtool.errors import UserError
+from lmtool.errors import ConfigError, UserError
+from lmtool.runs.files import output_problems
 from lmtool.schema.base import DEVICE
 from lmtool.training.devices import device_of
 
@@ -102,6 +103,11 @@ class Looking(_Keys):
     tokens: int = 200_000
     brief: bool = False
     output: str | None = None
+
+    def __post_init__(self) -> None:
+        """ConfigError where the output cannot be written, before any text is read."""
+        if problems := list(output_problems(self.output)):
+            raise ConfigError(problems)
 
 
 @dataclass(frozen=True)
