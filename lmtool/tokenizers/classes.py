@@ -20,7 +20,6 @@ from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.configs import SPECIALS
 
-
 MOST_BYTES = 200_000_000
 """Of a file of a tokenizer: six times the largest that is published, Gemma's tokenizer.json."""
 
