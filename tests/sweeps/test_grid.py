@@ -39,6 +39,16 @@ def test_berts_grid() -> None:
     }
 
 
+def test_the_job_of_none_goes_without_the_keys_of_the_others() -> None:
+    words = ["distill=soft,none", "distill.teacher=runs/x", "optimizer.lr=1e-4"]
+    offers = compose.what_is_offered("finetune")
+    soft, none = jobs_of(overrides.read(words, offers, multirun=True))
+    assert [text.partition("=")[0] for text in soft.values] == ["++distill.teacher", "++optimizer.lr"]
+    assert none.choices[-1].endswith("distill=none") and [*none.values] == soft.values[1:]
+    (alone,) = jobs_of(overrides.read(["distill=none", *words[1:]], offers, multirun=True))
+    assert len(alone.values) == 2  # nothing else was meant: the key is refused by its name
+
+
 def test_what_is_typed_wins(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*BERT, "-m", "optimizer.lr=1e-4", "max_epochs=1", "--cfg", "job"]) == 0
     assert values(capsys.readouterr().out) == [("16", "0.0001", "1.0"), ("32", "0.0001", "1.0")]
@@ -61,7 +71,7 @@ def run(own: Path, params: str, *words: str) -> int:
 
 def test_a_grid_of_ones_own_runs(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(cli, "run", lambda verb, config, overrides: calls.append((config.seed, config.max_length)))
+    monkeypatch.setattr(cli, "run", lambda verb, config: calls.append((config.seed, config.max_length)))
     assert run(own, "seed: range(1,3)", "max_length=32,64") == 0
     assert calls == [(1, 32), (1, 64), (2, 32), (2, 64)]
     # One of several choices with a grid of its own: its jobs are not known.
