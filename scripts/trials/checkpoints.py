@@ -16,8 +16,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from trials.commands import Answer, in_fork, shown, sound, typed
-from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
+from trials.harness import Answer, Failed, Outcome, Verdict, chance_of, in_fork, kind, planted, shown, sound, typed
 from trials.stage import HERE, ROWS, RUNS, copy, once, result_of
 
 FILES = (
@@ -68,31 +67,16 @@ def _edited(path: Path, chance: random.Random) -> None:
     path.write_bytes(content)
 
 
-def _folder(path: Path, chance: random.Random) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _dangling(path: Path, chance: random.Random) -> None:
-    path.unlink()
-    path.symlink_to("nowhere")
-
-
-def _fifo(path: Path, chance: random.Random) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-WAYS: dict[str, Callable[[Path, random.Random], None]] = {
+WAYS: dict[str, Callable[[Path, random.Random], object]] = {
     "deleted": lambda path, chance: path.unlink(),
     "truncated": _truncated,
     "a bit flipped": _flipped,
     "a page zeroed": _zeroed,
     "emptied": lambda path, chance: path.write_bytes(b""),
     "edited": _edited,
-    "a folder instead": _folder,
-    "a dangling link instead": _dangling,
-    "a pipe instead": _fifo,
+    "a folder instead": lambda path, chance: (path.unlink(), path.mkdir()),
+    "a dangling link instead": lambda path, chance: (path.unlink(), path.symlink_to("nowhere")),
+    "a pipe instead": lambda path, chance: (path.unlink(), os.mkfifo(path)),
 }
 
 # --- commands, and what they make of a checkpoint -------------------------------------------------------------------
@@ -148,8 +132,7 @@ def _load(place: Path, checkpoint: str) -> Answer:
         Path("out/loaded").write_text(digest.hexdigest())
         return 0
 
-    answer = in_fork(place, work)
-    return sound(Answer(("lmtool.load", checkpoint), answer.status, answer.out, answer.err))
+    return sound(in_fork(place, ("lmtool.load", checkpoint), work))
 
 
 _USE = {"predict": _predict, "evaluate": _evaluate, "export": _export, "finetune": _finetune, "load": _load}
@@ -182,18 +165,17 @@ def _expected(folder: Path, stage: Path, run: str, command: str) -> None:
 # --- the trial ------------------------------------------------------------------------------------------------------
 
 
-def cells() -> list[tuple[str, str, str]]:
-    """Every command, file and way, in an order that mixes them."""
-    every = list(itertools.product(COMMANDS, FILES, WAYS))
-    random.Random(0).shuffle(every)
-    return every
+CELLS = list(itertools.product(COMMANDS, FILES, WAYS))
+"""Every command, file and way, in an order that mixes them."""
+random.Random(0).shuffle(CELLS)
 
 
-def _trial(stage: Path, place: Path, seed: int) -> Verdict:
+@kind("checkpoints", trials=len(CELLS))
+def checkpoints(stage: Path, place: Path, seed: int) -> Verdict:
+    """A damaged file, and a command that reads it."""
     chance = chance_of("checkpoints", seed)
-    every = cells()
-    command, name, way = every[seed % len(every)]
-    run = RUNS[(seed + seed // len(every)) % len(RUNS)]
+    command, name, way = CELLS[seed % len(CELLS)]
+    run = RUNS[(seed + seed // len(CELLS)) % len(RUNS)]
     copy(stage, place, "text.txt", "rows", "cache", f"runs/{run}", "done/pre")
     folder = place / "runs" / run / "checkpoints"
     chosen = (folder / ("last" if command == "resume" else "best")).read_text().strip()
@@ -252,6 +234,3 @@ def _follow(place: Path, command: str, answer: Answer, results: dict[str, str]) 
     again, result = _used(command, place, other[1])
     if again.status or result != results[other[2]]:
         raise Failed(Outcome.DEAD_END, f"its hint, {other[1]}, does not work: {again.errors[:200]}")
-
-
-KIND = Kind("checkpoints", "a damaged file x a command that reads it", trials=len(cells()), draw=2, trial=_trial)

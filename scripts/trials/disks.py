@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 
 from tests.training.kill_harness import fork
-from trials.commands import Answer, refused, typed
-from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
-from trials.stage import HERE, RUNS, copy, result_of, words_of
+from trials.harness import Failed, Outcome, Verdict, chance_of, ended, kind, planted, refused, typed
+from trials.stage import HERE, RUNS, VOCABULARY, copy, last_of_each, replaced, result_of, words_of
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _RECURSIVE, _PRIVATE = 1, 32, 1 << 14, 1 << 18
@@ -71,8 +70,7 @@ _WRITERS = {
     "evaluate": ["evaluate", "checkpoint=done/tuned", *HERE, "output=disk/out"],
     "export": ["export", "checkpoint=done/tuned", "output=disk/out"],
     "import": ["import", "checkpoint=published", "output=disk/out"],
-    "tokenizer": ["tokenizer", "data=text", "data.path=text.txt", "cache_dir=cache", "output=disk/out",
-                  "tokenizer=wordpiece", "tokenizer.vocab_size=300"],
+    "tokenizer": [*replaced(VOCABULARY, "output=disk/out")],
     "inspect": ["inspect", "pretrain", *words_of("pre", "x")[1:-1], "n=20", "tokens=5000", "output=disk/out"],
 }  # fmt: skip
 """Commands that write disk/out."""
@@ -80,7 +78,9 @@ _SCENES = ("fills under a run", "fills under a run", "fills under a resumed run"
            "read-only run", "read-only input", "full cache", "read-only cache")  # fmt: skip
 
 
-def _trial(stage: Path, place: Path, seed: int) -> Verdict:
+@kind("disks", trials=72)
+def disks(stage: Path, place: Path, seed: int) -> Verdict:
+    """Full and read-only disks."""
     chance = chance_of("disks", seed)
     scene = _SCENES[seed % len(_SCENES)]
     copy(stage, place, "text.txt", "rows", "cache", "done", "published")
@@ -151,16 +151,12 @@ def _output(place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdi
     with planted(f"{command}: the disk {scene}, {left} bytes left"):
         answer = typed(place, *_WRITERS[command])
         if refused(answer, "disk"):
-            _whole_or_nothing(disk, answer)
+            left_there = sorted(path.name for path in disk.folder.rglob("*") if path.name != "filler")
+            if left_there:
+                raise Failed(Outcome.LEFTOVER, f"{answer.errors[:100]}, and leaves {', '.join(left_there[:3])}")
         elif scene != "is full" or not (disk.folder / "out").exists():
             raise Failed(Outcome.SILENT, "nothing is written, and it says nothing")
-    return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{command}: {scene}: {answer.errors[:120]}")
-
-
-def _whole_or_nothing(disk: Disk, answer: Answer) -> None:
-    left = sorted(str(path.relative_to(disk.folder)) for path in disk.folder.rglob("*") if path.name != "filler")
-    if left:
-        raise Failed(Outcome.LEFTOVER, f"{answer.errors[:100]}, and leaves {', '.join(left[:3])}")
+    return ended(answer, f"{command}: {scene}")
 
 
 def _read_only_run(stage: Path, place: Path, disk: Disk, chance: random.Random) -> Verdict:
@@ -178,7 +174,7 @@ def _read_only_run(stage: Path, place: Path, disk: Disk, chance: random.Random) 
         answer = typed(place, *words)
         if not refused(answer, "disk") and command != "finished":
             raise Failed(Outcome.SILENT, "nothing is written, and it says nothing")
-    return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{command}: {answer.errors[:120]}")
+    return ended(answer, command)
 
 
 def _input(place: Path, disk: Disk, chance: random.Random) -> Verdict:
@@ -193,7 +189,7 @@ def _input(place: Path, disk: Disk, chance: random.Random) -> Verdict:
              "task.path=rows": "task.path=disk/rows"}  # fmt: skip
     for before, after in moved.items():
         words = [word.replace(before, after) for word in words]
-    words = [words[0], *{word.partition("=")[0]: word for word in words[1:]}.values()]
+    words = last_of_each(words)
     with planted(f"{command} from a read-only disk"):
         answer = typed(place, *words)
         if answer.status and not (command == "inspect" and answer.status == 3):
@@ -218,7 +214,4 @@ def _cache(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Rand
                 raise Failed(Outcome.DEAD_END, f"everything is there already: {answer.errors[:300]}")
         elif result_of(place / "run") != result_of(stage / "done" / "pre"):
             raise Failed(Outcome.SILENT, "the run ends otherwise")
-    return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{warm=}, {scene}: {answer.errors[:120]}")
-
-
-KIND = Kind("disks", "full and read-only disks", trials=72, draw=2, trial=_trial)
+    return ended(answer, f"{warm=}, {scene}")

@@ -1,25 +1,27 @@
-"""Secrets planted in the environment, in overrides, in addresses and in texts: none of them is found in what a command
-prints or writes.
+"""What stands around a command: secrets in its environment, and files in its folder that Python would import.
 
-They are looked for as they are, and as JSON, YAML, HTML, Python and an address would write them.
+Secrets are looked for as they are, and as JSON, YAML, HTML, Python and an address would write them.
 """
 
 from __future__ import annotations
 
 import html
 import json
+import os
 import random
 import string
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import yaml
 
-from trials.commands import Answer, typed
-from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
-from trials.scenes import EVALUATE, FINETUNE, PREDICT, PRETRAIN, replaced
-from trials.stage import copy
+from trials.harness import Answer, Failed, Outcome, Verdict, chance_of, ended, kind, planted, typed
+from trials.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, copy, replaced
+
+# --- secrets ----------------------------------------------------------------------------------------------------------
 
 _NAMES = (
     "API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD",
@@ -55,12 +57,12 @@ def forms(secret: str) -> set[str]:
     }
 
 
-_COMMANDS: dict[str, tuple[str, ...]] = {
-    "pretrain": tuple(PRETRAIN),
-    "finetune": tuple(FINETUNE),
+_COMMANDS: dict[str, Sequence[str]] = {
+    "pretrain": PRETRAIN,
+    "finetune": FINETUNE,
     "evaluate": (*EVALUATE, "output=out"),
     "predict": (*PREDICT, "output=out"),
-    "screen": tuple(PREDICT),
+    "screen": PREDICT,
     "export": ("export", "checkpoint=done/tuned", "output=out"),
     "import": ("import", "checkpoint=published", "output=out"),
     "tokenizer": ("tokenizer", "data=text", "data.path=text.txt", "cache_dir=cache", "output=out"),
@@ -117,7 +119,9 @@ def _with(spot: str, place: Path, command: str, secret: str, chance: random.Rand
     return tuple(words)
 
 
-def _trial(stage: Path, place: Path, seed: int) -> Verdict:
+@kind("secrets", trials=72)
+def secrets(stage: Path, place: Path, seed: int) -> Verdict:
+    """A secret in the environment, an override, an address or a text: found in nothing that is printed or written."""
     chance = chance_of("secrets", seed)
     copy(stage, place, "text.txt", "rows", "cache", "done", "published", "runs")
     command = tuple(_COMMANDS)[seed % len(_COMMANDS)]
@@ -135,7 +139,7 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
         _search(place, answer, secret, known)
         if spot == "nothing" and answer.status:
             raise Failed(Outcome.DEAD_END, answer.errors[:200])
-    return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, shape)
+    return ended(answer, shape)
 
 
 def _search(place: Path, answer: Answer, secret: str, known: dict[Path, int]) -> None:
@@ -159,4 +163,56 @@ def _files(place: Path, wanted: set[str], known: dict[Path, int]) -> Iterator[st
                 yield str(path.relative_to(place))
 
 
-KIND = Kind("secrets", "secrets in the environment, overrides, addresses, texts", trials=72, draw=2, trial=_trial)
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+# What Python itself imports for -m before it comes to lmtool: only -P keeps it from the working folder.
+_BEFORE = {
+    "abc", "codecs", "collections", "contextlib", "copyreg", "enum", "functools", "importlib", "io", "keyword", "os",
+    "operator", "re", "reprlib", "runpy", "site", "stat", "types", "typing", "warnings",
+}  # fmt: skip
+_RUN = ["pretrain", *TEXT, "max_steps=1", "offline=true"]
+_STARTED: dict[str, list[str]] = {
+    "several processes": [*_RUN, "devices=2", "name=a"],
+    "doctor": ["doctor", "offline=true", "cache_dir=cache", "device=cpu"],
+    "joblib": [*_RUN, "name=a", "-m", "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+    "submitit": [*_RUN, "name=a", "-m", "seed=1", "hydra/launcher=submitit_local"],
+    "a tracker": [*_RUN, "name=a", "logger=tensorboard"],
+    "processes that tokenize": [*replaced(_RUN, "data.path=long.txt"), "name=a"],
+    "compiled": [*_RUN, "name=a", "compile=true"],
+}
+_WORTH = 8_000_000
+"""Characters for which processes are started."""
+_STARTS = {"the command": [str(Path(sys.executable).with_name("lmtool"))], "-m": [sys.executable, "-m", "lmtool"]}
+
+
+@kind("modules", trials=7, draw=1)
+def modules(stage: Path, place: Path, seed: int) -> Verdict:
+    """Files in the working folder that are called as modules of Python are: none is run by any process of lmtool."""
+    chance = chance_of("modules", seed)
+    name, start = list(_STARTED)[seed % len(_STARTED)], chance.choice(list(_STARTS))
+    copy(stage, place, "text.txt", "cache")
+    if name == "processes that tokenize":
+        text = (place / "text.txt").read_text()
+        (place / "long.txt").write_text(text * (_WORTH // len(text) + 1))
+    _plant_modules(place, chance)
+    with planted(f"{name}, started by {start}"):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environment |= {"HOME": str(place / ".home"), "RAYON_NUM_THREADS": "2"}
+        environment.pop("TOKENIZERS_PARALLELISM", None)
+        command = [*_STARTS[start], *_STARTED[name]]
+        done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+        if (place / "RAN").exists():
+            raise Failed(Outcome.EXECUTED, (place / "RAN").read_text()[:200])
+        if done.returncode:
+            raise Failed(Outcome.DEAD_END, f"status {done.returncode}: {done.stderr[-300:]}")
+    return Verdict(Outcome.DONE, f"{name}, started by {start}")
+
+
+def _plant_modules(place: Path, chance: random.Random) -> None:
+    """Modules that say that they were run, and then are none; `token` and `json` among them."""
+    names = sorted(sys.stdlib_module_names - set(sys.builtin_module_names) - _BEFORE)
+    planted = {"json", "token", *chance.sample([name for name in names if not name.startswith("_")], 40)}
+    for name in planted:
+        (place / f"{name}.py").write_text(
+            f"print({name!r}, file=open({str(place / 'RAN')!r}, 'a'))\nraise ImportError\n"
+        )

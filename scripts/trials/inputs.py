@@ -1,7 +1,7 @@
-"""Tables with one fault planted on a known line, and tables that only look wrong.
+"""Tables and plain text with one fault planted at a known place, and such that only look wrong.
 
-A fault is refused with file and line. What is legal is read as it stands: the rows that come out are those that were
-written.
+A fault is refused with file and line, in every role that a file may have. What is legal is read as it stands: what
+comes out is what was written.
 """
 
 from __future__ import annotations
@@ -16,14 +16,27 @@ from pathlib import Path
 
 from lmtool.config.tables import build, lookup
 from lmtool.data.sources import documents
-from tests.commands.conftest import BAD, GOOD, sentence
-from trials.commands import files_in, nothing_left, refused, typed
-from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
-from trials.stage import HERE, ROWS, copy
+from tests.commands.conftest import BAD, GOOD, sentence, write_text
+from trials.harness import (
+    Failed,
+    Outcome,
+    Verdict,
+    chance_of,
+    ended,
+    files_in,
+    kind,
+    nothing_left,
+    planted,
+    refused,
+    typed,
+)  # fmt: skip
+from trials.stage import HERE, ROWS, TEXT, VOCABULARY, copy, last_of_each, replaced
+
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 Rows = list[tuple[str, str]]
 FORMATS = ("tsv", "csv", "jsonl")
-ROLES = ("predict", "dev", "train", "number", "corpus")
+TABLE_ROLES = ("predict", "dev", "train", "number", "corpus")
 
 
 @dataclass
@@ -89,7 +102,7 @@ _LABEL = ("7", "", "-", "1.5x", "one", "１", "0 1")
 _NAMES = {"0": "negative", "1": "positive"}  # the task's labels, which the rows name by their numbers
 _NUMBER = ("nan", "inf", "-Infinity", "1e999", "1,5", "0x10", "", "x", "1 2", "--1")
 """What stands for a number and is none, or not a finite one."""
-_WHOLE: dict[str, Callable[[bytes], bytes]] = {
+_WHOLE_TABLE: dict[str, Callable[[bytes], bytes]] = {
     "nothing": lambda content: b"",
     "white space": lambda content: b" \n\n\t\n",
     "UTF-16": lambda content: content.decode().encode("utf-16"),
@@ -128,8 +141,8 @@ def plant(chance: random.Random, form: str, role: str) -> tuple[str, Table]:
         rows[number] = (rows[number][0], label)
         return f"the label {label!r}", Table(rows, written(rows, form), line)
     if kind == "whole":
-        name = chance.choice(list(_WHOLE))
-        return name, Table(rows, _WHOLE[name](clean), 0)
+        name = chance.choice(list(_WHOLE_TABLE))
+        return name, Table(rows, _WHOLE_TABLE[name](clean), 0)
     if kind == "text":
         text = chance.choice(_TEXTS)
         if form == "jsonl" and chance.random() < 0.5:
@@ -172,9 +185,11 @@ def _shape(chance: random.Random, clean: bytes) -> tuple[str, bytes]:
 # --- the trial ------------------------------------------------------------------------------------------------------
 
 
-def _trial(stage: Path, place: Path, seed: int) -> Verdict:
+@kind("tables", trials=240)
+def tables(stage: Path, place: Path, seed: int) -> Verdict:
+    """A table with one fault on a known line, or one that only looks wrong."""
     chance = chance_of("tables", seed)
-    form, role = FORMATS[seed % 3], ROLES[seed // 3 % len(ROLES)]
+    form, role = FORMATS[seed % 3], TABLE_ROLES[seed // 3 % len(TABLE_ROLES)]
     name, table = plant(chance, form, role)
     copy(stage, place, "done/tuned", "done/pre")
     folder = place / "table"
@@ -188,17 +203,16 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
         other[0] = (other[0][0], "1.5")
     if role not in ("predict", "corpus"):
         (folder / f"{'dev' if split == 'train' else 'train'}.jsonl").write_bytes(written(other, "jsonl"))
+    own_rows = replaced(ROWS, "task.path=table")
     words = {
         "predict": ["predict", "checkpoint=done/tuned", *HERE, f"input=table/dev.{form}", "output=out.jsonl"],
         "dev": ["evaluate", "checkpoint=done/tuned", "task.path=table", *HERE, "output=out.jsonl"],
-        "train": ["finetune", *_with_path(ROWS), "checkpoint=done/pre", "max_steps=1", "run_dir=run"],
-        "number": ["finetune", *_with_path(ROWS), "task=custom", "task.kind=regression", "task.text=[sentence]",
+        "train": ["finetune", *own_rows, "checkpoint=done/pre", "max_steps=1", "run_dir=run"],
+        "number": ["finetune", *replaced(own_rows, "task=custom"), "task.kind=regression", "task.text=[sentence]",
                    "task.label=label", "checkpoint=done/pre", "max_steps=1", "run_dir=run"],
-        "corpus": ["tokenizer", f"data={_source(form)}", f"data.path=table/{file.name}", "data.text=sentence",
-                   "cache_dir=cache", "output=vocabulary", "tokenizer=wordpiece", "tokenizer.vocab_size=300"],
+        "corpus": [*replaced(VOCABULARY, f"data={_source(form)}", f"data.path=table/{file.name}"),
+                   "data.text=sentence"],
     }[role]  # fmt: skip
-    if role == "number":
-        words.remove("task=sst2")
     before = files_in(place)
     shape = f"{role}, {form}, line {table.line}: {name}"
     with planted(shape):
@@ -209,15 +223,11 @@ def _trial(stage: Path, place: Path, seed: int) -> Verdict:
         if table.line is None:
             if answer.status:
                 raise Failed(Outcome.DEAD_END, f"a legal table is refused: {answer.errors[:300]}")
-            _compare(place, role, table)
+            _compare_rows(place, role, table)
             return Verdict(Outcome.DONE, shape)
         if not refused(answer, *where):
             raise Failed(Outcome.SILENT, "read without a word")
-    return Verdict(Outcome.REFUSED, f"{shape}: {answer.errors[:120]}")
-
-
-def _with_path(words: list[str]) -> list[str]:
-    return [word.replace("task.path=rows", "task.path=table") for word in words]
+    return ended(answer, shape)
 
 
 def _source(form: str) -> str:
@@ -225,7 +235,7 @@ def _source(form: str) -> str:
     return "jsonl" if form == "jsonl" else "csv"
 
 
-def _compare(place: Path, role: str, table: Table) -> None:
+def _compare_rows(place: Path, role: str, table: Table) -> None:
     """Raises Failed where the rows that were read are not those that were written."""
     if role == "corpus":
         (file,) = (place / "table").glob("dev.*")
@@ -259,4 +269,149 @@ def _compare(place: Path, role: str, table: Table) -> None:
         raise Failed(Outcome.SILENT, f"gold values {gold[:8]}")
 
 
-KIND = Kind("tables", "tables with one fault, or that only look wrong", trials=240, draw=2, trial=_trial)
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+TEXT_ROLES = ("data.path", "data.validation", "folder", "input", "tokenizer", "inspect")
+_BYTES = {
+    "a NUL byte": b"\0",
+    "a byte that is not UTF-8": b"\xff",
+    "a cut UTF-8 sequence": b"\xe2\x82 ",
+    "a surrogate in UTF-8": b"\xed\xa0\x80",
+    "an overlong form": b"\xc0\xaf",
+}
+"""Refused at the line and byte where they stand."""
+_WHOLE = {
+    "nothing": lambda content: b"",
+    "white space": lambda content: b" \n\t\r\n\x0c\n" * 50,
+    "UTF-16": lambda content: content.decode().encode("utf-16"),
+    "UTF-32, big end first": lambda content: b"\x00\x00\xfe\xff" + content.decode().encode("utf-32-be"),
+    "gzip's first bytes": lambda content: b"\x1f\x8b\x08\x00" + content,
+    "a picture's first bytes": lambda content: b"\x89PNG\r\n" + content,
+}
+"""Refused by the name of the file."""
+_SAME = {
+    "a mark": lambda content: b"\xef\xbb\xbf" + content,
+    "CRLF": lambda content: content.replace(b"\n", b"\r\n"),
+    "CR": lambda content: content.replace(b"\n", b"\r"),
+    "no last line end": lambda content: content.rstrip(b"\n"),
+    "blank lines around": lambda content: b"\n\n\n" + content + b"\n\n \n",
+}
+"""The same text in other clothes: what comes out must be the same."""
+_ODD = (
+    "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\x1b[31m", "\x07", "\u202e", "\u200b",
+    "\ufeff", "e\u0301\u0302\u0303", "\U0001f469\u200d\U0001f4bb", "[MASK] [CLS] [SEP] [PAD]",
+    "<|endoftext|> </s> <pad>", "\t" * 50,
+    "x" * 400_000, "a " * 100_000, "\u3000", "\ud7ff", "\U0010ffff", "=1+1", "../../..", "%s{0}$(touch ran)",
+)  # fmt: skip
+"""Legal in any text, and no end of a line."""
+
+
+@kind("texts", trials=120)
+def texts(stage: Path, place: Path, seed: int) -> Verdict:
+    """Plain text with one fault at a known place, or that only looks wrong."""
+    chance = chance_of("texts", seed)
+    role = TEXT_ROLES[seed % len(TEXT_ROLES)]
+    copy(stage, place, "done/tuned", "text.txt")
+    if role == "input":
+        return _input(place, chance)
+    clean = (place / "text.txt").read_bytes()
+    kind = chance.choices(("byte", "whole", "same", "odd"), (40, 20, 20, 20))[0]
+    where, same = None, False
+    if kind == "byte":
+        name = chance.choice(list(_BYTES))
+        lines = clean.split(b"\n")
+        number = chance.choice([number for number, line in enumerate(lines) if line])
+        at = chance.randrange(len(lines[number]))
+        lines[number] = lines[number][:at] + _BYTES[name] + lines[number][at:]
+        end = chance.choice((b"\n", b"\r\n", b"\r"))
+        content, where = end.join(lines), f"odd.txt:{number + 1}:{at + 1}:"
+        name += f" at {number + 1}:{at + 1}, lines end in {end!r}"
+    elif kind == "whole":
+        name = chance.choice(list(_WHOLE))
+        content = _WHOLE[name](clean)
+        # An empty file among others is counted, and no fault.
+        where = None if role == "folder" and not content.strip() else "odd.txt"
+    elif kind == "same":
+        name, same = chance.choice(list(_SAME)), True
+        content = _SAME[name](clean)
+    else:
+        odd = chance.choice(_ODD)
+        name = f"{odd[:20]!r}"
+        at = chance.randrange(len(clean))
+        content = clean[:at] + odd.encode() + clean[at:]
+    return _corpus(place, role, name, content, where, same)
+
+
+def _corpus(place: Path, role: str, name: str, content: bytes, where: str | None, same: bool) -> Verdict:
+    """The content as a file that is trained on. where: what the error must name; same: whether it is the clean text."""
+    folder = place / "texts"
+    folder.mkdir()
+    (folder / "odd.txt").write_bytes(content)
+    path = "texts/odd.txt"
+    if role == "folder":
+        write_text(folder / "plain.txt")
+        path = "texts"
+    words = ["pretrain", *TEXT, "max_steps=1", "run_dir=run", f"data.path={path}"]
+    if role == "data.validation":
+        words = [*words[:-1], "data.path=text.txt", f"data.validation={path}"]
+    elif role == "tokenizer":
+        words = [*replaced(VOCABULARY, f"data.path={path}")]
+    elif role == "inspect":
+        words = ["inspect", "pretrain", *TEXT, f"data.path={path}", "n=20", "tokens=5000", "output=seen.jsonl"]
+    words = last_of_each(words)
+    before = files_in(place)
+    with planted(f"{role}: {name}"):
+        answer = typed(place, *words)
+        if where is not None and not refused(answer, where):
+            raise Failed(Outcome.SILENT, "read without a word")
+        # inspect measures shares of tokens, which a strange text may well move: its status says so.
+        if where is None and answer.status and not (role == "inspect" and answer.status == 3):
+            raise Failed(Outcome.DEAD_END, f"a legal text is refused: {answer.errors[:300]}")
+        nothing_left(place, before, answer)
+        if same and role == "inspect":
+            _compare_examples(place, words)
+    return ended(answer, f"{role}: {name}")
+
+
+def _compare_examples(place: Path, words: list[str]) -> None:
+    seen = (place / "seen.jsonl").read_bytes()
+    typed(place, *(word.replace("texts/odd.txt", "text.txt") for word in words))
+    if (place / "seen.jsonl").read_bytes() != seen:
+        raise Failed(Outcome.SILENT, "the model is fed something else than from the clean text")
+
+
+def _input(place: Path, chance: random.Random) -> Verdict:
+    """`predict input=`: one row a line, whatever stands in it."""
+    lines = [f"the lovely cat saw the {number}" for number in range(6)]
+    number = chance.randrange(6)
+    end = chance.choice((b"\n", b"\r\n", b"\r"))
+    mark = chance.choice((b"", b"\xef\xbb\xbf"))
+    stdin = chance.random() < 0.3
+    file = "-" if stdin else "lines.txt"
+    if chance.random() < 0.4:
+        name = chance.choice(list(_BYTES))
+        raw = [line.encode() for line in lines]
+        raw[number] = raw[number][:4] + _BYTES[name] + raw[number][4:]
+        where: str | None = f"{'standard input' if stdin else file}:{number + 1}"
+    else:
+        odd = chance.choice(_ODD)
+        name, where = f"{odd[:20]!r}", None
+        lines[number] = lines[number][:4] + odd + lines[number][4:]
+        raw = [line.encode() for line in lines]
+    content = mark + end.join(raw) + end
+    (place / "lines.txt").write_bytes(content)
+    shape = f"input={file}: {name} on line {number + 1}, lines end in {end!r}"
+    words = ["predict", "checkpoint=done/tuned", *HERE, f"input={file}"]
+    with planted(shape):
+        typed(place, *words, stdin=content)  # the screen holds no control characters
+        answer = typed(place, *words, "output=out.jsonl", stdin=content)
+        if where is not None:
+            if not refused(answer, where, where.replace("standard input", "-")):
+                raise Failed(Outcome.SILENT, "read without a word")
+            return ended(answer, shape)
+        if answer.status:
+            raise Failed(Outcome.DEAD_END, f"a legal text is refused: {answer.errors[:300]}")
+        rows = [json.loads(line)["sentence"] for line in (place / "out.jsonl").read_text().split("\n") if line]
+        if rows != lines:
+            raise Failed(Outcome.SILENT, f"{len(rows)} rows for {len(lines)} lines, or other texts")
+    return Verdict(Outcome.DONE, shape)

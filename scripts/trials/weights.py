@@ -4,6 +4,7 @@ checkpoints of lmtool whose files verify, and say impossible things."""
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import struct
@@ -11,19 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trials.scenes import ESCAPES, PREDICT, Expected, Scene, replaced
+from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Plant, Scene
+from trials.stage import PREDICT, replaced
 
-EITHER, LEGAL, REFUSED = Expected.EITHER, Expected.LEGAL, Expected.REFUSED
-
-Plant = Callable[[Path, random.Random], None]
-_PUBLISHED = replaced(PREDICT, "checkpoint=published")
-_IMPORT = ("import", "checkpoint=published", "output=imported")
+PUBLISHED = replaced(PREDICT, "checkpoint=published")
+IMPORT = ("import", "checkpoint=published", "output=imported")
 
 
 class _Bomb:
     def __reduce__(self) -> tuple[Any, ...]:
-        import os
-
         return (os.system, ("touch RAN",))
 
 
@@ -127,18 +124,16 @@ _TOKENS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def _published() -> Iterator[Scene]:
     for name, plant in _FILES.items():
-        yield Scene(f"published weights: {name}", _PUBLISHED, plant, ("published",))
-        yield Scene(f"published weights: {name}, imported", _IMPORT, plant, ("published",))
+        yield Scene(f"published weights: {name}", PUBLISHED, plant, ("published",))
+        yield Scene(f"published weights: {name}, imported", IMPORT, plant, ("published",))
     for name, edit in _CONFIGS.items():
-        yield Scene(f"published config: {name}", _PUBLISHED, _edited("config.json", edit), ("published",), EITHER)
-        yield Scene(
-            f"published config: {name}, imported", _IMPORT, _edited("config.json", edit), ("published",), EITHER
-        )
+        yield Scene(f"published config: {name}", PUBLISHED, _edited("config.json", edit), ("published",), EITHER)
+        yield Scene(f"published config: {name}, imported", IMPORT, _edited("config.json", edit), ("published",), EITHER)
     for name, edit in _TOKENS.items():
-        yield Scene(f"published tokenizer: {name}", _PUBLISHED, _edited("tokenizer.json", edit), ("published",), EITHER)
-    yield Scene("code beside published weights", _PUBLISHED, _code, expected=LEGAL)
+        yield Scene(f"published tokenizer: {name}", PUBLISHED, _edited("tokenizer.json", edit), ("published",), EITHER)
+    yield Scene("code beside published weights", PUBLISHED, _code, expected=LEGAL)
     yield Scene(
-        "a pattern that takes for ever", replaced(_PUBLISHED, "text=" + "a" * 40 + "!"), _regex, ("published",), EITHER
+        "a pattern that takes for ever", replaced(PUBLISHED, "text=" + "a" * 40 + "!"), _regex, ("published",), EITHER
     )
 
 
@@ -197,7 +192,7 @@ def _own() -> Iterator[Scene]:
     for name, edit in _SAVED.items():
         spare = "labels of" in name or name in ("an interpolation", "terminal codes")
         plant, expected = _forged("done/tuned", "config.json", edit), EITHER if spare else REFUSED
-        yield Scene(f"config.json: {name}", tuple(PREDICT), plant, ("done/tuned", "plugin"), expected)
+        yield Scene(f"config.json: {name}", PREDICT, plant, ("done/tuned", "plugin"), expected)
 
 
 SCENES = [*_published(), *_own()]
