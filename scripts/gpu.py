@@ -5,7 +5,7 @@
 
 Installs nothing: it runs with the Python it is started by (torch 2.11 or newer), on this tree, and what is not there
 (pytest, transformers, accelerate) is a line in its place. Both sides have the same model, examples, batch, precision,
-dropout and optimizer, and take turns in processes of their own (scripts/peers.py). The Trainer runs as documented, and
+dropout and optimizer, and take turns in processes of their own (scripts/timing/worker.py). The Trainer runs as documented, and
 tuned: compiled, and of single texts on batches of like length; lmtool as it is, and compiled. What is compiled takes a
 minute or so to start, in no figure: `--only bert_128,gpt_1024` gives half of the runs twice the rounds. Prints a
 markdown table row by row, so that a run which is cut short keeps what it has, and appends it to `--output`.
@@ -26,16 +26,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench_figures import Spread, rates, turns
-from bench_turns import Failed, Worker, ask, take_turns
-from bench_works import GROUPED_STEPS, Comparison, Variant, Work
-from benchmark import cores
+from common import ROOT, cores, listed, with_this_tree
+from timing.report import Spread, rates, turns, within_rounds
+from timing.report import markdown_row as row
+from timing.turns import Failed, Worker, ask, take_turns
+from timing.works import GROUPED_STEPS, Comparison, Variant, Work, labelled, settings_of
 
-ROOT = Path(__file__).resolve().parents[1]
 TEST_SECONDS = 200
 COUNTED_STEPS = 3
 BERT = {
@@ -66,30 +65,14 @@ class Case:
     def settings(self, options: argparse.Namespace) -> dict[str, Any]:
         model = {**(GPT if self.family == "gpt" else BERT), "attention_dropout": self.attention_dropout}
         length, batch = self.tiny if options.tiny else (self.max_length, self.batch)
-        task = None
-        if self.lengths is not None:
-            lengths = {**self.lengths, "largest": length}
-            task = {"kind": "classification", "max_length": length, "lengths": lengths}
-        return {
-            "seed": 0,
-            "threads": cores(),
-            "device": options.device,
-            "precision": "bf16",
-            "family": self.family,
-            "max_length": length,
-            "texts": ["joined"] if task is None else [],
-            "task": task,
-            "corpus_bytes": 300_000 if options.tiny else 3_000_000,
-            "rows": 400 if options.tiny else 9_600,
-            "batch": batch,
-            "lr": 1e-4,
-            "weight_decay": 0.01,
-            "clip_norm": 1.0,
-            "rounds": 1 if options.tiny else 5,
-            "turn_seconds": 0.1 if options.tiny else 3.0,
-            "most_steps": 40,
-            "model": model | TINY if options.tiny else model,
-        }
+        task = None if self.lengths is None else labelled("classification", **self.lengths, largest=length)
+        size: dict[str, Any] = {"model": model, "rows": 9_600, "rounds": 5, "turn_seconds": 3.0}
+        if options.tiny:
+            size = {"model": model | TINY, "rows": 400, "rounds": 1, "turn_seconds": 0.1, "corpus_bytes": 300_000}
+        return settings_of(
+            threads=cores(), device=options.device, precision="bf16", family=self.family, max_length=length,
+            texts=["joined"] if task is None else [], task=task, batch=batch, most_steps=40, **size,
+        )  # fmt: skip
 
 
 def sides(name: str, title: str, rows: str, documented: dict[str, Any], tuned: dict[str, Any]) -> Work:
@@ -123,13 +106,9 @@ CASES = (
 )  # fmt: skip
 
 
-def row(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def over(speeds: dict[int, float], theirs: dict[int, float]) -> str:
     """How many times as fast, by the median of the rounds that both finished."""
-    pairs = [speeds[at] / theirs[at] for at in speeds if at in theirs]
+    pairs = within_rounds(speeds, theirs)
     return f"{Spread.of(pairs).median:.2f}x" if pairs else "–"
 
 
@@ -244,22 +223,14 @@ def cuda() -> tuple[bool, str]:
     return True, f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Python {sys.version.split()[0]}"
 
 
-def names(known: Sequence[str], words: str) -> list[str]:
-    """Some of the known names, between commas."""
-    if unknown := [name for name in words.split(",") if name not in known]:
-        raise argparse.ArgumentTypeError(f"there is no {unknown[0]}, but {', '.join(known)}")
-    return words.split(",")
-
-
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, one round")
     parser.add_argument("--minutes", type=float, default=10.0, help="for everything together")
     known = [case.work.name for case in CASES]
-    parser.add_argument(
-        "--only", metavar="A,B", type=partial(names, known), help=f"some of {', '.join(known)}, without the tests"
-    )
+    help_only = f"some of {', '.join(known)}, without the tests"
+    parser.add_argument("--only", metavar="A,B", type=listed("--only", known), help=help_only)
     parser.add_argument("--output", type=Path, help="the table is appended here (runs/gpu/TIME.md)")
     return parser.parse_args(words)
 
@@ -270,8 +241,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not there:
         print(f"make gpu: {machine}; nothing to run")
         return 0
-    # This tree's lmtool, installed or not, in every process that is started here.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ |= with_this_tree(dict(os.environ))  # in every process that is started here
     output = options.output or ROOT / "runs" / "gpu" / time.strftime("%Y%m%d-%H%M%S.md")
     output.parent.mkdir(parents=True, exist_ok=True)
     # Ten seconds for what is under way when the time is up.

@@ -1,17 +1,32 @@
 """The examples that both sides of a comparison read: text of every machine in lengths that are drawn, made into
-examples by lmtool, and stored for the Trainer in the order in which lmtool reads them. See peers.py."""
+examples by lmtool, and stored for the Trainer in the order in which lmtool reads them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers import product_rate
+import numpy
+
+from lmtool.config.tables import build
+from lmtool.data.configs import PydocsConfig, TextConfig
+from lmtool.data.sources import documents
+from lmtool.data.store import open_store
+from lmtool.data.vocabulary import trained_tokenizer
+from lmtool.objectives.configs import MlmConfig
+from lmtool.objectives.examples.masked import MaskedWindows
+from lmtool.objectives.examples.windows import CausalWindows
+from lmtool.streams import Permutation
+from lmtool.tasks.configs import ClassificationConfig, ExtractiveQaConfig
+from lmtool.tasks.kinds.question_windows import QuestionWindows
+from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tasks.loading import load_task
+from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
+from timing.gate import product_rate
 
 LABELS = ("0", "1")
-
 # Lengths in tokens, special ones included: lognormal, clipped. The documents, cut at `max_length`, then have a median
 # of 46, and a mean of 62 where that is 128.
 DOCUMENT_LENGTHS = {"median": 46.0, "sigma": 1.5, "smallest": 8}
@@ -26,9 +41,6 @@ def cache_of(folder: Path) -> Path:
 
 def task_data(folder: Path, settings: dict[str, Any]) -> Any:
     """The rows as `task=custom` reads them."""
-    from lmtool.tasks.configs import ClassificationConfig, ExtractiveQaConfig
-    from lmtool.tasks.loading import load_task
-
     path = str(folder / "rows")
     if settings["task"]["kind"] == "extractive_qa":
         config: Any = ExtractiveQaConfig(name="bench", path=path)
@@ -37,27 +49,26 @@ def task_data(folder: Path, settings: dict[str, Any]) -> Any:
     return load_task(config, settings["seed"], cache_of(folder), offline=True)
 
 
-def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any, documents: str) -> Any:
-    """The documents as `data=text` reads them, made into examples as `objective=mlm` or `clm` does. documents:
-    separate or joined."""
-    from lmtool.config.tables import build
-    from lmtool.data.configs import TextConfig
-    from lmtool.data.store import open_store
-    from lmtool.objectives.configs import MlmConfig
-    from lmtool.objectives.examples.masked import MaskedWindows
-    from lmtool.objectives.examples.windows import CausalWindows
-
+def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any, joining: str) -> Any:
+    """The documents as `data=text` reads them, made into examples as `objective=mlm` or `clm` does. joining: separate
+    or joined."""
     source = build(TextConfig(path=str(folder / "documents.txt"), document="line"), cache_of(folder))
     store, length = open_store(source, "train", tokenizer, cache_of(folder)), settings["max_length"]
     if settings["family"] == "gpt":
-        return CausalWindows(tokenizer, store, length, documents, "train")
-    return MaskedWindows(MlmConfig(), tokenizer, "bert", store, length, documents, "train", settings["seed"])
+        return CausalWindows(tokenizer, store, length, joining, "train")
+    return MaskedWindows(MlmConfig(), tokenizer, "bert", store, length, joining, "train", settings["seed"])
 
 
-def draw_lengths(shape: dict[str, float], count: int, seed: int) -> Any:
+def task_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:
+    """The training examples of the task, without a model."""
+    data, length = task_data(folder, settings), settings["task"]["max_length"]
+    if settings["task"]["kind"] == "extractive_qa":
+        return QuestionWindows(data.config, data.train, tokenizer, "bert", length, "train")
+    return SequenceExamples(data.train, tokenizer, "bert", length, "bench", "train")
+
+
+def draw_lengths(shape: Mapping[str, float], count: int, seed: int) -> Any:
     """(count,) lengths in tokens, special ones included."""
-    import numpy
-
     drawn = shape["median"] * numpy.exp(shape["sigma"] * numpy.random.default_rng(seed).standard_normal(count))
     return numpy.clip(numpy.rint(drawn), shape["smallest"], shape["largest"]).astype(int)
 
@@ -79,8 +90,6 @@ def cut(words: Sequence[tuple[str, int]], lengths: Sequence[int]) -> Iterator[st
 
 def labelled_rows(words: Sequence[tuple[str, int]], settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of the task: a text and a random class, or a question, its context and one to three words of it."""
-    import numpy
-
     task, seed = settings["task"], settings["seed"]
     lengths, drawn = draw_lengths(task["lengths"], settings["rows"], seed), numpy.random.default_rng(seed)
     if task["kind"] == "classification":
@@ -94,20 +103,13 @@ def labelled_rows(words: Sequence[tuple[str, int]], settings: dict[str, Any]) ->
         parts = context.split()
         first = int(drawn.integers(0, len(parts)))
         answer = " ".join(parts[first : first + int(drawn.integers(1, 4))])
-        start = len(" ".join([*parts[:first], ""]))
-        answers = {"text": [answer], "answer_start": [start]}
+        answers = {"text": [answer], "answer_start": [len(" ".join([*parts[:first], ""]))]}
         rows.append({"id": number, "question": question, "context": context, "answers": answers})
     return rows
 
 
 def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
     """Write the documents and the labelled rows, and save the tokenizer trained on the corpus."""
-    from lmtool.config.tables import build
-    from lmtool.data.configs import PydocsConfig
-    from lmtool.data.sources import documents
-    from lmtool.data.vocabulary import trained_tokenizer
-    from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
-
     source = build(PydocsConfig(max_bytes=settings["corpus_bytes"]), cache_of(folder))
     gpt, size = settings["family"] == "gpt", settings["model"]["vocab_size"]
     # The Trainer's collator needs a token for padding that GPT does not have.
@@ -124,39 +126,23 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
     if settings["task"] is not None:
         lines = [json.dumps(row) for row in labelled_rows(words, settings)]
         (folder / "rows").mkdir(exist_ok=True)
-        (folder / "rows" / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
-        (folder / "rows" / "dev.jsonl").write_text("\n".join(lines[:8]), encoding="utf-8")
+        for split, part in (("train", lines), ("dev", lines[:8])):
+            (folder / "rows" / f"{split}.jsonl").write_text("\n".join(part), encoding="utf-8")
     return tokenizer, f"{source.facts()['bytes'] / 1e6:.1f} MB of docstrings, {tokenizer.vocab_size:,} entries"
-
-
-def task_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:
-    """The training examples of the task, without a model."""
-    from lmtool.tasks.kinds.question_windows import QuestionWindows
-    from lmtool.tasks.kinds.texts import SequenceExamples
-
-    data, length = task_data(folder, settings), settings["task"]["max_length"]
-    if settings["task"]["kind"] == "extractive_qa":
-        return QuestionWindows(data.config, data.train, tokenizer, "bert", length, "train")
-    return SequenceExamples(data.train, tokenizer, "bert", length, "bench", "train")
 
 
 def stored(name: str, examples: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """An epoch of examples as arrays, in the order in which lmtool reads them; what they are, in words."""
-    import numpy
-
-    from lmtool.streams import Permutation
-
     plan = examples.plan(0)
     order = Permutation(len(plan), settings["seed"], "order", 0)(numpy.arange(len(plan)))
     arrays, lengths = {}, plan.lengths
-    if name == "task":
+    if name == "task" or settings["family"] == "gpt":
         batch = examples.batch(plan.rows[order], order, 0)
-        arrays["task_labels"] = batch.targets["bench"].labels.numpy()
-        if settings["task"]["kind"] == "extractive_qa":
-            arrays["task_segments"] = batch.inputs.columns["segment"].numpy()
         tokens = batch.inputs.tokens.numpy()
-    elif settings["family"] == "gpt":
-        tokens = examples.batch(plan.rows[order], order, 0).inputs.tokens.numpy()
+        if name == "task":
+            arrays["task_labels"] = batch.targets["bench"].labels.numpy()
+            if settings["task"]["kind"] == "extractive_qa":
+                arrays["task_segments"] = batch.inputs.columns["segment"].numpy()
     else:
         tokens = examples.assemble(plan.rows[order]).tokens  # not masked
     arrays |= {f"{name}_tokens": tokens, f"{name}_borders": numpy.concatenate([[0], numpy.cumsum(lengths[order])])}
@@ -166,8 +152,6 @@ def stored(name: str, examples: Any, settings: dict[str, Any]) -> tuple[dict[str
 
 def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Make the examples lmtool's own way, and store them for the Trainer. What they are, and the machine's rates."""
-    import numpy
-
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, text = write_texts(folder, settings)
     named = {name: text_examples(folder, settings, tokenizer, name) for name in settings["texts"]}
@@ -180,5 +164,4 @@ def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         text += f"; {words}"
     numpy.savez(folder / "examples.npz", **arrays)
     kinds = ("fp32", "bf16") if settings["device"] == "cpu" else ("bf16",)
-    rates = {kind: product_rate(kind, settings["device"]) for kind in kinds}
-    return {"text": text, "gflops": rates}
+    return {"text": text, "gflops": {kind: product_rate(kind, settings["device"]) for kind in kinds}}

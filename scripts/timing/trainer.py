@@ -1,35 +1,30 @@
-"""The transformers Trainer on prepared examples, as transformers' example scripts set it up, or tuned. See peers.py."""
+"""The transformers Trainer on prepared examples, as transformers' example scripts set it up, or tuned, until the gate
+closes. Its process loads nothing of lmtool."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from peers import Gate, peak_bytes
+import numpy
+
+from timing.gate import Gate, peak_bytes
 
 NAMES = {
     "bert": {
-        **{name: name for name in ("vocab_size", "hidden_size")},
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "intermediate_size": "feedforward_size",
-        "max_position_embeddings": "max_positions",
-        "hidden_dropout_prob": "dropout",
+        "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads", "intermediate_size": "feedforward_size",
+        "max_position_embeddings": "max_positions", "hidden_dropout_prob": "dropout",
         "attention_probs_dropout_prob": "attention_dropout",
     },
     "gpt": {
-        "vocab_size": "vocab_size",
-        "n_layer": "num_layers",
-        "n_embd": "hidden_size",
-        "n_head": "num_heads",
-        "n_inner": "feedforward_size",
-        "n_positions": "max_positions",
-        "resid_pdrop": "dropout",
-        "embd_pdrop": "dropout",
-        "attn_pdrop": "attention_dropout",
+        "vocab_size": "vocab_size", "n_embd": "hidden_size", "n_layer": "num_layers", "n_head": "num_heads",
+        "n_inner": "feedforward_size", "n_positions": "max_positions", "resid_pdrop": "dropout",
+        "embd_pdrop": "dropout", "attn_pdrop": "attention_dropout",
     },
-}
+}  # fmt: skip
 CLASSES = {"classification": "BertForSequenceClassification", "extractive_qa": "BertForQuestionAnswering"}
+NEVER = 1_000_000
 
 
 def trainer_model(settings: dict[str, Any], kind: str | None = None) -> Any:
@@ -37,13 +32,12 @@ def trainer_model(settings: dict[str, Any], kind: str | None = None) -> Any:
     import transformers
 
     transformers.set_seed(settings["seed"])
-    size, family = settings["model"], settings["family"]
-    fields = {theirs: size[ours] for theirs, ours in NAMES[family].items()}
-    if family == "gpt":
+    fields = {theirs: settings["model"][ours] for theirs, ours in NAMES[settings["family"]].items()}
+    if settings["family"] == "gpt":
         # With a cache, which a model has by default, the mask of packed documents is not made and they see each other.
         packed = {"use_cache": False} if settings.get("variant", {}).get("flattened") else {}
-        ids = {"bos_token_id": None, "eos_token_id": None}
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**fields, **ids, **packed))
+        config = transformers.GPT2Config(**fields, bos_token_id=None, eos_token_id=None, **packed)
+        return transformers.GPT2LMHeadModel(config)
     model = getattr(transformers, CLASSES[kind] if kind else "BertForMaskedLM")
     return model(transformers.BertConfig(**fields, num_labels=2))
 
@@ -52,8 +46,6 @@ class Rows:
     """The examples as the Trainer's collators take them, from flat arrays: the leanest data set it can be given."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]):
-        import numpy
-
         data, self.options = numpy.load(folder / "examples.npz"), settings["variant"]
         rows = self.options["rows"]
         prefix = "separate" if rows == "group_texts" else rows
@@ -81,8 +73,7 @@ class Rows:
             row["special_tokens_mask"] = self.special[place].tolist()
         if self.segments is not None:
             row["token_type_ids"] = self.segments[place].tolist()
-        padding = self.options.get("padding")
-        if padding is not None:  # the scripts pad their data sets ahead
+        if (padding := self.options.get("padding")) is not None:  # the scripts pad their data sets ahead
             for values in row.values():
                 values += [0] * (padding - length)
         if self.labels is not None:
@@ -137,7 +128,7 @@ def arguments_of(folder: Path, settings: dict[str, Any]) -> Any:
         # On CUDA the collator, in Python, is slower than the step.
         dataloader_num_workers=4 if cuda else options.get("workers", 0),
         per_device_train_batch_size=settings["batch"],
-        max_steps=1_000_000,
+        max_steps=NEVER,
         learning_rate=settings["lr"],
         weight_decay=settings["weight_decay"],
         max_grad_norm=settings["clip_norm"],
@@ -153,8 +144,8 @@ def arguments_of(folder: Path, settings: dict[str, Any]) -> Any:
 
 
 def run_trainer(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any = None) -> None:
-    """Train until the gate closes. witness: sees the model before the first step, may put batches in the place of the
-    collator's, and sees the loss of each."""
+    """witness: sees the model before the first step, may put batches in the place of the collator's, and sees the loss
+    of each."""
     from transformers import PreTrainedTokenizerFast, PrinterCallback, Trainer, TrainerCallback
     from transformers.utils import logging
 

@@ -1,26 +1,8 @@
-"""The processes that `scripts/benchmark.py` and `scripts/gpu.py` time: each runs one side on prepared examples, some
-steps at a time.
-
-    python scripts/peers.py prepare FOLDER SETTINGS     make the examples both sides read
-    python scripts/peers.py check FOLDER SETTINGS       one step of both sides from the same weights, without dropout
-    python scripts/peers.py VARIANT FOLDER SETTINGS     run; SETTINGS is JSON
-
-A worker loads everything, writes one JSON line `{"ready": ...}` and waits. For each line `{"steps": n}` on its input
-it lets its training loop run n more steps and answers with their seconds, tokens and its peak memory, so start-up
-is in no figure and the sides can take turns; `{"steps": n, "count": true}` also counts how often the host waited for
-the device. Both sides run their real loop: the transformers Trainer held at `on_step_end`, lmtool's loop held by its
-loader.
-
-The name of a variant begins with its side: trainer, pipeline, lmtool, or products. `settings["variant"]` has its
-options: rows (separate: texts; joined: rows of lmtool's running stream; group_texts: texts joined as run_mlm does;
-task), padding (tokens; else to the longest of the batch), grouped (batches of like length), multiple (padding to one of
-it), workers (processes that collate), flattened (packed without padding), compile, and of lmtool batch_tokens.
-"""
+"""What holds a training loop between steps and times them, and what is measured of its process."""
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 import time
@@ -29,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
+
 PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}
 
 
@@ -36,8 +20,6 @@ def peak_bytes(device: str) -> int:
     """Largest resident set of this process so far (`ru_maxrss` starts at the parent's size on Linux); on CUDA, what was
     allocated at most."""
     if device == "cuda":
-        import torch
-
         return torch.cuda.max_memory_allocated()
     with suppress(OSError):  # not Linux
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -55,15 +37,11 @@ class Waits:
         self.others = warnings.showwarning
 
     def start(self) -> None:
-        import torch
-
         warnings.filterwarnings("always", message=".*synchronizing CUDA operation.*")
         warnings.showwarning = self.show
         torch.cuda.set_sync_debug_mode("warn")
 
     def stop(self) -> int:
-        import torch
-
         torch.cuda.set_sync_debug_mode("default")
         warnings.showwarning = self.others
         return self.count
@@ -103,9 +81,7 @@ class Gate:
                 return False
             command = json.loads(line)
             self.left = command["steps"]
-            self.turn = {"steps": self.left}
-            self.graphs = compiled_graphs()
-            self.started = self.now()
+            self.turn, self.graphs, self.started = {"steps": self.left}, compiled_graphs(), self.now()
             if command.get("count") and self.device == "cuda":
                 self.waits = Waits()
                 self.waits.start()
@@ -116,15 +92,12 @@ class Gate:
         """The finished turn with what was measured."""
         waits = {} if self.waits is None else {"waits": self.waits.stop()}
         self.waits = None
-        seconds = self.now() - self.started
-        graphs = compiled_graphs() - self.graphs
+        seconds, graphs = self.now() - self.started, compiled_graphs() - self.graphs
         return {**turn, **waits, "seconds": seconds, "graphs": graphs, "peak_bytes": peak_bytes(self.device)}
 
     def now(self) -> float:
         """The time when everything asked for so far is done."""
         if self.device == "cuda":
-            import torch
-
             torch.cuda.synchronize()
         return time.perf_counter()
 
@@ -137,8 +110,6 @@ class Gate:
 
 def products(precision: str, device: str) -> Any:
     """A function that multiplies two square matrices, and the FLOPs of it."""
-    import torch
-
     kind, size = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision], PRODUCT_SIZE[device]
     matrix = torch.full((size, size), 0.01, dtype=kind, device=device)
     out = torch.empty_like(matrix)
@@ -147,21 +118,16 @@ def products(precision: str, device: str) -> Any:
 
 def product_rate(precision: str, device: str, seconds: float = 0.5) -> float:
     """GFLOP/s of products of square matrices."""
-    import torch
-
     multiply, flops = products(precision, device)
     for _ in range(3):
         multiply()
-    runs, started = 0, 0.0
+    clock = Gate(sys.stdin, sys.stdout, device)
+    runs, started = 0, clock.now()
     while runs == 0 or time.perf_counter() - started < seconds:
-        if device == "cuda":
-            torch.cuda.synchronize()
-        started = started or time.perf_counter()
         for _ in range(10):
             multiply()
         runs += 10
-        if device == "cuda":
-            torch.cuda.synchronize()
+        clock.now()
     return runs * flops / (time.perf_counter() - started) / 1e9
 
 
@@ -172,49 +138,3 @@ def run_products(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
     while gate.open():
         multiply()
         gate.count(flops=flops)
-
-
-def side_of(name: str) -> Any:
-    """What runs a variant: a function of its folder, settings and gate."""
-    if name == "products":
-        return run_products
-    if name.startswith(("pipeline", "lmtool_prediction")):
-        from predicting import run_prediction
-
-        return run_prediction
-    if name.startswith("trainer"):
-        from peer_trainer import run_trainer
-
-        return run_trainer
-    from peer_lmtool import run_lmtool
-
-    return run_lmtool
-
-
-def main() -> None:
-    name, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    # Libraries may print: answers keep the real standard output to themselves.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    if name.startswith("lmtool"):
-        from lmtool.environment import ENVIRONMENT
-
-        os.environ.update(ENVIRONMENT)  # what its command line sets before torch is loaded
-    import torch
-
-    torch.set_num_threads(settings["threads"])
-    gate = Gate(sys.stdin, answers, settings["device"])
-    if name == "prepare":
-        from peer_examples import prepare
-
-        gate.say(prepare(folder, settings))
-    elif name == "check":
-        from peer_checks import check
-
-        gate.say(check(folder, settings))
-    else:
-        side_of(name)(folder, settings, gate)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,5 @@
 """What a table claims, checked before it is timed: both sides compute the same of one step, and what the peer can do
-on this machine. See peers.py."""
+on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from peers import Gate
+import torch
+from torch.nn.utils import get_total_norm
+
+from lmtool.weights.exporting import export_of
+from timing.gate import Gate
+from timing.ours import run_lmtool
+from timing.trainer import run_trainer
 
 BATCH = 4
 
@@ -27,8 +33,6 @@ class Witness:
 
     def take(self, learner: Any, tokenizer: Any) -> None:
         """lmtool's weights under transformers' names."""
-        from lmtool.weights.exporting import export_of
-
         model, task = learner.backbone.config, getattr(learner, "kind", None)
         section = None if task is None else task.config.model_dump()
         tensors = {name: tensor.detach().clone() for name, tensor in learner.state_dict().items()}
@@ -36,8 +40,6 @@ class Witness:
 
     def give(self, model: Any) -> None:
         """The weights to the Trainer's model. RuntimeError where one of its parameters is not among them."""
-        import torch
-
         missing, unexpected = model.load_state_dict(self.tensors, strict=False)
         tied = {name for name, _ in model.named_parameters()}
         lost = [name for name in missing if name in tied] + list(unexpected)
@@ -47,8 +49,6 @@ class Witness:
 
     def batch_for(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The Trainer's own batch, of masked LM with lmtool's masks. RuntimeError where its tokens are not lmtool's."""
-        import torch
-
         (batch,) = self.batches
         real = inputs["attention_mask"].bool()
         if not self.masked:
@@ -72,8 +72,6 @@ class Witness:
 
     def stepped(self, model: Any, loss: Any) -> None:
         """The loss and the norm of the gradients of the Trainer's first step."""
-        from torch.nn.utils import get_total_norm
-
         if not self.theirs:
             # By torch's own norm, which rounds a table of millions of values in the fourth digit: lmtool takes it too.
             grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -84,9 +82,6 @@ class Witness:
 def one_step(folder: Path, settings: dict[str, Any], own: dict[str, Any], rival: dict[str, Any]) -> dict[str, float]:
     """Loss and gradient norm of one step of lmtool's variant and of the Trainer's, by their own loops, from the same
     weights, in fp32 without dropout."""
-    from peer_lmtool import run_lmtool
-    from peer_trainer import run_trainer
-
     model = {**settings["model"], "dropout": 0.0, "attention_dropout": 0.0}
     # Of a span's scores the Trainer's softmax runs over the padding too: one window has none.
     batch = 1 if settings["task"] is not None and settings["task"]["kind"] == "extractive_qa" else BATCH
@@ -104,17 +99,12 @@ def one_step(folder: Path, settings: dict[str, Any], own: dict[str, Any], rival:
 def packing() -> list[str]:
     """Which models of the installed transformers can train on packed texts without padding here, found by trying: the
     logits of texts laid end to end beside those of each by itself."""
-    import torch
     import transformers
 
-    size = {"vocab_size": 50, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_hidden_layers": 2}
-    small = {
-        **size,
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 32,
-    }
+    bert = transformers.BertConfig(
+        vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_hidden_layers=2, hidden_size=32,
+        num_attention_heads=2, intermediate_size=32, max_position_embeddings=32,
+    )  # fmt: skip
     gpt = transformers.GPT2Config(
         vocab_size=50, n_layer=2, n_embd=32, n_head=2, n_positions=32, bos_token_id=None, eos_token_id=None,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
@@ -126,7 +116,7 @@ def packing() -> list[str]:
     for label, model, cache in (
         ("GPT-2", transformers.GPT2LMHeadModel(gpt), True),
         ("GPT-2 with use_cache=False", transformers.GPT2LMHeadModel(gpt), False),
-        ("BERT", transformers.BertForMaskedLM(transformers.BertConfig(**small)), None),
+        ("BERT", transformers.BertForMaskedLM(bert), None),
     ):
         if cache is not None:
             model.config.use_cache = cache

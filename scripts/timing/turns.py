@@ -1,5 +1,5 @@
-"""Workers of scripts/peers.py that take turns, round after round: a drift of the machine meets all of them, and ratios
-are taken within a round."""
+"""Processes of worker.py that take turns, round after round: a drift of the machine meets all of them, and ratios are
+taken within a round."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from bench_works import PRODUCTS, Variant, Work
+from timing.works import PRODUCTS, Variant, Work
 
-WORKERS = Path(__file__).with_name("peers.py")
+WORKERS = Path(__file__).with_name("worker.py")
 MULTIPLY = Variant(PRODUCTS, "matrix products of 1,024 cubed", steps=100)
 
 Record = Callable[[dict[str, Any]], None]
@@ -35,14 +35,12 @@ class Worker:
     def __init__(self, variant: Variant, folder: Path, settings: Mapping[str, Any]):
         self.variant = variant
         self.log = folder / f"{variant.name}.log"
+        told = json.dumps({**settings, "variant": dict(variant.options)})
         with self.log.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(WORKERS), variant.name, str(folder), json.dumps(with_options(settings, variant))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+                [sys.executable, str(WORKERS), variant.name, str(folder), told],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            )  # fmt: skip
         self.ready = self.answer()
 
     def answer(self) -> dict[str, Any]:
@@ -70,17 +68,11 @@ class Worker:
             self.process.wait()
 
 
-def with_options(settings: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
-    """What a variant's process is told."""
-    return {**settings, "variant": dict(variant.options)}
-
-
 def ask(job: str, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of a process of scripts/peers.py that does one thing and ends."""
+    """The answer of a process that does one thing and ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, str(WORKERS), job, str(folder), json.dumps(settings)], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, str(WORKERS), job, str(folder), json.dumps(settings)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise Failed(f"{folder}: {job} failed", "read the lines above", status=1)
     return json.loads(done.stdout)
@@ -113,13 +105,9 @@ def measure(work: Work, folder: Path, settings: dict[str, Any], deadline: float,
 
 
 def take_turns(
-    work: Work,
-    workers: Mapping[str, Worker],
-    settings: Mapping[str, Any],
-    deadline: float,
-    record: Record,
+    work: Work, workers: Mapping[str, Worker], settings: Mapping[str, Any], deadline: float, record: Record,
     begin: int = 0,
-) -> None:
+) -> None:  # fmt: skip
     """The rounds of `measure`, by the workers that are there."""
     probes = []
     for worker in workers.values():
