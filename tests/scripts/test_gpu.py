@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 
-# Answers as scripts/peers.py does: lmtool four times as fast as the Trainer, which ends where it is told to.
+# Answers as scripts/timing/worker.py does: lmtool four times as fast as the Trainer, which ends where it is told to.
 FAKE_WORKER = """
 import json, sys
 variant, own = sys.argv[1], sys.argv[1].startswith("lmtool")
@@ -43,7 +43,7 @@ def table(gpu, script, monkeypatch, tmp_path, *words, end=-1):
     """The lines of the table behind its head, as cells; exit status."""
     worker = tmp_path / "worker.py"
     worker.write_text(FAKE_WORKER.replace("END", str(end)))
-    monkeypatch.setattr(script("bench_turns"), "WORKERS", worker)
+    monkeypatch.setattr(script("timing.turns"), "WORKERS", worker)
     settings = {"rounds": 3, "turn_seconds": 4.0, "most_steps": 40}
     monkeypatch.setattr(gpu.Case, "settings", lambda case, options: settings)
     output = tmp_path / "out" / "table.md"
@@ -114,7 +114,7 @@ def test_the_tests_are_a_line_where_they_cannot_run(script, monkeypatch):
 def test_waits_are_counted_by_their_warnings(script, monkeypatch, recwarn):
     modes = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    waits = script("peers").Waits()
+    waits = script("timing.gate").Waits()
     waits.start()
     for _ in range(3):  # from one line: by default Python shows a warning of a line once
         warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)", stacklevel=1)
@@ -128,10 +128,11 @@ def test_waits_are_counted_by_their_warnings(script, monkeypatch, recwarn):
 def test_lmtools_side_of_a_case_runs_with_tiny_sizes(name, gpu, script, tmp_path):
     case = next(case for case in gpu.CASES if case.work.name == name)
     settings = {**case.settings(gpu.parse(["--device", "cpu", "--tiny"])), "corpus_bytes": 100_000, "rows": 40}
-    peers, answers = script("peers"), io.StringIO()
-    script("peer_examples").prepare(tmp_path / name, settings)
-    gate = peers.Gate(io.StringIO('{"steps": 2}\n'), answers, "cpu")
-    peers.side_of("lmtool")(tmp_path / name, script("bench_turns").with_options(settings, case.work.own[0]), gate)
+    answers = io.StringIO()
+    script("timing.examples").prepare(tmp_path / name, settings)
+    gate = script("timing.gate").Gate(io.StringIO('{"steps": 2}\n'), answers, "cpu")
+    told = {**settings, "variant": dict(case.work.own[0].options)}
+    script("timing.worker").side_of("lmtool")(tmp_path / name, told, gate)
     turn = json.loads(answers.getvalue().splitlines()[1])
     assert (turn["steps"], turn["examples"]) == (2, 2 * settings["batch"])
     if name != "classification":
@@ -141,11 +142,11 @@ def test_lmtools_side_of_a_case_runs_with_tiny_sizes(name, gpu, script, tmp_path
 def test_unknown_cases_are_named(gpu, capsys):
     with pytest.raises(SystemExit):
         gpu.parse(["--only", "bert_128,bart"])
-    assert "there is no bart, but bert_128, " in capsys.readouterr().err
+    assert "--only bart: there is no such name" in capsys.readouterr().err
 
 
 def test_cases_say_all_that_the_workers_read(script):
-    gpu, benchmark = script("gpu"), script("benchmark")
+    gpu = script("gpu")
     options = gpu.parse(["--device", "cpu", "--tiny"])
     for case in gpu.CASES:
-        assert case.settings(options).keys() == benchmark.settings_of(benchmark.parse([])).keys()
+        assert case.settings(options).keys() == script("timing.works").settings_of().keys()

@@ -25,15 +25,15 @@ def prepared(script, folder):
     """A function: a table by its name, its settings in a tiny size, and the folder of its examples."""
 
     def prepare(name):
-        benchmark = script("benchmark")
-        (work,) = benchmark.works_of(name)
-        settings = {**benchmark.settings_of(benchmark.parse(["--precision", "fp32"])), **work.settings}
+        works = script("timing.works")
+        work = next(work for work in works.WORKS if work.name == name)
+        settings = {**works.settings_of(), **work.settings}
         settings |= {"threads": 1, "model": TINY, "max_length": 32, "batch": 4, "corpus_bytes": 150_000, "rows": 240}
         if settings["task"] is not None:
             lengths = {**settings["task"]["lengths"], "smallest": 24, "median": 40, "largest": 64}
             settings["task"] = {**settings["task"], "max_length": 64, "lengths": lengths}
         if not (folder / name / "examples.npz").exists():
-            facts = script("peer_examples").prepare(folder / name, settings)
+            facts = script("timing.examples").prepare(folder / name, settings)
             assert facts["gflops"]["bf16"] > 0 and ("task: " in facts["text"]) == (settings["task"] is not None)
         return work, settings, folder / name
 
@@ -42,9 +42,9 @@ def prepared(script, folder):
 
 def answers_of(script, variant, folder, settings):
     """What a worker says when it is let go twice."""
-    peers, answers = script("peers"), io.StringIO()
-    gate = peers.Gate(io.StringIO('{"steps": 2}\n{"steps": 1, "count": true}\n'), answers, "cpu")
-    peers.side_of(variant.name)(folder, script("bench_turns").with_options(settings, variant), gate)
+    answers = io.StringIO()
+    gate = script("timing.gate").Gate(io.StringIO('{"steps": 2}\n{"steps": 1, "count": true}\n'), answers, "cpu")
+    script("timing.worker").side_of(variant.name)(folder, {**settings, "variant": dict(variant.options)}, gate)
     return [json.loads(line) for line in answers.getvalue().splitlines()]
 
 
@@ -83,10 +83,10 @@ def test_the_same_step_is_computed_by_both(name, script, prepared):
     work, settings, folder = prepared(name)
     claims = [comparison for comparison in work.comparisons if comparison.same]
     pairs = [[dict(work.variant(side).options) for side in (claim.own, claim.rival)] for claim in claims]
-    answer = script("peer_checks").check(folder, {**settings, "pairs": pairs})
+    answer = script("timing.check").check(folder, {**settings, "pairs": pairs})
     assert len(answer["steps"]) == len(claims)
     for step in answer["steps"]:
-        assert script("bench_figures").step_line(step).startswith("the same step")
+        assert script("timing.report").step_line(step).startswith("the same step")
     # What the notes under the tables say of transformers; where it changes, they change.
     assert [("cannot" in line) for line in answer["packing"]] == [True, False, True]
 
@@ -97,16 +97,15 @@ def test_another_model_or_batch_is_not_compared(script, prepared):
     import torch
 
     work, settings, folder = prepared("squad")
-    witness = script("peer_checks").Witness(settings)
+    witness = script("timing.check").Witness(settings)
     witness.tensors = {"other": torch.zeros(1)}
     with pytest.raises(RuntimeError, match="not the same model"):
-        witness.give(script("peer_trainer").trainer_model({**settings, "variant": {}}, "extractive_qa"))
+        witness.give(script("timing.trainer").trainer_model({**settings, "variant": {}}, "extractive_qa"))
 
 
 def test_products_count_their_operations(script, tmp_path, monkeypatch):
-    peers = script("peers")
-    monkeypatch.setitem(peers.PRODUCT_SIZE, "cpu", 16)
-    variant = script("bench_turns").MULTIPLY
+    monkeypatch.setitem(script("timing.gate").PRODUCT_SIZE, "cpu", 16)
+    variant = script("timing.turns").MULTIPLY
     _, first, _ = answers_of(script, variant, tmp_path, {"precision": "fp32", "device": "cpu"})
     assert first["flops"] == 2 * 2 * 16**3
 
