@@ -5,7 +5,7 @@
 
 Installs nothing: it runs with the Python it is started by (torch 2.11 or newer), on this tree, and what is not there
 (pytest, transformers, accelerate) is a line in its place. Both sides have the same model, examples, batch, precision,
-dropout and optimizer, and take turns in processes of their own (scripts/timing/worker.py). The Trainer runs as documented, and
+dropout and optimizer, and take turns in processes of their own (scripts/timing). The Trainer runs as documented, and
 tuned: compiled, and of single texts on batches of like length; lmtool as it is, and compiled. What is compiled takes a
 minute or so to start, in no figure: `--only bert_128,gpt_1024` gives half of the runs twice the rounds. Prints a
 markdown table row by row, so that a run which is cut short keeps what it has, and appends it to `--output`.
