@@ -119,7 +119,6 @@ def run_work(work: Work, rows: list[Row], seconds: float, record: Callable[[Row]
         answer = ask("check", folder, {**settings, "pairs": pairs})
         for claim, step in zip(claims, answer["steps"], strict=True):
             record({"kind": "check", "work": work.name, "own": claim.own, "rival": claim.rival, **step})
-        record({"kind": "packing", "lines": answer["packing"]})
     measure(work, folder, settings, deadline, record, begin)
     record({"kind": "finished", "work": work.name})
 
@@ -148,8 +147,6 @@ def measure_all(options: argparse.Namespace) -> None:
 def report(works: Sequence[Work], rows: Sequence[Row]) -> None:
     """Everything that was measured, on the terminal."""
     print(machine_line(rows), line_of_settings(rows[1]), sep="\n")
-    for line in next((row["lines"] for row in rows if row["kind"] == "packing"), []):
-        print(f"transformers: {line}")
     for work in works:
         examples = next((row["text"] for row in of_work(work, rows) if row["kind"] == "examples"), None)
         print(f"\n{compose(work, rows)}", *([f"  text: {examples}"] if examples else []), sep="\n")

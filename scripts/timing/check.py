@@ -1,10 +1,8 @@
-"""What a table claims, checked before it is timed: both sides compute the same of one step, and what the peer can do
-on this machine."""
+"""What a table claims, checked before it is timed: both sides compute the same of one step."""
 
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -96,42 +94,6 @@ def one_step(folder: Path, settings: dict[str, Any], own: dict[str, Any], rival:
     return {"loss": witness.row["loss"], "norm": witness.row["grad_norm"], **witness.theirs}
 
 
-def packing() -> list[str]:
-    """Which models of the installed transformers can train on packed texts without padding here, found by trying: the
-    logits of texts laid end to end beside those of each by itself."""
-    import transformers
-
-    bert = transformers.BertConfig(
-        vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_hidden_layers=2, hidden_size=32,
-        num_attention_heads=2, intermediate_size=32, max_position_embeddings=32,
-    )  # fmt: skip
-    gpt = transformers.GPT2Config(
-        vocab_size=50, n_layer=2, n_embd=32, n_head=2, n_positions=32, bos_token_id=None, eos_token_id=None,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    texts = [{"input_ids": list(range(1, length))} for length in (6, 12, 4)]
-    flat = transformers.DataCollatorWithFlattening()(texts)
-    torch.manual_seed(0)
-    lines = []
-    for label, model, cache in (
-        ("GPT-2", transformers.GPT2LMHeadModel(gpt), True),
-        ("GPT-2 with use_cache=False", transformers.GPT2LMHeadModel(gpt), False),
-        ("BERT", transformers.BertForMaskedLM(bert), None),
-    ):
-        if cache is not None:
-            model.config.use_cache = cache
-        model.eval()
-        with torch.no_grad():
-            packed = model(input_ids=flat["input_ids"], position_ids=flat["position_ids"]).logits[0]
-            alone = torch.cat([model(input_ids=torch.tensor([text["input_ids"]])).logits[0] for text in texts])
-        apart = float((packed - alone).abs().max())
-        words = "packs texts without padding" if apart < 1e-4 else "cannot: packed texts see each other"
-        lines.append(f"{label} {words} (logits {apart:.0e} apart, {model.config._attn_implementation})")
-    return lines
-
-
 def check(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The steps of `settings["pairs"]`, each with the options of lmtool's variant and of the rival's, and what the peer
-    can do."""
-    steps = [one_step(folder, settings, own, rival) for own, rival in settings["pairs"]]
-    return json.loads(json.dumps({"steps": steps, "packing": packing()}))
+    """The steps of `settings["pairs"]`, each with the options of lmtool's variant and of the rival's."""
+    return {"steps": [one_step(folder, settings, own, rival) for own, rival in settings["pairs"]]}

@@ -37,13 +37,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A comparison as it was measured. memory: peaks in all and above imports, lmtool's over the rival's."""
+    """A comparison as it was measured. memory: peaks, lmtool's over the rival's."""
 
     comparison: Comparison
     speed: Spread
     rounds: int
     memory: float
-    memory_above_imports: float
 
     @property
     def verdict(self) -> str:
@@ -89,9 +88,8 @@ def ratios(work: Work, rows: Sequence[Row]) -> list[Ratio]:
     for comparison in work.comparisons:
         names = comparison.own, comparison.rival
         if pairs := within_rounds(*(rates(rows, name, work.unit) for name in names)):
-            held = (memory(rows, name) for name in names)
-            shares = (own / other for own, other in zip(*held, strict=True))
-            table.append(Ratio(comparison, Spread.of(pairs), len(pairs), *shares))
+            (own, _), (other, _) = (memory(rows, name) for name in names)
+            table.append(Ratio(comparison, Spread.of(pairs), len(pairs), own / other))
     return table
 
 
@@ -179,7 +177,8 @@ def settings_line(settings: Row) -> str:
 
 
 def variant_line(work: Work, variant: Variant, rows: Sequence[Row]) -> str:
-    """Speed, padding, the share of the machine's products, and memory of a variant."""
+    """Speed, padding, the share of the machine's products, and memory of a variant; milliseconds of a step. On CUDA
+    also the graphs that torch.compile made after the first steps, and how often a step makes the host wait."""
     own = turns(rows, variant.name)
     if not own:
         why = next((row["why"] for row in rows if row["kind"] == "failed" and row["variant"] == variant.name), None)
@@ -188,14 +187,23 @@ def variant_line(work: Work, variant: Variant, rows: Sequence[Row]) -> str:
     padding = 1 - sum(row["tokens"] for row in own) / sum(row["slots"] for row in own)
     whole, above = (held / 1e6 for held in memory(rows, variant.name))
     span, part = f"({speed.smallest:.0f}-{speed.largest:.0f})", "" if share is None else f"{share.median:.0%}"
-    return f"{speed.median:8.0f}  {span:>15}  {padding:7.0%}  {part:>8}  {whole:7.0f}  {above:13.0f}"
+    step = 1000 * sum(row["seconds"] for row in own) / sum(row["steps"] for row in own)
+    line = f"{speed.median:8.0f}  {span:>15}  {padding:7.0%}  {part:>8}  {whole:7.0f}  {above:13.0f}  {step:7.1f}"
+    counted = [row for row in rows if row["kind"] == "counted" and row["variant"] == variant.name and "waits" in row]
+    if counted:
+        graphs = sum(row["graphs"] for row in own)
+        line += f"  {graphs:10}  {counted[-1]['waits'] / counted[-1]['steps']:5.1f}"
+    return line
 
 
 def compose(work: Work, rows: Sequence[Row]) -> str:
     """The table of a work, from the rows of its turns."""
     rows = of_work(work, rows)
     width = max(len(variant.label) for variant in work.variants)
-    head = f"  {'':{width}}  {work.unit + '/s':>8}  {'(min-max)':>15}  padding  products  peak MB  above imports"
+    head = (
+        f"  {'':{width}}  {work.unit + '/s':>8}  {'(min-max)':>15}  padding  products  peak MB  above imports  ms/step"
+    )
+    head += "  recompiles  waits" if any(row["kind"] == "counted" for row in rows) else ""
     lines = [work.title, head]
     lines += [f"  {variant.label:{width}}  {variant_line(work, variant, rows)}" for variant in work.variants]
     table = ratios(work, rows)

@@ -17,16 +17,17 @@ from timing.works import PRODUCTS, Variant, Work
 
 WORKERS = Path(__file__).with_name("worker.py")
 MULTIPLY = Variant(PRODUCTS, "matrix products of 1,024 cubed", steps=100)
+COUNTED_STEPS = 3
 
 Record = Callable[[dict[str, Any]], None]
 
 
 class Failed(Exception):
-    """One line for the user, and what to type."""
+    """One line for the user, and what to type. variant: the one that ended."""
 
-    def __init__(self, message: str, hint: str, status: int = 2):
+    def __init__(self, message: str, hint: str, status: int = 2, variant: Variant | None = None):
         super().__init__(message)
-        self.hint, self.status = hint, status
+        self.hint, self.status, self.variant = hint, status, variant
 
 
 class Worker:
@@ -48,7 +49,7 @@ class Worker:
         if not line.strip():
             self.close()
             last = (self.log.read_text().strip().splitlines() or ["it said nothing"])[-1]
-            raise Failed(f"{self.variant.name} ended: {last}", f"read {self.log}", status=1)
+            raise Failed(f"{self.variant.name} ended: {last}", f"read {self.log}", 1, self.variant)
         return json.loads(line)
 
     def run(self, steps: int, count: bool = False) -> dict[str, Any]:
@@ -86,32 +87,48 @@ def order_of(work: Work, round_number: int) -> tuple[Variant, ...]:
     return present if (round_number + 1) // 2 % 2 == 0 else present[::-1]
 
 
-def measure(work: Work, folder: Path, settings: dict[str, Any], deadline: float, record: Record, begin: int) -> None:
+def measure(
+    work: Work, folder: Path, settings: dict[str, Any], deadline: float, record: Record, begin: int = 0,
+    required: bool = True,
+) -> None:  # fmt: skip
     """Rounds of turns from `begin` on until the deadline (or `settings["rounds"]`), at least one; `record` takes each
-    row. A rival that cannot start is a row that says why; lmtool must start."""
+    row. A rival that ends is a row that says why, and the others go on without it; so is lmtool where it is not
+    required. On CUDA further steps, which are not timed, count how often the host waits."""
     with ExitStack() as stack:
-        workers = {}
+        workers: dict[str, Worker] = {}
+
+        def without(failure: Failed) -> None:
+            assert failure.variant is not None
+            if failure.variant not in work.rivals and required:
+                raise failure
+            name = failure.variant.name
+            record({"kind": "failed", "work": work.name, "variant": name, "why": str(failure)})
+            workers.pop(name, None)
+
         for variant in (MULTIPLY, *work.variants):
             print(f"  {work.name}: {variant.name} starts", file=sys.stderr, flush=True)
             try:
                 workers[variant.name] = Worker(variant, folder, settings)
+                stack.callback(workers[variant.name].close)
+                workers[variant.name].run(2)  # kernels are chosen and memory is grown in the first steps
             except Failed as failure:
-                if variant not in work.rivals:
-                    raise
-                record({"kind": "failed", "work": work.name, "variant": variant.name, "why": str(failure)})
-                continue
-            stack.callback(workers[variant.name].close)
-        take_turns(work, workers, settings, deadline, record, begin)
+                without(failure)
+        while len(workers) > 1:
+            try:
+                begin = take_turns(work, workers, settings, deadline, record, begin)
+                for worker in workers.values() if settings["device"] == "cuda" else ():
+                    record({"kind": "counted", "work": work.name, **worker.run(COUNTED_STEPS, count=True)})
+                return
+            except Failed as failure:
+                without(failure)
 
 
 def take_turns(
-    work: Work, workers: Mapping[str, Worker], settings: Mapping[str, Any], deadline: float, record: Record,
-    begin: int = 0,
-) -> None:  # fmt: skip
-    """The rounds of `measure`, by the workers that are there."""
+    work: Work, workers: Mapping[str, Worker], settings: Mapping[str, Any], deadline: float, record: Record, begin: int
+) -> int:
+    """The rounds of `measure`, by the workers that are there; the number of the next."""
     probes = []
     for worker in workers.values():
-        worker.run(2)  # kernels are chosen and memory is grown in the first steps
         probe = worker.run(1)
         record({"kind": "worker", "work": work.name, **worker.ready})
         if worker.variant.name != PRODUCTS:
@@ -128,3 +145,4 @@ def take_turns(
         round_number += 1
         record({"kind": "round", "work": work.name, "rounds": round_number})
         print(f"  {work.name}: round {round_number}, {longest:.0f} s", file=sys.stderr, flush=True)
+    return round_number
