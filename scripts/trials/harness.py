@@ -21,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from lmtool.errors import DIVERGED
 from tests.training.kill_harness import fork, wait
 
 SECONDS = 10  # of processor time; one that waits for something is given three times as many by the clock
@@ -194,11 +195,17 @@ def _redirect(streams: Mapping[str, Path]) -> None:
 
 
 def typed(
-    place: Path, *words: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", watched: bool = False
-) -> Answer:
-    """`lmtool WORDS` in the folder `place`. watched: nothing in its input may run or be written elsewhere. Raises
-    Failed where it ends in a way that no input excuses: see `sound`."""
+    place: Path, *words: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", watched: bool = False,
+    clean: bool = False,
+) -> Answer:  # fmt: skip
+    """`lmtool WORDS` in the folder `place`. watched: nothing in its input may run or be written elsewhere. clean: where
+    it is refused, no file stays behind but caches. Raises Failed where it ends in a way that no input excuses: see
+    `sound`."""
     from lmtool import cli
+
+    def files() -> set[str]:
+        paths = (path.relative_to(place) for path in place.rglob("*"))
+        return {str(path) for path in paths if path.parts[0] not in ("cache", ".home")}
 
     def work() -> int:
         sys.argv = ["lmtool", *words]
@@ -209,10 +216,15 @@ def typed(
             if deeds():
                 print(f"{_DEED}{'; '.join(deeds())}", file=sys.stderr)
 
+    before = files() if clean else set()
     answer = in_fork(place, words, work, environment, stdin)
     if _DEED in answer.err:
         raise Failed(Outcome.EXECUTED, f"{shown(words)}: {answer.err.rpartition(_DEED)[2].strip()[:300]}")
-    return sound(answer)
+    sound(answer)
+    # What diverges has trained: its run stays, with the batch.
+    if clean and answer.status not in (0, DIVERGED) and (left := sorted(files() - before)):
+        raise Failed(Outcome.LEFTOVER, f"{shown(words)}: leaves {', '.join(left[:3])}")
+    return answer
 
 
 def sound(answer: Answer) -> Answer:
@@ -249,19 +261,6 @@ def refused(answer: Answer, *names: str) -> bool:
         wanted = f"does not name {' or '.join(names)}"
         raise Failed(Outcome.UNCLEAR, f"{shown(answer.words)}: {wanted}: {answer.errors[:300]}")
     return answer.status != 0
-
-
-def files_in(place: Path) -> set[str]:
-    """What lies in a folder, caches left out."""
-    paths = (path.relative_to(place) for path in place.rglob("*"))
-    return {str(path) for path in paths if path.parts[0] not in ("cache", ".home")}
-
-
-def nothing_left(place: Path, before: set[str], answer: Answer) -> None:
-    """Raises Failed where a refused command left files behind."""
-    left = sorted(files_in(place) - before)
-    if answer.status and left:
-        raise Failed(Outcome.LEFTOVER, f"{shown(answer.words)}: leaves {', '.join(left[:3])}")
 
 
 # --- what a command does beside its work ------------------------------------------------------------------------------

@@ -17,20 +17,34 @@ from pathlib import Path
 from lmtool.config.tables import build, lookup
 from lmtool.data.sources import documents
 from tests.commands.conftest import BAD, GOOD, sentence, write_text
-from trials.harness import (
-    Failed,
-    Outcome,
-    Verdict,
-    chance_of,
-    ended,
-    files_in,
-    kind,
-    nothing_left,
-    planted,
-    refused,
-    typed,
-)  # fmt: skip
+from trials.harness import Failed, Outcome, Verdict, chance_of, ended, kind, planted, refused, typed
 from trials.stage import HERE, ROWS, TEXT, VOCABULARY, copy, last_of_each, replaced
+
+Change = Callable[[bytes], bytes]
+_BYTES = {
+    "a NUL byte": b"\0",
+    "a byte that is not UTF-8": b"\xff",
+    "a cut UTF-8 sequence": b"\xe2\x82 ",
+    "a surrogate in UTF-8": b"\xed\xa0\x80",
+    "an overlong form": b"\xc0\xaf",
+}
+"""Refused at the line and byte where they stand."""
+_WHOLE: dict[str, Change] = {
+    "nothing": lambda content: b"",
+    "white space": lambda content: b" \n\t\r\n\x0c\n" * 50,
+    "UTF-16": lambda content: content.decode().encode("utf-16"),
+    "UTF-32, big end first": lambda content: b"\x00\x00\xfe\xff" + content.decode().encode("utf-32-be"),
+    "gzip's first bytes": lambda content: b"\x1f\x8b\x08\x00" + content,
+    "a picture's first bytes": lambda content: b"\x89PNG\r\n" + content,
+}
+"""Refused by the name of the file."""
+_SAME: dict[str, Change] = {
+    "a mark": lambda content: b"\xef\xbb\xbf" + content,
+    "CRLF": lambda content: content.replace(b"\n", b"\r\n"),
+    "CR": lambda content: content.replace(b"\n", b"\r"),
+    "no last line end": lambda content: content.rstrip(b"\n"),
+}
+"""The same text in other clothes: what comes out must be the same."""
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
@@ -42,12 +56,11 @@ TABLE_ROLES = ("predict", "dev", "train", "number", "corpus")
 @dataclass
 class Table:
     """A file as it will be written. line: where the fault stands, counted from 1; None: the table is legal, and `rows`
-    are what must come out; 0: the whole file is refused, at no line. either: refused or read right."""
+    are what must come out; 0: the whole file is refused, at no line."""
 
     rows: Rows
     content: bytes
     line: int | None
-    either: bool = False
 
 
 def written(rows: Rows, form: str) -> bytes:
@@ -63,14 +76,8 @@ def written(rows: Rows, form: str) -> bytes:
     return out.getvalue().encode("utf-8", "surrogatepass")
 
 
-# --- faults: each takes the clean lines and one of them, and gives the lines back ------------------------------------
-
-Lines = list[bytes]
-_LINE: dict[str, tuple[tuple[str, ...], Callable[[bytes], bytes]]] = {
-    "a NUL byte": (FORMATS, lambda line: line[:3] + b"\0" + line[3:]),
-    "bytes that are not UTF-8": (FORMATS, lambda line: line[:3] + b"\xff\xfe" + line[3:]),
-    "a cut UTF-8 sequence": (FORMATS, lambda line: line[:3] + b"\xe2\x82" + line[3:]),
-    "a surrogate in UTF-8": (FORMATS, lambda line: line[:3] + b"\xed\xa0\x80" + line[3:]),
+_LINE: dict[str, tuple[tuple[str, ...], Change]] = {
+    **{name: (FORMATS, lambda line, raw=raw: line[:3] + raw + line[3:]) for name, raw in _BYTES.items()},
     "a lone carriage return": (("tsv", "jsonl"), lambda line: line[:5] + b"\r" + line[5:]),
     "a column too many": (("tsv",), lambda line: line + b"\tmore"),
     "a cell too many": (("csv",), lambda line: line + b",more"),
@@ -102,15 +109,15 @@ _LABEL = ("7", "", "-", "1.5x", "one", "１", "0 1")
 _NAMES = {"0": "negative", "1": "positive"}  # the task's labels, which the rows name by their numbers
 _NUMBER = ("nan", "inf", "-Infinity", "1e999", "1,5", "0x10", "", "x", "1 2", "--1")
 """What stands for a number and is none, or not a finite one."""
-_WHOLE_TABLE: dict[str, Callable[[bytes], bytes]] = {
-    "nothing": lambda content: b"",
+_WHOLE_TABLE: dict[str, Change] = _WHOLE | {
     "white space": lambda content: b" \n\n\t\n",
-    "UTF-16": lambda content: content.decode().encode("utf-16"),
-    "UTF-32": lambda content: content.decode().encode("utf-32"),
-    "gzip's first bytes": lambda content: b"\x1f\x8b\x08\x00" + content,
     "parquet's first bytes": lambda content: b"PAR1" + content,
     "another column name": lambda content: content.replace(b"sentence", b"sentense"),
     "the header alone": lambda content: content[: content.index(b"\n") + 1] if content[:1] != b"{" else b"",
+}
+_SAME_TABLE: dict[str, Change] = _SAME | {
+    "blank lines": lambda content: content.replace(b"\n", b"\n\n"),
+    "blank lines at the end": lambda content: content + b"\n\n\n",
 }
 # Texts that are legal wherever the format can hold them.
 _TEXTS = (
@@ -152,8 +159,8 @@ def plant(chance: random.Random, form: str, role: str) -> tuple[str, Table]:
         rows[number] = (text, rows[number][1])
         return f"the text {text[:40]!r}", Table(rows, written(rows, form), None)
     if kind == "shape":
-        name, content = _shape(chance, clean)
-        return name, Table(rows, content, None)
+        name = chance.choice(list(_SAME_TABLE))
+        return name, Table(rows, _SAME_TABLE[name](clean), None)
     legal = _LEGAL_TEXT if role == "corpus" else ()
     name = chance.choice([name for name, (forms, _) in _LINE.items() if form in forms and name not in legal])
     lines = clean.split(b"\n")
@@ -166,23 +173,6 @@ def plant(chance: random.Random, form: str, role: str) -> tuple[str, Table]:
     if chance.random() < 0.2:
         name, content = f"{name}, with a mark", b"\xef\xbb\xbf" + content
     return name, Table(rows, content, line)
-
-
-def _shape(chance: random.Random, clean: bytes) -> tuple[str, bytes]:
-    """A clean file in other clothes."""
-    shapes = {
-        "a mark": b"\xef\xbb\xbf" + clean,
-        "CRLF": clean.replace(b"\n", b"\r\n"),
-        "CR": clean.replace(b"\n", b"\r"),
-        "no last line end": clean.removesuffix(b"\n"),
-        "blank lines": clean.replace(b"\n", b"\n\n"),
-        "blank lines at the end": clean + b"\n\n\n",
-    }
-    name = chance.choice(list(shapes))
-    return name, shapes[name]
-
-
-# --- the trial ------------------------------------------------------------------------------------------------------
 
 
 @kind("tables", trials=240)
@@ -213,11 +203,9 @@ def tables(stage: Path, place: Path, seed: int) -> Verdict:
         "corpus": [*replaced(VOCABULARY, f"data={_source(form)}", f"data.path=table/{file.name}"),
                    "data.text=sentence"],
     }[role]  # fmt: skip
-    before = files_in(place)
     shape = f"{role}, {form}, line {table.line}: {name}"
     with planted(shape):
-        answer = typed(place, *words)
-        nothing_left(place, before, answer)
+        answer = typed(place, *words, clean=True)
         # Of two lines that differ, the second is named first.
         where = [f"{file.name}:{table.line}", f"than line {table.line}"] if table.line else [file.name, "sentence"]
         if table.line is None:
@@ -272,31 +260,7 @@ def _compare_rows(place: Path, role: str, table: Table) -> None:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 TEXT_ROLES = ("data.path", "data.validation", "folder", "input", "tokenizer", "inspect")
-_BYTES = {
-    "a NUL byte": b"\0",
-    "a byte that is not UTF-8": b"\xff",
-    "a cut UTF-8 sequence": b"\xe2\x82 ",
-    "a surrogate in UTF-8": b"\xed\xa0\x80",
-    "an overlong form": b"\xc0\xaf",
-}
-"""Refused at the line and byte where they stand."""
-_WHOLE = {
-    "nothing": lambda content: b"",
-    "white space": lambda content: b" \n\t\r\n\x0c\n" * 50,
-    "UTF-16": lambda content: content.decode().encode("utf-16"),
-    "UTF-32, big end first": lambda content: b"\x00\x00\xfe\xff" + content.decode().encode("utf-32-be"),
-    "gzip's first bytes": lambda content: b"\x1f\x8b\x08\x00" + content,
-    "a picture's first bytes": lambda content: b"\x89PNG\r\n" + content,
-}
-"""Refused by the name of the file."""
-_SAME = {
-    "a mark": lambda content: b"\xef\xbb\xbf" + content,
-    "CRLF": lambda content: content.replace(b"\n", b"\r\n"),
-    "CR": lambda content: content.replace(b"\n", b"\r"),
-    "no last line end": lambda content: content.rstrip(b"\n"),
-    "blank lines around": lambda content: b"\n\n\n" + content + b"\n\n \n",
-}
-"""The same text in other clothes: what comes out must be the same."""
+_SAME_TEXT = _SAME | {"blank lines around": lambda content: b"\n\n\n" + content + b"\n\n \n"}
 _ODD = (
     "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\x1b[31m", "\x07", "\u202e", "\u200b",
     "\ufeff", "e\u0301\u0302\u0303", "\U0001f469\u200d\U0001f4bb", "[MASK] [CLS] [SEP] [PAD]",
@@ -332,8 +296,8 @@ def texts(stage: Path, place: Path, seed: int) -> Verdict:
         # An empty file among others is counted, and no fault.
         where = None if role == "folder" and not content.strip() else "odd.txt"
     elif kind == "same":
-        name, same = chance.choice(list(_SAME)), True
-        content = _SAME[name](clean)
+        name, same = chance.choice(list(_SAME_TEXT)), True
+        content = _SAME_TEXT[name](clean)
     else:
         odd = chance.choice(_ODD)
         name = f"{odd[:20]!r}"
@@ -359,15 +323,13 @@ def _corpus(place: Path, role: str, name: str, content: bytes, where: str | None
     elif role == "inspect":
         words = ["inspect", "pretrain", *TEXT, f"data.path={path}", "n=20", "tokens=5000", "output=seen.jsonl"]
     words = last_of_each(words)
-    before = files_in(place)
     with planted(f"{role}: {name}"):
-        answer = typed(place, *words)
+        answer = typed(place, *words, clean=True)
         if where is not None and not refused(answer, where):
             raise Failed(Outcome.SILENT, "read without a word")
         # inspect measures shares of tokens, which a strange text may well move: its status says so.
         if where is None and answer.status and not (role == "inspect" and answer.status == 3):
             raise Failed(Outcome.DEAD_END, f"a legal text is refused: {answer.errors[:300]}")
-        nothing_left(place, before, answer)
         if same and role == "inspect":
             _compare_examples(place, words)
     return ended(answer, f"{role}: {name}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from trials.harness import Failed, Outcome, Verdict, ended, files_in, nothing_left, planted, refused, typed
+from trials.harness import Failed, Outcome, Verdict, ended, planted, refused, typed
 from trials.stage import copy
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b31m"
@@ -54,8 +54,8 @@ def play(scene: Scene, stage: Path, place: Path, chance: random.Random) -> Verdi
     copy(stage, work, "text.txt", "rows", "cache", "done", "published", "runs")
     scene.plant(work, chance)
     with planted(scene.about):
-        before = files_in(work)
-        answer = typed(work, *scene.words, watched=True)
+        # Of a command that resumes, a run that was there stays.
+        answer = typed(work, *scene.words, watched=True, clean=scene.words[0] != "resume")
         ran = [path.name for path in place.rglob("RAN*")]
         guarded = sorted(path.name for path in (place / GUARDED).iterdir())
         if ran or guarded != ["file"] or (place / GUARDED / "file").read_text() != "kept":
@@ -65,8 +65,6 @@ def play(scene: Scene, stage: Path, place: Path, chance: random.Random) -> Verdi
         if refused(answer, *scene.names):
             if scene.expected is LEGAL:
                 raise Failed(Outcome.DEAD_END, f"legal, and refused: {answer.errors[:300]}")
-            if scene.words[0] != "resume":  # a run that was there stays
-                nothing_left(work, before, answer)
         elif scene.expected is REFUSED:
             raise Failed(Outcome.SILENT, f"accepted: {answer.said.strip()[-200:]}")
         elif re.search(r"\bnan\b", answer.out):

@@ -12,22 +12,7 @@ from typing import Any
 
 import yaml
 
-from lmtool.errors import DIVERGED
-from trials.harness import (
-    Failed,
-    Outcome,
-    Row,
-    Verdict,
-    chance_of,
-    ended,
-    files_in,
-    kind,
-    nothing_left,
-    planted,
-    refused,
-    shown,
-    typed,
-)  # fmt: skip
+from trials.harness import Failed, Outcome, Row, Verdict, chance_of, ended, kind, planted, refused, shown, typed
 from trials.stage import EVALUATE, PREDICT, ROWS, TEXT, VOCABULARY, copy, replaced
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -197,13 +182,10 @@ def overrides(stage: Path, place: Path, seed: int) -> Verdict:
 
 
 def _form(place: Path, command: str, form: str) -> Verdict:
-    before = files_in(place)
     words = [*_COMMANDS[command], *(form.split(" ") if " " in form.strip() else [form])]
     with planted(f"{command} {form!r}"[:200]):
-        answer = typed(place, *words)
-        if not refused(answer):
+        if not refused(typed(place, *words, clean=True)):
             raise Failed(Outcome.SILENT, "accepted")
-        nothing_left(place, before, answer)
     return Verdict(Outcome.REFUSED, f"{command} {form!r}"[:200])
 
 
@@ -211,16 +193,11 @@ def _value(place: Path, command: str, key: str, value: str) -> Verdict:
     words = replaced(_COMMANDS[command], f"{key}={value}")
     shape = f"{command} {key}={value!r}"[:200]
     with planted(shape):
-        before = files_in(place)
-        answer = typed(place, *words, "--cfg", "job")
-        nothing_left(place, before, answer)
+        answer = typed(place, *words, "--cfg", "job", clean=True)
         if refused(answer, key.split(".")[0], value.strip("[]") or "\0"):
             return Verdict(Outcome.REFUSED, shape)
         _as_typed(command, key, value, yaml.safe_load(answer.out))
-        answer = typed(place, *words)
-        if answer.status != DIVERGED:  # what diverges has trained: its run stays, with the batch
-            nothing_left(place, before, answer)
-        return ended(answer, shape)
+        return ended(typed(place, *words, clean=True), shape)
 
 
 def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
