@@ -8,9 +8,9 @@ Trainer, as documented and tuned; of prediction beside the pipeline.
     python scripts/benchmark.py --markdown FILE    the table of docs/speed.md from a finished FILE; nothing is measured
 
 Same model size, tokenised examples, precision, dropout, optimizer and batch on both sides. Every variant is a process
-of its own (scripts/peers.py) that stays loaded; they take turns of a few steps, round after round, so that a drift of
-the machine meets all of them, and a ratio is taken within its round. Products of matrices take turns too: what a
-variant's real work is of the machine's own speed. Where a table claims the same work, one step of both sides from the
+of its own (scripts/timing/worker.py) that stays loaded; they take turns of a few steps, round after round, so that a
+drift of the machine meets all of them, and a ratio is taken within its round. Products of matrices take turns too: what
+a variant's real work is of the machine's own speed. Where a table claims the same work, one step of both sides from the
 same weights is compared first. Prints medians over the rounds with their smallest and largest, says of each aim
 whether it is reached, and writes a JSON line for each finished measurement to `--output`.
 """
@@ -21,87 +21,42 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench_figures import DIFFERENT, DIFFERENT_STEP, Row, checks, of_work
-from bench_tables import compose, machine_line, markdown, settings_line
-from bench_turns import Failed, ask, measure
-from bench_works import WORKS, Work
+from common import cores, listed, processor, stop
+from timing.report import DIFFERENT, DIFFERENT_STEP, Row, checks, compose, machine_line, markdown, of_work
+from timing.report import settings_line as line_of_settings
+from timing.turns import Failed, ask, measure
+from timing.works import WORKS, Work, settings_of
 
 FOLDER = Path("runs/bench")
 MINUTES, QUICK_MINUTES = 23, 7
+NAMES = tuple(work.name for work in WORKS)
 
 
-def processor() -> str:
-    with suppress(OSError):  # not Linux
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def describe_machine() -> dict[str, Any]:
+def describe_machine() -> Row:
     return {
-        "kind": "machine",
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "processor": processor(),
-        "cores": cores(),
+        "kind": "machine", "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "processor": processor(), "cores": cores(),
         "load_before": round(os.getloadavg()[0], 2),
         **{name: version(name) for name in ("torch", "transformers", "lmtool")},
-    }
+    }  # fmt: skip
 
 
-def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+def settings_row(options: argparse.Namespace) -> Row:
     """What holds of every table; a work's own settings replace some of it."""
-    return {
-        "seed": 0,
-        "threads": cores(),
-        "device": "cpu",
-        "precision": options.precision,
-        "family": "bert",
-        "max_length": 128,
-        "texts": [],
-        "task": None,
-        "corpus_bytes": 3_000_000,
-        "rows": 0,
-        "batch": 16,
-        "lr": 1e-4,
-        "weight_decay": 0.01,
-        "clip_norm": 1.0,
-        "rounds": 2 if options.quick else 10,
-        "turn_seconds": 2.0 if options.quick else 5.0,
-        "most_steps": 18,
-        "model": {
-            "vocab_size": 30522,
-            "num_layers": 4,
-            "hidden_size": 256,
-            "num_heads": 4,
-            "feedforward_size": 1024,
-            "max_positions": 512,
-            "dropout": 0.1,
-            "attention_dropout": options.attention_dropout,
-        },
-    }
+    if options.precision == "auto":  # what lmtool computes in on this machine, where nothing is asked for
+        from lmtool.training.precision import choose_device, choose_precision
 
-
-def works_of(names: str | None) -> list[Work]:
-    """The tables by their names, between commas."""
-    known = {work.name: work for work in WORKS}
-    wanted = list(known) if names is None else names.split(",")
-    if unknown := [name for name in wanted if name not in known]:
-        raise Failed(f"--only {unknown[0]}: there is no such table", f"of {', '.join(known)}")
-    return [known[name] for name in wanted]
+        options.precision = choose_precision("auto", choose_device("cpu")).name
+    quick = {"rounds": 2, "turn_seconds": 2.0} if options.quick else {}
+    settings = settings_of(threads=cores(), precision=options.precision, **quick)
+    settings["model"]["attention_dropout"] = options.attention_dropout
+    return {"kind": "settings", **settings, "only": options.only}
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -122,38 +77,6 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def require_same_machine(machine: Row, before: Row, path: Path) -> None:
-    """One table is of one machine and of one code."""
-    for name in ("processor", "cores", "torch", "transformers", "lmtool"):
-        if machine[name] != before[name]:
-            raise Failed(
-                f"{path} was measured with {name} {before[name]}, and here it is {machine[name]}", "begin anew"
-            )
-
-
-def run_work(work: Work, settings: dict[str, Any], rows: list[Row], seconds: float, record: Any) -> None:
-    """Prepare, check and measure one table, as far as its rows do not say it already."""
-    settings = {**settings, **work.settings}
-    begin = max((row["rounds"] for row in of_work(work, rows) if row["kind"] == "round"), default=0)
-    if begin >= settings["rounds"] or any(row["kind"] == "finished" for row in of_work(work, rows)):
-        return
-    deadline = time.monotonic() + seconds
-    folder = FOLDER / "examples" / work.name
-    print(f"  {work.name}: the examples", file=sys.stderr, flush=True)
-    facts = ask("prepare", folder, settings)
-    record({"kind": "examples", "work": work.name, **facts})
-    claims = [comparison for comparison in work.comparisons if comparison.same]
-    if claims and not any(row["kind"] == "check" for row in of_work(work, rows)):
-        variants = [(work.variant(claim.own), work.variant(claim.rival)) for claim in claims]
-        pairs = [[dict(variant.options) for variant in pair] for pair in variants]
-        answer = ask("check", folder, {**settings, "pairs": pairs})
-        for claim, step in zip(claims, answer["steps"], strict=True):
-            record({"kind": "check", "work": work.name, "own": claim.own, "rival": claim.rival, **step})
-        record({"kind": "packing", "lines": answer["packing"]})
-    measure(work, folder, settings, deadline, record, begin)
-    record({"kind": "finished", "work": work.name})
-
-
 def opened(options: argparse.Namespace) -> tuple[Path, list[Row]]:
     """The results file with its whole lines, and their rows: those of the run that is resumed, or the first two."""
     machine, path = describe_machine(), options.resume or options.output
@@ -161,35 +84,52 @@ def opened(options: argparse.Namespace) -> tuple[Path, list[Row]]:
         if vars(options) != vars(parse(["--resume", str(options.resume)])):
             raise Failed("--resume measures with the settings of its file", "leave the other options out")
         rows = read_rows(path)
-        require_same_machine(machine, rows[0], path)
+        for name in ("processor", "cores", "torch", "transformers", "lmtool"):  # one table is of one machine and code
+            if machine[name] != (before := rows[0][name]):
+                message = f"{path} was measured with {name} {before}, and here it is {machine[name]}"
+                raise Failed(message, "begin anew")
     else:
         path = path or FOLDER / time.strftime("%Y%m%d-%H%M%S.jsonl")
         if path.exists():
             raise Failed(f"--output {path} is there already", f"--resume {path}, or another name")
-        if options.precision == "auto":
-            options.precision = own_precision()
-        rows = [machine, {"kind": "settings", **settings_of(options), "only": options.only}]
+        rows = [machine, settings_row(options)]
         path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return path, rows
 
 
-def own_precision() -> str:
-    """What lmtool computes in on this machine, where nothing is asked for."""
-    from lmtool.training.precision import choose_device, choose_precision
+def works_of(rows: Sequence[Row]) -> list[Work]:
+    """The tables of a results file."""
+    return [work for work in WORKS if work.name in (rows[1]["only"] or NAMES)]
 
-    return choose_precision("auto", choose_device("cpu")).name
+
+def run_work(work: Work, rows: list[Row], seconds: float, record: Callable[[Row], None]) -> None:
+    """Prepare, check and measure one table, as far as its rows do not say it already."""
+    settings = {name: value for name, value in rows[1].items() if name not in ("kind", "only")} | work.settings
+    begin = max((row["rounds"] for row in of_work(work, rows) if row["kind"] == "round"), default=0)
+    if begin >= settings["rounds"] or any(row["kind"] == "finished" for row in of_work(work, rows)):
+        return
+    deadline = time.monotonic() + seconds
+    folder = FOLDER / "examples" / work.name
+    print(f"  {work.name}: the examples", file=sys.stderr, flush=True)
+    record({"kind": "examples", "work": work.name, **ask("prepare", folder, settings)})
+    claims = [comparison for comparison in work.comparisons if comparison.same]
+    if claims and not any(row["kind"] == "check" for row in of_work(work, rows)):
+        pairs = [[dict(work.variant(name).options) for name in (claim.own, claim.rival)] for claim in claims]
+        answer = ask("check", folder, {**settings, "pairs": pairs})
+        for claim, step in zip(claims, answer["steps"], strict=True):
+            record({"kind": "check", "work": work.name, "own": claim.own, "rival": claim.rival, **step})
+    measure(work, folder, settings, deadline, record, begin)
+    record({"kind": "finished", "work": work.name})
 
 
 def measure_all(options: argparse.Namespace) -> None:
     if any(importlib.util.find_spec(name) is None for name in ("transformers", "accelerate")):
         raise Failed("the peer is not installed: transformers and accelerate", "make bench")
-    works_of(options.only)
     started = time.monotonic()
     output, rows = opened(options)
-    settings = {name: value for name, value in rows[1].items() if name != "kind"}
-    works = works_of(settings.pop("only"))
-    seconds = 60 * (QUICK_MINUTES if settings["rounds"] <= 2 else MINUTES)
+    works = works_of(rows)
+    seconds = 60 * (QUICK_MINUTES if rows[1]["rounds"] <= 2 else MINUTES)
     with output.open("a", encoding="utf-8") as lines:
 
         def record(row: Row) -> None:
@@ -197,8 +137,7 @@ def measure_all(options: argparse.Namespace) -> None:
             print(json.dumps(row), file=lines, flush=True)
 
         for index, work in enumerate(works):
-            left = seconds - (time.monotonic() - started)
-            run_work(work, settings, rows, left / (len(works) - index), record)
+            run_work(work, rows, (seconds - (time.monotonic() - started)) / (len(works) - index), record)
     report(works, rows)
     print(f"\n{time.monotonic() - started:.0f} s; every turn is in {output}")
     if broken := [line for work in works for line in checks(work, rows) if DIFFERENT_STEP in line or DIFFERENT in line]:
@@ -207,10 +146,7 @@ def measure_all(options: argparse.Namespace) -> None:
 
 def report(works: Sequence[Work], rows: Sequence[Row]) -> None:
     """Everything that was measured, on the terminal."""
-    print(machine_line(rows), settings_line(rows[1]), sep="\n")
-    packing = next((row["lines"] for row in rows if row["kind"] == "packing"), [])
-    for line in packing:
-        print(f"transformers: {line}")
+    print(machine_line(rows), line_of_settings(rows[1]), sep="\n")
     for work in works:
         examples = next((row["text"] for row in of_work(work, rows) if row["kind"] == "examples"), None)
         print(f"\n{compose(work, rows)}", *([f"  text: {examples}"] if examples else []), sep="\n")
@@ -218,13 +154,14 @@ def report(works: Sequence[Work], rows: Sequence[Row]) -> None:
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two rounds instead of ten")
-    parser.add_argument("--only", metavar="A,B", help=f"some of the tables: {', '.join(work.name for work in WORKS)}")
-    parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="auto: lmtool's own")
-    parser.add_argument("--attention-dropout", type=float, default=0.1, help="on both sides (0.1, as published)")
-    parser.add_argument("--output", type=Path, help="for the JSON lines (runs/bench/TIME.jsonl)")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="finish this results file, with its settings")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print the table of docs/speed.md")
+    add: Any = parser.add_argument
+    add("--quick", action="store_true", help="two rounds instead of ten")
+    add("--only", metavar="A,B", type=listed("--only", NAMES), help=f"some of the tables: {', '.join(NAMES)}")
+    add("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="auto: lmtool's own")
+    add("--attention-dropout", type=float, default=0.1, help="on both sides (0.1, as published)")
+    add("--output", type=Path, help="for the JSON lines (runs/bench/TIME.jsonl)")
+    add("--resume", type=Path, metavar="FILE", help="finish this results file, with its settings")
+    add("--markdown", type=Path, metavar="FILE", help="print the table of docs/speed.md")
     return parser.parse_args(words)
 
 
@@ -233,12 +170,11 @@ def main() -> None:
     try:
         if options.markdown is not None:
             rows = read_rows(options.markdown)
-            print(markdown(works_of(rows[1]["only"]), rows))
+            print(markdown(works_of(rows), rows))
         else:
             measure_all(options)
     except Failed as failure:
-        print(f"error: {failure}\nhint: {failure.hint}", file=sys.stderr)
-        sys.exit(failure.status)
+        stop(str(failure), failure.hint, failure.status)
     except KeyboardInterrupt:
         sys.exit(130)
 

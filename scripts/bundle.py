@@ -27,10 +27,10 @@ from collections.abc import Sequence
 from email.parser import Parser
 from pathlib import Path
 
+from common import ROOT, stop
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-ROOT = Path(__file__).resolve().parents[1]
 LARGEST_BYTES = 60_000_000
 LEFT_OUT = frozenset({"torch"})
 # Published with and without compiled parts: 4 MB of them speed up what matplotlib's PNGs do not need.
@@ -39,26 +39,15 @@ PURE = frozenset({"fonttools"})
 GLIBC_MINORS = range(28, 4, -1)
 
 
-def stop(status: int, message: str, hint: str) -> None:
-    print(f"error: {message}\nhint: {hint}", file=sys.stderr)
-    sys.exit(status)
-
-
 def environment(python_version: str, machine: str) -> dict[str, str]:
     """What conditions of dependencies are read by: a Linux machine with CPython."""
+    full = f"{python_version}.0"
     return {
-        "python_version": python_version,
-        "python_full_version": f"{python_version}.0",
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
-        "implementation_version": f"{python_version}.0",
-        "os_name": "posix",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_machine": machine,
-        "platform_release": "",
+        "python_version": python_version, "python_full_version": full, "implementation_version": full,
+        "implementation_name": "cpython", "platform_python_implementation": "CPython", "os_name": "posix",
+        "sys_platform": "linux", "platform_system": "Linux", "platform_machine": machine, "platform_release": "",
         "platform_version": "",
-    }
+    }  # fmt: skip
 
 
 def needs(wheel: Path, extras: Sequence[str], target: dict[str, str]) -> list[Requirement]:
@@ -84,7 +73,7 @@ def pinned(constraints: str) -> dict[str, str]:
 def pip(*words: str) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", *words, "--quiet", "--disable-pip-version-check"])
     if done.returncode:
-        stop(1, f"pip {words[0]} failed", "read the lines above; it needs a package index")
+        stop(f"pip {words[0]} failed", "read the lines above; it needs a package index", 1)
 
 
 def tags(python_version: str, machine: str) -> list[str]:
@@ -114,11 +103,11 @@ def fetch(requirement: Requirement, versions: dict[str, str], folder: Path, opti
         pip("wheel", "--no-deps", "--wheel-dir", str(folder), exact)
         for path in set(folder.iterdir()) - before:
             if not path.name.endswith("-none-any.whl"):
-                stop(
-                    1,
-                    f"{path.name} is built for this machine alone",
-                    f"ask for {requirement.name} on the target itself",
-                )
+                stop(f"{path.name} is built for this machine alone", f"ask for {name} on the target itself", 1)
+
+
+def wheels_in(folder: Path) -> dict[str, Path]:
+    return {parse_wheel_filename(path.name)[0]: path for path in folder.glob("*.whl")}
 
 
 def gather(folder: Path, python_version: str, machine: str) -> list[Path]:
@@ -136,11 +125,9 @@ def gather(folder: Path, python_version: str, machine: str) -> list[Path]:
             continue
         read.add((name, extras))
         if name not in wheels:
-            here = {parse_wheel_filename(path.name)[0]: path for path in folder.glob("*.whl")}
-            if name not in here:
+            if name not in wheels_in(folder):
                 fetch(requirement, versions, folder, options)
-                here = {parse_wheel_filename(path.name)[0]: path for path in folder.glob("*.whl")}
-            wheels[name] = here[name]
+            wheels[name] = wheels_in(folder)[name]
         waiting += needs(wheels[name], sorted(extras), target)
     return sorted(wheels.values())
 
@@ -165,11 +152,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if total > LARGEST_BYTES:
             for path in sorted(wheels, key=lambda path: -path.stat().st_size)[:5]:
                 print(f"  {path.stat().st_size / 1e6:6.1f} MB  {path.name}", file=sys.stderr)
-            stop(
-                3,
-                f"{total / 1e6:.1f} MB of wheels, at most {LARGEST_BYTES / 1e6:.0f} are wanted",
-                "see the largest above",
-            )
+            wanted = f"{total / 1e6:.1f} MB of wheels, at most {LARGEST_BYTES / 1e6:.0f} are wanted"
+            stop(wanted, "see the largest above", 3)
         shutil.rmtree(output, ignore_errors=True)
         shutil.copytree(place, output)
     print(f"{output}: {len(wheels)} wheels, {total / 1e6:.1f} MB, without {', '.join(sorted(LEFT_OUT))}")

@@ -25,14 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from benchmark import processor
-from rows import listed, stop
+from common import ROOT, processor, stop
 from safetensors.torch import load_file
 from torch import Tensor
 
 from lmtool.reporting.console import Output, print_table
 
-ROOT = Path(__file__).resolve().parents[1]
 STEPS = ("max_steps=50", "log_every=1", "max_minutes=null", "device=cpu", "precision=fp32", "offline=true")
 TEXT = ("data=pydocs", "data.packages=[python]", "data.max_bytes=400000", "model.vocab_size=1024")
 ROWS = ("task=pydocs", "task.train_examples=400", "max_epochs=null")
@@ -42,7 +40,10 @@ TASK = "{name: task, task: {kind: classification, name: pydocs, text: [text], em
 # Runs a tree's jobs one after the other, so that its imports are paid once; a line for each with its exit status.
 WORKER = """
 import contextlib, json, sys
-from lmtool.cli.main import main
+try:
+    from lmtool.cli.main import main
+except ImportError:  # of a revision in which the command line was one module
+    from lmtool.cli import main
 for name, words in json.loads(sys.argv[1]).items():
     with open(name + ".txt", "w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         status = main(words)
@@ -179,7 +180,7 @@ def unfinished(folder: Path, jobs: Mapping[str, list[str]]) -> dict[str, list[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rev", metavar="REV", help="a commit, branch or tag")
-    parser.add_argument("--jobs", type=listed(str), default=[], help="some of the jobs")
+    parser.add_argument("--jobs", type=lambda text: text.split(","), default=[], help="some of the jobs")
     parser.add_argument("--output", type=Path, default=Path("runs/compare_losses"))
     options = parser.parse_args()
     commit, output = git("rev-parse", "--verify", f"{options.rev}^{{commit}}"), options.output.resolve()

@@ -6,39 +6,50 @@ Runs every command of docs/course.md in its order, in the folder, offline; keeps
 and what is finished in FOLDER/topics, so that it resumes where it was stopped. A command that was changed in the
 document is run again, with all that follow it in its topic. FOLDER/index.html has all that was run so far.
 course_text.py has the format of the document.
+
+Most of a short command's time is the import of torch and of what stands on it. A line that is nothing but a command of
+lmtool therefore runs in a fork of this process, which has imported all of it once; any other line is bash's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import shlex
 import sys
-from dataclasses import asdict
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from course_commands import ROOT, run_commands
+from common import ROOT, listed, with_this_tree
 from course_page import Spent, stdout_of, write_course
 from course_text import Course, Topic, read_course, written
-from rows import listed, stop
 
-from lmtool.config.nearest import nearest
 from lmtool.reporting.text import duration
 
 COURSE = ROOT / "docs" / "course.md"
+# A line of the document is a line of bash, in which `lmtool` is that of this interpreter.
+_SHELL = f'lmtool() {{ {shlex.quote(sys.executable)} -m lmtool "$@"; }}\n'
+# What bash reads more in than words, where it is not quoted.
+_OF_BASH = re.compile(r"[|&;<>$`*?~{}()\\]")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
+TOGETHER = 2
 
 
 def main() -> None:
+    course = read_course(COURSE.read_text(encoding="utf-8"))
+    ids = [topic.id for topic in course.topics]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=listed(str), default=[], metavar="ID[,ID]", help="topics that are run")
+    parser.add_argument("--only", type=listed("--only", ids), default=ids, metavar="ID[,ID]", help="some topics")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "course", help="where everything is written")
     options = parser.parse_args()
-    course = read_course(COURSE.read_text(encoding="utf-8"))
-    topics = chosen(course, options.only)
     options.folder.mkdir(parents=True, exist_ok=True)
     error = None
-    for topic in topics:
+    for topic in (topic for topic in course.topics if topic.id in options.only):
         error = lacking(course, topic, options.folder) or run(topic, options.folder)
         if error:
             break
@@ -49,16 +60,6 @@ def main() -> None:
     if error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-
-
-def chosen(course: Course, only: list[str]) -> list[Topic]:
-    """The topics of these ids, in the order of the course; all where none is named."""
-    ids = [topic.id for topic in course.topics]
-    for name in only:
-        if name not in ids:
-            meant = nearest(name, ids)
-            stop(f"--only {name}: no such topic", f"did you mean {meant}?" if meant else f"there are {', '.join(ids)}")
-    return [topic for topic in course.topics if not only or topic.id in only]
 
 
 def lacking(course: Course, topic: Topic, folder: Path) -> str | None:
@@ -114,6 +115,86 @@ def finished(topic: Topic, folder: Path) -> list[dict[str, Any]]:
 def spent_on(topic: Topic, folder: Path) -> Spent:
     records = finished(topic, folder)
     return Spent([record["seconds"] for record in records], len(records) == len(topic.commands))
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ran:
+    """seconds: of the wall; of one that ran beside others, those by which it outlasted the one that ended before it.
+    cpu_seconds: of all its processes. status: its exit status."""
+
+    command: str
+    seconds: float
+    cpu_seconds: float
+    status: int
+
+
+def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
+    """Run lines in a folder, of several TOGETHER at a time, on a thread each. commands: where each prints; standard
+    error is written beside it, as .err. What they return is in their order."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    forks = [command.startswith("lmtool ") and not _OF_BASH.search(_QUOTED.sub("", command)) for command in commands]
+    if any(forks):
+        import_all()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = time.monotonic()
+    waiting = list(zip(commands.items(), forks, strict=True))
+    running: dict[int, str] = {}
+    ran = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < TOGETHER:
+                (command, stdout), in_fork = waiting.pop(0)
+                process = os.fork()
+                if process == 0:
+                    _become(command, folder, stdout.resolve(), in_fork, 1 if len(commands) > 1 else None)
+                running[process] = command
+            process, status, usage = os.wait4(-1, 0)
+            command, now, cpu = running.pop(process), time.monotonic(), usage.ru_utime + usage.ru_stime
+            ran[command] = Ran(command, round(now - before, 2), round(cpu, 2), os.waitstatus_to_exitcode(status))
+            before = now
+    except KeyboardInterrupt:
+        for process in running:
+            os.waitpid(process, 0)  # it was interrupted too, and saves a checkpoint
+        raise
+    return [ran[command] for command in commands]
+
+
+def import_all() -> None:
+    from lmtool.system.environment import ENVIRONMENT
+
+    os.environ |= ENVIRONMENT | os.environ
+    import lmtool.reporting.look_plots  # noqa: F401
+
+
+def _become(command: str, folder: Path, stdout: Path, in_fork: bool, threads: int | None) -> None:
+    """In the new process: run the command and end. threads: as many as there are where None."""
+    status = 1
+    try:
+        for path, stream in ((Path(os.devnull), 0), (stdout, 1), (stdout.with_suffix(".err"), 2)):
+            os.dup2(os.open(path, (os.O_WRONLY if stream else os.O_RDONLY) | os.O_CREAT | os.O_TRUNC, 0o644), stream)
+        os.chdir(folder)
+        os.environ |= with_this_tree(dict(os.environ))
+        if threads is not None:
+            os.environ["OMP_NUM_THREADS"] = str(threads)
+        if not in_fork:
+            os.execvp("bash", ["bash", "-o", "pipefail", "-c", _SHELL + command])
+        import torch
+
+        from lmtool import cli
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        sys.stdout, sys.stderr = (os.fdopen(stream, "w", encoding="utf-8", errors="replace") for stream in (1, 2))
+        sys.argv = shlex.split(command)
+        status = cli.main()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,26 @@
 """The page of the course: its text, what the commands printed, and the figures and tables of the pages they wrote, in
-one file that needs no other."""
+one file that needs no other; and whether its claims hold in the runs that they name."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from course_claims import FAILS, HOLDS, Verdict, judge
-from course_markdown import inline, rendered
-from course_text import Claim, Commands, Course, Part, Printed, Prose, Show, Topic
+from course_text import Claim, Commands, Course, Part, Prose, Show, Topic, Value
+from markdown_it import MarkdownIt
 
+from lmtool.learners.metrics.intervals import mean_and_error, t_quantile
 from lmtool.reporting import html
-from lmtool.reporting.text import duration
+from lmtool.reporting.html import write_page
+from lmtool.reporting.scores import CLEAR_ERRORS
+from lmtool.reporting.text import duration, number
 
 # Topics are the headings of this page; what is embedded has smaller ones. Printed tables keep their columns.
 _STYLE = """<style>
@@ -37,6 +42,20 @@ _COLUMNS = 110
 _PIECE = re.compile(r"<h[23][^>]*>.*?</h[23]>|<figure>.*?</figure>|<table.*?</table>", re.DOTALL)
 
 
+class _Markdown(MarkdownIt):
+    """Tables besides CommonMark, HTML as text, and addresses of pages beside docs/course.md."""
+
+    def __init__(self) -> None:
+        super().__init__("commonmark", {"html": False})
+        self.enable("table")
+
+    def normalizeLink(self, url: str) -> str:  # noqa: N802  the library's name
+        return url if url.startswith(("#", "http")) else f"../../docs/{url}"
+
+
+_MARKDOWN = _Markdown()
+
+
 @dataclass
 class Spent:
     """What a topic took: seconds of its finished commands by their number; finished: none is left."""
@@ -44,64 +63,50 @@ class Spent:
     seconds: list[float] = field(default_factory=list)
     finished: bool = False
 
+    def __str__(self) -> str:
+        return "not run yet" if not self.finished else duration(sum(self.seconds)) if self.seconds else ""
+
 
 def write_course(course: Course, folder: Path, spent: dict[str, Spent]) -> Path:
     """index.html in the folder of the runs; its path."""
-    embedded = _Embedded(folder)
-    verdicts = {
-        (topic.id, place): judge(part, folder)
-        for topic in course.topics
-        for place, part in enumerate(topic.parts)
-        if isinstance(part, Claim)
-    }
-    body = [
-        _STYLE,
-        f"<h1>{html.escape(course.title)}</h1>",
-        rendered(course.opening.text),
-        _contents(course.topics, spent),
-        *(_topic(topic, spent[topic.id], embedded, verdicts) for topic in course.topics),
-        _claims(course.topics, verdicts),
-    ]
+    embedded, verdicts = _Embedded(folder), list[tuple[Topic, Claim, Verdict]]()
+    sections = []
+    for topic in course.topics:
+        title = f"{topic.number}. {_MARKDOWN.renderInline(topic.title)} <small>{spent[topic.id]}</small>"
+        parts = [f'<h2 id="{topic.id}">{title}</h2>']
+        for part in topic.parts:
+            if isinstance(part, Claim):
+                verdicts.append((topic, part, judge(part, folder)))
+                parts.append(_claim(part, verdicts[-1][2]))
+            else:
+                parts.append(_part(topic, part, spent[topic.id], embedded))
+        sections.append("<section>\n" + "\n".join(parts) + "\n</section>")
+    opening = [_STYLE, f"<h1>{html.escape(course.title)}</h1>", _MARKDOWN.render(course.opening)]
     path = folder / "index.html"
-    html.write_page(path, course.title, body)
+    write_page(path, html.page(course.title, [*opening, _contents(course.topics, spent), *sections, _claims(verdicts)]))
     return path
 
 
 def _contents(topics: Sequence[Topic], spent: dict[str, Spent]) -> str:
     lines = "".join(
-        f'<li><a href="#{topic.id}">{topic.number}. {inline(topic.title)}</a><span>{_time(spent[topic.id])}</span></li>'
+        f'<li><a href="#{topic.id}">{topic.number}. {_MARKDOWN.renderInline(topic.title)}</a>'
+        f"<span>{spent[topic.id]}</span></li>"
         for topic in topics
     )
-    seconds = sum(sum(topic.seconds) for topic in spent.values())
-    return f'<ul class="contents">{lines}</ul>' + html.paragraph(
-        f"{duration(seconds)} in all. Typed one by one, each command takes some seconds more: it loads torch itself."
-    )
-
-
-def _time(spent: Spent) -> str:
-    return "not run yet" if not spent.finished else duration(sum(spent.seconds)) if spent.seconds else ""
-
-
-def _topic(topic: Topic, spent: Spent, embedded: _Embedded, verdicts: dict[tuple[str, int], Verdict]) -> str:
-    parts = []
-    for place, part in enumerate(topic.parts):
-        if isinstance(part, Claim):
-            parts.append(_claim(part, verdicts[topic.id, place]))
-        else:
-            parts.append(_part(topic, part, spent, embedded))
-    heading = f'<h2 id="{topic.id}">{topic.number}. {inline(topic.title)} <small>{_time(spent)}</small></h2>'
-    return f"<section>\n{heading}\n" + "\n".join(parts) + "\n</section>"
+    seconds = duration(sum(sum(each.seconds) for each in spent.values()))
+    words = f"{seconds} in all. Typed one by one, each command takes some seconds more: it loads torch itself."
+    return f'<ul class="contents">{lines}</ul>' + html.paragraph(words)
 
 
 def _part(topic: Topic, part: Part, spent: Spent, embedded: _Embedded) -> str:
     if isinstance(part, Prose):
-        return rendered(part.text)
+        return _MARKDOWN.render(part.text)
     if isinstance(part, Commands):
         seconds = spent.seconds[part.first : part.first + len(part.lines)]
         return html.commands(part.lines) + _runs(part, embedded.folder, seconds)
     if isinstance(part, Show):
         return embedded.shown(part)
-    assert isinstance(part, Printed)
+    assert not isinstance(part, Claim)
     numbers = range(part.block.first, part.block.first + len(part.block.lines))
     printed = "".join(_read(stdout_of(embedded.folder, topic, number)) for number in numbers)
     text = "\n".join(wrapped for line in part.lines(printed) for wrapped in _wrapped(line))
@@ -119,9 +124,8 @@ def _wrapped(line: str) -> list[str]:
 
 def _runs(block: Commands, folder: Path, seconds: Sequence[float]) -> str:
     """A line below a block: how long it took, and the reports of the runs that it trained."""
-    names = re.findall(r"\bname=([\w-]+)", " ".join(block.lines))
     links = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(re.findall(r"\bname=([\w-]+)", " ".join(block.lines))):
         page = next((file for file in ("report.html", "sweep.html") if (folder / "runs" / name / file).exists()), None)
         if page:
             links.append(f'<a href="runs/{name}/{page}">{name}</a>')
@@ -133,29 +137,22 @@ def _runs(block: Commands, folder: Path, seconds: Sequence[float]) -> str:
 def _claim(claim: Claim, verdict: Verdict) -> str:
     kind = {HOLDS: "better", FAILS: "worse"}.get(verdict.words, "unclear")
     words = f'<span class="{kind}">{html.escape(verdict.words)}</span>'
-    return (
-        f"<blockquote>{inline(claim.text)}: {words}<br><small class='quiet'>{html.escape(verdict.numbers)}"
-        "</small></blockquote>"
-    )
+    numbers = f"<small class='quiet'>{html.escape(verdict.numbers)}</small>"
+    return f"<blockquote>{_MARKDOWN.renderInline(claim.text)}: {words}<br>{numbers}</blockquote>"
 
 
-def _claims(topics: Sequence[Topic], verdicts: dict[tuple[str, int], Verdict]) -> str:
+def _claims(verdicts: Sequence[tuple[Topic, Claim, Verdict]]) -> str:
     """All claims with their verdicts, at the end."""
-    rows = [
-        (topic.number, claim.text, verdicts[topic.id, place].words)
-        for topic in topics
-        for place, claim in enumerate(topic.parts)
-        if isinstance(claim, Claim)
-    ]
-    if not rows:
+    if not verdicts:
         return ""
     words = (
         "A difference is called clear where its 95% interval leaves zero out: over n runs that of their spread "
         "(Welch's t), of one run that of the rows it was scored on. With two runs a difference has to be large to be "
         "clear, and what is not clear here, or does not hold, may hold at a larger scale."
     )
-    counts = Counter(verdict for _, _, verdict in rows)
+    counts = Counter(verdict.words for _, _, verdict in verdicts)
     counted = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
+    rows = [(topic.number, claim.text, verdict.words) for topic, claim, verdict in verdicts]
     table = html.table(["topic", "claim", "here"], rows)
     return f'<h2 id="claims">Claims</h2>{html.paragraph(counted)}{html.paragraph(words)}{table}'
 
@@ -182,7 +179,7 @@ class _Embedded:
             return html.paragraph(f"{show.page}: not written yet")
         main = page[page.find("<main>") + len("<main>") : page.rfind("</main>")]
         pieces = list(self._pieces(main, show))
-        if not _PIECE.search(main) or not re.search("<figure>|<table", main):
+        if not re.search("<figure>|<table", main):
             pieces = [re.sub(r"<h1>.*?</h1>", "", main, flags=re.DOTALL)]  # text alone
         if not pieces:
             return html.paragraph(f"{show.page} has no figure or table {show.first}")
@@ -192,14 +189,14 @@ class _Embedded:
 
     def _pieces(self, main: str, show: Show) -> Iterator[str]:
         """The figures and tables that are shown, each heading before the first below it."""
-        number, headings = 0, []
+        count, headings = 0, []
         for match in _PIECE.finditer(main):
             piece = match[0]
             if piece.startswith("<h"):
                 headings = [piece] if piece.startswith("<h2") else [*headings[:1], piece]
                 continue
-            number += 1
-            if show.first <= number <= (show.last or number):
+            count += 1
+            if show.first <= count <= (show.last or count):
                 yield from headings
                 headings = []
                 yield piece if piece.startswith("<figure") else f'<div class="wide">{piece}</div>'
@@ -210,3 +207,117 @@ class _Embedded:
         piece = re.sub(r'\bid="', f'id="{prefix}', piece)
         piece = piece.replace("url(#", f"url(#{prefix}").replace('href="#', f'href="#{prefix}')
         return re.sub(r"(</?h)([23])", lambda tag: f"{tag[1]}{int(tag[2]) + 1}", piece)
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+HOLDS, FAILS, UNCLEAR, MISSING = "holds here", "does not hold at this scale", "not clear here", "not run yet"
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of a number over so many runs, with its standard error; None: unknown."""
+
+    value: float
+    error: float | None
+    runs: int
+
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of the error; infinite where it is that of many rows."""
+        return self.runs - 1 if self.runs > 1 else math.inf
+
+    def __str__(self) -> str:
+        return number(self.value) + (f" (n = {self.runs})" if self.runs else "")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """words: one of the four above. numbers: what was measured, in a sentence."""
+
+    words: str
+    numbers: str
+
+
+def judge(claim: Claim, folder: Path) -> Verdict:
+    """The claim in the runs below a folder: clear where the 95% interval of the difference leaves zero out (Welch's t
+    over runs)."""
+    try:
+        left = _mean(claim.left, folder)
+        right = _mean(claim.right, folder) if isinstance(claim.right, Value) else Mean(claim.right, 0.0, 0)
+    except LookupError as error:
+        return Verdict(MISSING, str(error.args[0]))
+    difference = left.value - right.value
+    measured = f"{left} against {right}, difference {difference:+.3g}"
+    if left.error is None or right.error is None:
+        return Verdict(UNCLEAR, f"{measured}, its standard error is unknown")
+    error = math.hypot(left.error, right.error)
+    if not error and max(left.runs, right.runs) > 1:
+        return Verdict(UNCLEAR, f"{measured}: runs that all give the same number leave its standard error unknown")
+    measured += f" ± {error:.2g}" if error else ""
+    if difference == 0 or abs(difference) < _widths(left, right) * error:
+        return Verdict(UNCLEAR, measured)
+    return Verdict(HOLDS if (difference > 0) == (claim.sign == ">") else FAILS, measured)
+
+
+def _widths(left: Mean, right: Mean) -> float:
+    """Standard errors to each side of an interval of the difference (Welch 1947; Satterthwaite 1946)."""
+    squares = [(mean.error or 0.0) ** 2 for mean in (left, right)]
+    terms = [square**2 / mean.freedom for square, mean in zip(squares, (left, right), strict=True)]
+    return t_quantile(max(1, int(sum(squares) ** 2 / sum(terms)))) if any(terms) else CLEAR_ERRORS
+
+
+def _mean(value: Value, folder: Path) -> Mean:
+    """Over the runs that a pattern matches, or of a JSON file. Over several runs the error is that of their spread, of
+    a single one that of the rows it was scored on. LookupError where there is no run, or no such number in it."""
+    paths = [path for path in sorted(folder.glob(value.folder)) if path.name != "latest"]
+    files = [path if path.suffix == ".json" else path / "result.json" for path in paths]
+    results = [json.loads(path.read_text()) for path in files if path.is_file()]
+    if not results:
+        raise LookupError(f"no result of {value.folder}")
+    values = [_number(result, value) for result in results]
+    mean, error = mean_and_error(values)
+    return Mean(mean, _error_of_one(results[0], value.key) if len(values) == 1 else error, len(values))
+
+
+def _number(result: Any, value: Value) -> float:
+    for name in value.key.split("."):
+        result = _named(result)
+        if not isinstance(result, dict) or name not in result:
+            known = ", ".join(result) if isinstance(result, dict) else "a number"
+            raise LookupError(f"no {value.key} in the results of {value.folder}: {name} is not among {known}")
+        result = result[name]
+    if isinstance(result, dict):
+        result = result.get("value")
+    if isinstance(result, bool) or not isinstance(result, int | float):
+        raise LookupError(f"{value.key} of {value.folder} is no number")
+    return result
+
+
+def _named(result: Any) -> Any:
+    """Of a list, its items by their number."""
+    return {str(place): item for place, item in enumerate(result)} if isinstance(result, list) else result
+
+
+def _error_of_one(result: dict[str, Any], key: str) -> float | None:
+    """Standard error of a number of one run, from what stands beside it: an interval, an error, a count of rows. A
+    whole number is a count, and exact; a baseline is what reading nothing scores on the same rows."""
+    *above, leaf = key.split(".")
+    beside: Any = result
+    for name in above:
+        beside = _named(beside)[name]
+    value = beside[leaf]
+    if isinstance(value, dict):
+        return (value["high"] - value["low"]) / (2 * 1.96) if "low" in value else None
+    if isinstance(value, int) or leaf.endswith("baseline"):
+        return 0.0
+    metric = leaf
+    if key == "value":
+        metric, beside = str(result.get("metric")), {**result, **result.get("metrics", {})}
+    if metric == "accuracy" and "standard_error" in beside:
+        return beside["standard_error"]
+    if metric.endswith("accuracy"):
+        rows = beside.get(f"{metric.removesuffix('accuracy')}count") or result.get("validation_examples")
+        return math.sqrt(max(value * (1 - value), 0.0) / rows) if rows else None
+    error = beside.get(f"{metric.removesuffix('loss')}standard_error", beside.get(f"{metric}_standard_error"))
+    return error if isinstance(error, float) else None

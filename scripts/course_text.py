@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 
-from rows import stop
+from common import stop
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Topic:
 @dataclass(frozen=True)
 class Course:
     title: str
-    opening: Prose
+    opening: str
     topics: tuple[Topic, ...]
 
 
@@ -131,110 +131,73 @@ def read_course(text: str, name: str = "docs/course.md") -> Course:
     """The course in a text. Ends the script with the name of the line where it is no course."""
     lines = text.splitlines()
     heads = [number for number, line in enumerate(lines) if line.startswith("## ")]
-    ends = [*heads[1:], len(lines)]
-    topics = tuple(_topic(lines, head, end, name) for head, end in zip(heads, ends, strict=True))
-    for place, topic in enumerate(topics):
-        if any(topic.id == other.id for other in topics[:place]):
-            stop(f"{name}: two topics have the id {topic.id}", "give each an id of its own: ## N. Title {#id}")
+    topics: list[Topic] = []
+    for head, end in zip(heads, [*heads[1:], len(lines)], strict=True):
+        heading = _HEADING.fullmatch(lines[head].strip())
+        if heading is None:
+            stop(f"{name}:{head + 1}: {lines[head]} is no heading of a topic", "write ## N. Title {#id}")
+        number, title, identity = heading.groups()
+        if any(topic.id == identity for topic in topics):
+            stop(f"{name}: two topics have the id {identity}", "give each an id of its own: ## N. Title {#id}")
+        topics.append(Topic(int(number), title, identity, tuple(_parts(lines, head + 1, end, name))))
     opening = lines[: heads[0]] if heads else lines
-    title = opening[0].removeprefix("# ") if opening else ""
-    return Course(title, Prose("\n".join(opening[1:]).strip()), topics)
-
-
-def _topic(lines: list[str], head: int, end: int, name: str) -> Topic:
-    heading = _HEADING.fullmatch(lines[head].strip())
-    if heading is None:
-        stop(f"{name}:{head + 1}: {lines[head]} is no heading of a topic", "write ## N. Title {#id}")
-    number, title, identity = heading.groups()
-    return Topic(int(number), title, identity, tuple(_parts(lines, head + 1, end, name)))
+    return Course(opening[0].removeprefix("# "), "\n".join(opening[1:]).strip(), tuple(topics))
 
 
 def _parts(lines: list[str], at: int, end: int, name: str) -> Iterator[Part]:
     prose: list[str] = []
     block: Commands | None = None
     while at < end:
-        line = lines[at]
-        directive = line.startswith("<!--")
-        if (directive or line.startswith("```bash")) and any(prose):
-            yield Prose("\n".join(prose).strip())
-        if line.startswith("```bash"):
-            close = _close(lines, at, end, name)
-            first = 0 if block is None else block.first + len(block.lines)
-            together = line.split() == ["```bash", "together"]
-            block = Commands(tuple(_commands(lines[at + 1 : close])), first, together)
-            yield block
-            prose, at = [], close
-        elif line.startswith("```"):
-            close = _close(lines, at, end, name)
-            prose += lines[at : close + 1]
-            at = close
-        elif directive:
-            yield _directive(line.strip(), block, f"{name}:{at + 1}")
+        line, close = lines[at], at
+        if line.startswith("```"):
+            close = next((number for number in range(at + 1, end) if lines[number].startswith("```")), end)
+            if close == end:
+                stop(f"{name}:{at + 1}: this block has no end", "end it with ```")
+        if line.startswith(("<!--", "```bash")):
+            if any(prose):
+                yield Prose("\n".join(prose).strip())
             prose = []
+        if line.startswith("```bash"):
+            first = 0 if block is None else block.first + len(block.lines)
+            block = Commands(_commands(lines[at + 1 : close]), first, line.split() == ["```bash", "together"])
+            yield block
+        elif line.startswith("<!--"):
+            yield _directive(line.strip(), block, f"{name}:{at + 1}")
         else:
-            prose.append(line)
-        at += 1
+            prose += lines[at : close + 1]
+        at = close + 1
     if any(prose):
         yield Prose("\n".join(prose).strip())
 
 
-def _close(lines: list[str], at: int, end: int, name: str) -> int:
-    for close in range(at + 1, end):
-        if lines[close].startswith("```"):
-            return close
-    stop(f"{name}:{at + 1}: this block has no end", "end it with ```")
-
-
-def _commands(lines: list[str]) -> list[str]:
+def _commands(lines: list[str]) -> tuple[str, ...]:
     """Commands of several lines joined, without empty lines and comments."""
     joined = re.sub(r"[ \t]*\\\n[ \t]*", " ", "\n".join(lines)).split("\n")
-    return [line.strip() for line in joined if line.strip() and not line.startswith("#")]
+    return tuple(line.strip() for line in joined if line.strip() and not line.startswith("#"))
 
 
 def _directive(line: str, block: Commands | None, place: str) -> Part:
     match = _DIRECTIVE.fullmatch(line)
     verb, words = match.groups() if match else ("", "")
-    part: Part | None = None
-    if verb == "show":
-        part = _show(words)
-    elif verb == "output" and block is not None:
-        part = _printed(words, block)
-    elif verb == "claim":
-        part = _claim(words)
-    if part is None:
-        stop(
-            f"{place}: {line} is no directive" + (" here: no commands stand before it" if verb == "output" else ""),
-            "show PAGE.html [N-M], output [first N|last N|until TEXT], or claim TEXT | FOLDER KEY > FOLDER KEY",
-        )
-    return part
-
-
-def _printed(words: str, block: Commands) -> Printed | None:
-    match = re.fullmatch(r"(?:(first|last) (\d+)|until (.+))?", words)
-    if match is None:
-        return None
-    which, count, until = match.groups()
-    return Printed(block, **{which: int(count)}) if which else Printed(block, until=until)
-
-
-def _show(words: str) -> Show | None:
-    match = re.fullmatch(r"(\S+\.html)(?: (\d+)(?:-(\d+))?)?", words)
-    if match is None:
-        return None
-    page, first, last = match.groups()
-    if first is None:
-        return Show(page, 1, None)
-    return Show(page, int(first), int(last or first)) if 1 <= int(first) <= int(last or first) else None
-
-
-def _claim(words: str) -> Claim | None:
-    text, _, comparison = words.rpartition("|")
-    match = re.fullmatch(r"(\S+) (\S+) ([<>]) (?:(\S+) (\S+)|(-?[\d.e-]+))", comparison.strip())
-    if match is None or not text.strip():
-        return None
-    folder, key, sign, other, other_key, number = match.groups()
-    right = Value(other, other_key) if other else float(number)
-    return Claim(text.strip(), Value(folder, key), sign, right)
+    if verb == "show" and (match := re.fullmatch(r"(\S+\.html)(?: (\d+)(?:-(\d+))?)?", words)):
+        page, first, last = match.groups()
+        if first is None:
+            return Show(page, 1, None)
+        if 1 <= int(first) <= int(last or first):
+            return Show(page, int(first), int(last or first))
+    if verb == "output" and block and (match := re.fullmatch(r"(?:(first|last) (\d+)|until (.+))?", words)):
+        which, count, until = match.groups()
+        return Printed(block, **{which: int(count)}) if which else Printed(block, until=until)
+    if verb == "claim":
+        text, _, comparison = words.rpartition("|")
+        match = re.fullmatch(r"(\S+) (\S+) ([<>]) (?:(\S+) (\S+)|(-?[\d.e-]+))", comparison.strip())
+        if match is not None and text.strip():
+            folder, key, sign, other, other_key, number = match.groups()
+            right = Value(other, other_key) if other else float(number)
+            return Claim(text.strip(), Value(folder, key), sign, right)
+    alone = " here: no commands stand before it" if verb == "output" else ""
+    known = "show PAGE.html [N-M], output [first N|last N|until TEXT], or claim TEXT | FOLDER KEY > FOLDER KEY"
+    stop(f"{place}: {line} is no directive{alone}", known)
 
 
 def written(command: str) -> set[str]:

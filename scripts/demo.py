@@ -38,11 +38,9 @@ def lmtool(*words: str, log: Path | None = None) -> None:
 
 def results(folder: Path, checkpoint: str) -> list[dict[str, Any]]:
     """result.json of the jobs of a sweep that started so, by seed."""
-    jobs = [json.loads(path.read_text()) for path in folder.glob("*/submitted.json")]
-    folders = [path.parent for path in folder.glob("*/submitted.json")]
-    own = [path for path, job in zip(folders, jobs, strict=True) if job["config"]["checkpoint"] == checkpoint]
-    found = [json.loads((path / "result.json").read_text()) for path in own]
-    return sorted(found, key=lambda result: result["seed"])
+    jobs = {path.parent: json.loads(path.read_text()) for path in folder.glob("*/submitted.json")}
+    own = [path for path, job in jobs.items() if job["config"]["checkpoint"] == checkpoint]
+    return sorted((json.loads((path / "result.json").read_text()) for path in own), key=lambda result: result["seed"])
 
 
 def free_name(runs: Path, stem: str) -> Path:

@@ -29,7 +29,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from common import ROOT, listed
+
 KINDS = (
     "kills", "stops", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile", "links",
     "modules", "secrets",
@@ -41,15 +42,16 @@ Trial = tuple[str, int]
 Row = dict[str, Any]
 
 
-def prepare() -> None:
-    """Set the process up to be forked: no threads in it, and the package and the tests importable."""
+def kinds() -> dict[str, Any]:
+    """The kinds of faults by name, of scripts/trials. Sets the process up to be forked: no threads in it, and the
+    package and the tests importable."""
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
     sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
+    for name in ("checkpoints", "disks", "hostile", "inputs", "runs", "surroundings", "words"):
+        importlib.import_module(f"trials.{name}")  # each enters its kinds
+    from trials import harness
 
-
-def kinds() -> dict[str, Any]:
-    """The kinds of faults by name, each a module of scripts/trials."""
-    return {name: importlib.import_module(f"trials.{name}").KIND for name in KINDS}
+    return {name: harness.KINDS[name] for name in KINDS}
 
 
 def source() -> str:
@@ -62,7 +64,7 @@ def source() -> str:
     return digest.hexdigest()[:16]
 
 
-# --- running --------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
 def build_stage(stage: Path, trials: int) -> None:
@@ -78,31 +80,6 @@ def build_stage(stage: Path, trials: int) -> None:
         import_listed(stage)
 
 
-def _fork(work: Any) -> int:
-    process = os.fork()
-    if process:
-        return process
-    try:
-        work()
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-
-
-def run_trial(kind: Any, seed: int, stage: Path, place: Path) -> Row:
-    """One trial, in this process, in an empty folder."""
-    begun = time.monotonic()
-    try:
-        verdict = kind.run(stage, place, seed)
-        outcome, detail = verdict.outcome.value, verdict.detail
-    except Exception as error:
-        traceback.print_exc()
-        outcome, detail = "BROKEN", f"{type(error).__name__}: {error}"
-    row = {"kind": kind.name, "seed": seed, "outcome": outcome, "detail": " ".join(detail.split())}
-    return row | {"seconds": round(time.monotonic() - begun, 2)}
-
-
 def run_all(trials: Sequence[Trial], known: dict[str, Any], stage: Path, keep: bool, workers: int) -> Iterator[Row]:
     """Rows of the trials as they end, some at a time, each in a process and a folder of its own. keep: the folders."""
     waiting, running = deque(trials), dict[int, tuple[Trial, Path]]()
@@ -111,7 +88,7 @@ def run_all(trials: Sequence[Trial], known: dict[str, Any], stage: Path, keep: b
             while waiting and len(running) < workers:
                 trial = waiting.popleft()
                 place = Path(tempfile.mkdtemp(prefix=f"faults-{trial[0]}-{trial[1]}-"))
-                running[_start(known[trial[0]], trial[1], stage, place)] = trial, place
+                running[_start(known[trial[0]], trial, stage, place)] = trial, place
             process, _ = os.wait()
             trial, place = running.pop(process)
             yield _row(trial, place)
@@ -126,14 +103,39 @@ def run_all(trials: Sequence[Trial], known: dict[str, Any], stage: Path, keep: b
             shutil.rmtree(place, ignore_errors=True)
 
 
+def _start(kind: Any, trial: Trial, stage: Path, place: Path) -> int:
+    """A fork that runs one trial and writes its row beside its folder."""
+    if process := os.fork():
+        return process
+    status, begun = 1, time.monotonic()
+    try:
+        os.setsid()
+        signal.alarm(SECONDS)
+        log = os.open(place.with_name(f"{place.name}.log"), os.O_WRONLY | os.O_CREAT, 0o600)
+        for number in (1, 2):
+            os.dup2(log, number)
+        try:
+            verdict = kind.run(stage, place, trial[1])
+            outcome, detail = verdict.outcome.value, verdict.detail
+        except Exception as error:
+            traceback.print_exc()
+            outcome, detail = "BROKEN", f"{type(error).__name__}: {error}"
+        row = _new_row(trial, outcome, detail) | {"seconds": round(time.monotonic() - begun, 2)}
+        place.with_name(f"{place.name}.json").write_text(json.dumps(row))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _new_row(trial: Trial, outcome: str, detail: str) -> Row:
+    return {"kind": trial[0], "seed": trial[1], "outcome": outcome, "detail": " ".join(detail.split()), "seconds": 0.0}
+
+
 def _row(trial: Trial, place: Path) -> Row:
     """What an ended trial has written."""
     answer, log = (place.with_name(f"{place.name}.{kind}") for kind in ("json", "log"))
-    if answer.exists():
-        row: Row = json.loads(answer.read_text())
-        answer.unlink()
-    else:
-        row = {"kind": trial[0], "seed": trial[1], "outcome": "BROKEN", "detail": "the trial died", "seconds": 0.0}
+    row: Row = json.loads(answer.read_text()) if answer.exists() else _new_row(trial, "BROKEN", "the trial died")
+    answer.unlink(missing_ok=True)
     if row["outcome"] == "BROKEN":
         row["detail"] += f"; see {log}"
     else:
@@ -141,20 +143,7 @@ def _row(trial: Trial, place: Path) -> Row:
     return row
 
 
-def _start(kind: Any, seed: int, stage: Path, place: Path) -> int:
-    def work() -> None:
-        os.setsid()
-        signal.alarm(SECONDS)
-        log = os.open(place.with_name(f"{place.name}.log"), os.O_WRONLY | os.O_CREAT, 0o600)
-        for number in (1, 2):
-            os.dup2(log, number)
-        row = run_trial(kind, seed, stage, place)
-        place.with_name(f"{place.name}.json").write_text(json.dumps(row))
-
-    return _fork(work)
-
-
-# --- reporting ------------------------------------------------------------------------------------------------------
+# --- reporting --------------------------------------------------------------------------------------------------------
 
 
 def table(rows: Sequence[Row], planned: dict[str, int]) -> str:
@@ -166,88 +155,89 @@ def table(rows: Sequence[Row], planned: dict[str, int]) -> str:
     for kind, trials in planned.items():
         done = sum(row["kind"] == kind for row in rows)
         cells = [f"{counts[kind, name] or '':>{max(9, len(name))}}" for name in seen]
-        lines.append("  ".join([f"{kind:{width}}", f"{done:>6}", *cells]))
-        if done < trials:
-            lines[-1] += f"  ({trials - done} not run)"
+        left = f"  ({trials - done} not run)" if done < trials else ""
+        lines.append("  ".join([f"{kind:{width}}", f"{done:>6}", *cells]) + left)
     return "\n".join(lines)
 
 
 def failures(rows: Sequence[Row]) -> str:
     """Each failed trial: what was seen, and how to see it again."""
-    failed = [row for row in rows if row["outcome"].isupper()]
     return "\n".join(
         f"{row['outcome']}  {row['detail']}\n    scripts/faults.py --only {row['kind']} --seed {row['seed']}"
-        for row in failed
+        for row in rows
+        if row["outcome"].isupper()
     )
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help=f"kinds, of {','.join(KINDS)}")
-    parser.add_argument("--seed", type=int, help="one trial of --only; its folder stays")
-    parser.add_argument("--trials", type=int, help="at most so many of each kind")
-    parser.add_argument("--quick", action="store_true", help="a few of each kind")
-    parser.add_argument("--output", type=Path, default=Path("faults"), help="folder of the rows, and of the stage")
-    parser.add_argument("--workers", type=int, default=2)
-    arguments = parser.parse_args()
-    arguments.only = arguments.only.split(",") if arguments.only else list(KINDS)
-    if unknown := [name for name in arguments.only if name not in KINDS]:
-        parser.error(f"--only {unknown[0]}: there are {', '.join(KINDS)}")
-    if arguments.seed is not None and len(arguments.only) > 1:
-        parser.error("--seed goes with one kind, --only KIND")
-    return arguments
-
-
-def opened(output: Path) -> Any:
-    """The rows of finished trials; none where they are of another lmtool, or of other trials."""
-    from rows import Rows
-
-    settings, now = output / "settings.json", {"source": source()}
-    if settings.exists() and json.loads(settings.read_text()).get("source", now["source"]) != now["source"]:
-        print(f"lmtool has changed since {output} was written: it begins again")
-        shutil.rmtree(output)
-    return Rows(output, ("kind", "seed"), now)
-
-
-def main() -> int:
-    arguments = parse()
-    prepare()
-    known = {name: kind for name, kind in kinds().items() if name in arguments.only}
-    planned = {name: kind.draw if arguments.quick else kind.trials for name, kind in known.items()}
-    if arguments.trials is not None:
-        planned = {name: min(count, arguments.trials) for name, count in planned.items()}
-    output = arguments.output.resolve()
-    rows, stage = opened(output), output / "stage"
-    if arguments.seed is not None:
-        build_stage(stage, 1)
-        (row,) = run_all([(arguments.only[0], arguments.seed)], known, stage, True, 1)
-        print(f"{row['outcome']}: {row['detail']}")
-        return 3 if row["outcome"].isupper() else 0
-    every = [(name, seed) for name in known for seed in range(planned[name])]
-    # All kinds advance together, so that a script that was stopped has seen something of each.
-    trials = sorted((trial for trial in every if not rows.has(*trial)), key=lambda trial: trial[1] / planned[trial[0]])
-    build_stage(stage, len(trials))
-    begun = shown = time.monotonic()
-    for count, row in enumerate(run_all(trials, known, stage, False, arguments.workers), 1):
-        rows.add(row)
-        if row["outcome"].isupper():
-            print(f"{row['kind']} {row['seed']}: {row['outcome']}", flush=True)
-        if time.monotonic() - shown > 60:
-            shown = time.monotonic()
-            print(f"{count} of {len(trials)} trials after {shown - begun:.0f} seconds", file=sys.stderr, flush=True)
-    return report(rows.all, known, planned)
 
 
 def report(rows: Sequence[Row], known: dict[str, Any], planned: dict[str, int]) -> int:
     """Print the table, a line of each kind that has one, and the failures. Returns the exit status."""
     wanted = [row for row in rows if row["kind"] in planned]
     print(f"\n{table(wanted, planned)}\n")
-    summarized = [kind for kind in known.values() if kind.summary is not None]
-    sums = [kind.summary([row for row in wanted if row["kind"] == kind.name]) for kind in summarized]
-    for line, _ in sums:
-        print(line)
-    print(failures(wanted))
+    sums = [
+        kind.summary([row for row in wanted if row["kind"] == name]) for name, kind in known.items() if kind.summary
+    ]
+    print(*(line for line, _ in sums), failures(wanted), sep="\n")
     return 3 if any(row["outcome"].isupper() for row in wanted) or not all(good for _, good in sums) else 0
+
+
+def opened(output: Path) -> tuple[Path, list[Row]]:
+    """The file of finished trials and its rows; none where they are of another lmtool, or of other trials."""
+    settings, now = output / "settings.json", json.dumps({"source": source()})
+    if settings.exists() and settings.read_text() != now:
+        print(f"lmtool has changed since {output} was written: it begins again")
+        shutil.rmtree(output)
+    output.mkdir(parents=True, exist_ok=True)
+    settings.write_text(now)
+    path = output / "rows.jsonl"
+    path.touch()
+    return path, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", type=listed("--only", KINDS), default=list(KINDS), help=f"kinds, of {','.join(KINDS)}"
+    )
+    parser.add_argument("--seed", type=int, help="one trial of --only; its folder stays")
+    parser.add_argument("--trials", type=int, help="at most so many of each kind")
+    parser.add_argument("--quick", action="store_true", help="a few of each kind")
+    parser.add_argument("--output", type=Path, default=Path("faults"), help="folder of the rows, and of the stage")
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+    if arguments.seed is not None and len(arguments.only) > 1:
+        parser.error("--seed goes with one kind, --only KIND")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse()
+    known = {name: kind for name, kind in kinds().items() if name in arguments.only}
+    planned = {name: kind.draw if arguments.quick else kind.trials for name, kind in known.items()}
+    if arguments.trials is not None:
+        planned = {name: min(count, arguments.trials) for name, count in planned.items()}
+    output = arguments.output.resolve()
+    (path, rows), stage = opened(output), output / "stage"
+    if arguments.seed is not None:
+        build_stage(stage, 1)
+        (row,) = run_all([(arguments.only[0], arguments.seed)], known, stage, True, 1)
+        print(f"{row['outcome']}: {row['detail']}")
+        return 3 if row["outcome"].isupper() else 0
+    finished = {(row["kind"], row["seed"]) for row in rows}
+    every = [(name, seed) for name in known for seed in range(planned[name]) if (name, seed) not in finished]
+    # All kinds advance together, so that a script that was stopped has seen something of each.
+    trials = sorted(every, key=lambda trial: trial[1] / planned[trial[0]])
+    build_stage(stage, len(trials))
+    begun = shown = time.monotonic()
+    with path.open("a") as file:
+        for count, row in enumerate(run_all(trials, known, stage, False, arguments.workers), 1):
+            rows.append(row)
+            print(json.dumps(row), file=file, flush=True)
+            if row["outcome"].isupper():
+                print(f"{row['kind']} {row['seed']}: {row['outcome']}", flush=True)
+            if time.monotonic() - shown > 60:
+                shown = time.monotonic()
+                print(f"{count} of {len(trials)} trials after {shown - begun:.0f} s", file=sys.stderr, flush=True)
+    return report(rows, known, planned)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@
 
 Installs nothing: it runs with the Python it is started by (torch 2.11 or newer), on this tree, and what is not there
 (pytest, transformers, accelerate) is a line in its place. Both sides have the same model, examples, batch, precision,
-dropout and optimizer, and take turns in processes of their own (scripts/peers.py). The Trainer runs as documented, and
+dropout and optimizer, and take turns in processes of their own (scripts/timing). The Trainer runs as documented, and
 tuned: compiled, and of single texts on batches of like length; lmtool as it is, and compiled. What is compiled takes a
-minute or so to start, in no figure: `--only bert_128,gpt_1024` gives half of the runs twice the rounds. Prints a
-markdown table row by row, so that a run which is cut short keeps what it has, and appends it to `--output`.
+minute or so to start, in no figure: `--only bert_128,gpt_1024` gives half of the runs twice the rounds. Each table is
+printed when it is measured, and appended to `--output`, so that a run which is cut short keeps what it has.
 
-MFU: FLOPs of training on the real tokens (the head where it is computed, causal attention at half, lmtool's count for
-both sides) over the measured rate of large bf16 matrix products. Recompiles: graphs that torch.compile makes after the
-first steps. Waits: how often a step makes the host wait for the device, counted in steps that are not timed.
+Products: FLOPs of training on the real tokens (the head where it is computed, causal attention at half, lmtool's count
+for both sides) over the rate of large bf16 matrix products in the same round, which is the MFU. Recompiles: graphs that
+torch.compile makes after the first steps. Waits: how often a step makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -23,36 +23,28 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench_figures import Spread, rates, turns
-from bench_turns import Failed, Worker, ask, take_turns
-from bench_works import GROUPED_STEPS, Comparison, Variant, Work
-from benchmark import cores
+from common import ROOT, cores, listed, with_this_tree
+from timing.report import Row, compose
+from timing.turns import Failed, ask, measure
+from timing.works import GROUPED_STEPS, Comparison, Variant, Work, labelled, settings_of
 
-ROOT = Path(__file__).resolve().parents[1]
 TEST_SECONDS = 200
-COUNTED_STEPS = 3
 BERT = {
     "vocab_size": 30522, "num_layers": 12, "hidden_size": 768, "num_heads": 12, "feedforward_size": 3072,
     "max_positions": 512, "dropout": 0.1,
 }  # fmt: skip
 GPT = {**BERT, "vocab_size": 50257, "max_positions": 1024, "dropout": 0.0}
 TINY = {"vocab_size": 600, "num_layers": 2, "hidden_size": 32, "num_heads": 2, "feedforward_size": 48}
-COLUMNS = (
-    "run", "side", "tokens/s", "(min-max)", "over Trainer", "over tuned", "MFU", "peak GB", "recompiles",
-    "waits a step", "ms a step",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Case:
-    """A table's rows. batch: examples a step. tiny: length and batch in a dry run. attention_dropout: with it lmtool's
+    """A table. batch: examples a step. tiny: length and batch in a dry run. attention_dropout: with it lmtool's
     attention takes another kernel. lengths: of the texts of a labelled task; without, a language model learns."""
 
     work: Work
@@ -66,30 +58,14 @@ class Case:
     def settings(self, options: argparse.Namespace) -> dict[str, Any]:
         model = {**(GPT if self.family == "gpt" else BERT), "attention_dropout": self.attention_dropout}
         length, batch = self.tiny if options.tiny else (self.max_length, self.batch)
-        task = None
-        if self.lengths is not None:
-            lengths = {**self.lengths, "largest": length}
-            task = {"kind": "classification", "max_length": length, "lengths": lengths}
-        return {
-            "seed": 0,
-            "threads": cores(),
-            "device": options.device,
-            "precision": "bf16",
-            "family": self.family,
-            "max_length": length,
-            "texts": ["joined"] if task is None else [],
-            "task": task,
-            "corpus_bytes": 300_000 if options.tiny else 3_000_000,
-            "rows": 400 if options.tiny else 9_600,
-            "batch": batch,
-            "lr": 1e-4,
-            "weight_decay": 0.01,
-            "clip_norm": 1.0,
-            "rounds": 1 if options.tiny else 5,
-            "turn_seconds": 0.1 if options.tiny else 3.0,
-            "most_steps": 40,
-            "model": model | TINY if options.tiny else model,
-        }
+        task = None if self.lengths is None else labelled("classification", **self.lengths, largest=length)
+        size: dict[str, Any] = {"model": model, "rows": 9_600, "rounds": 5, "turn_seconds": 3.0}
+        if options.tiny:
+            size = {"model": model | TINY, "rows": 400, "rounds": 1, "turn_seconds": 0.1, "corpus_bytes": 300_000}
+        return settings_of(
+            threads=cores(), device=options.device, precision="bf16", family=self.family, max_length=length,
+            texts=["joined"] if task is None else [], task=task, batch=batch, most_steps=40, **size,
+        )  # fmt: skip
 
 
 def sides(name: str, title: str, rows: str, documented: dict[str, Any], tuned: dict[str, Any]) -> Work:
@@ -123,96 +99,25 @@ CASES = (
 )  # fmt: skip
 
 
-def row(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def over(speeds: dict[int, float], theirs: dict[int, float]) -> str:
-    """How many times as fast, by the median of the rounds that both finished."""
-    pairs = [speeds[at] / theirs[at] for at in speeds if at in theirs]
-    return f"{Spread.of(pairs).median:.2f}x" if pairs else "–"
-
-
-def side(case: Case, variant: Variant, rows: Sequence[dict[str, Any]], flops: float | None, rate: float) -> str:
-    """The row of a side that has finished turns. flops: of a real token; None where lmtool, which counts them, failed.
-    rate: of matrix products, FLOP/s."""
-    own, speeds = turns(rows, variant.name), rates(rows, variant.name, "tokens")
-    rivals = case.work.rivals if variant.own else ()
-    counted = [row for row in rows if row["kind"] == "counted" and row["variant"] == variant.name and "waits" in row]
-    speed = Spread.of(speeds.values())
-    return row(
-        case.work.title,
-        variant.label,
-        f"{speed.median:,.0f}",
-        f"{speed.smallest:,.0f}-{speed.largest:,.0f}",
-        *(over(speeds, rates(rows, rival.name, "tokens")) for rival in rivals),
-        *["–"] * (len(case.work.rivals) - len(rivals)),
-        f"{speed.median * flops / rate:.1%}" if flops else "–",
-        f"{max(turn['peak_bytes'] for turn in own) / 1e9:.1f}",
-        f"{sum(turn['graphs'] for turn in own)}",
-        f"{counted[-1]['waits'] / counted[-1]['steps']:.1f}" if counted else "–",
-        f"{1000 * sum(turn['seconds'] for turn in own) / sum(turn['steps'] for turn in own):.1f}",
-    )
-
-
-def note(case: Case, variant: Variant, text: str) -> str:
-    """The row of a side that was not measured."""
-    return row(case.work.title, variant.label, text, *[""] * (len(COLUMNS) - 3))
-
-
 def missing() -> str | None:
     """What the peer lacks here."""
     names = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]
     return f"{' and '.join(names)} not installed" if names else None
 
 
-def start(
-    case: Case, folder: Path, settings: dict[str, Any], stack: ExitStack
-) -> tuple[dict[str, Worker], dict[str, str]]:
-    """The workers of a case that are ready, and why others are not, by name; `stack` closes them."""
-    workers: dict[str, Worker] = {}
-    failed: dict[str, str] = {}
-    lacks = missing()
-    for variant in case.work.variants:
-        if lacks and variant in case.work.rivals:
-            failed[variant.name] = lacks
-            continue
-        print(f"  {case.work.name}: {variant.label} starts", file=sys.stderr, flush=True)
-        try:
-            worker = Worker(variant, folder, settings)
-            stack.callback(worker.close)
-            worker.run(1)
-            workers[variant.name] = worker
-        except Failed as failure:
-            failed[variant.name] = str(failure)
-    return workers, failed
-
-
-def run_case(
-    case: Case, folder: Path, options: argparse.Namespace, deadline: float, write: Callable[[str], None]
-) -> None:
-    """Measure both sides of a case until the deadline and write their rows; a side that fails is a line in its own."""
-    settings, rows = case.settings(options), []
-    gflops = ask("prepare", folder, settings)["gflops"]["bf16"]
-    with ExitStack() as stack:
-        workers, failed = start(case, folder, settings, stack)
-        own = next((workers[variant.name] for variant in case.work.own if variant.name in workers), None)
-        while workers:
-            try:
-                take_turns(case.work, workers, settings, deadline, rows.append)
-                for worker in workers.values():
-                    rows.append({"kind": "counted", **worker.run(COUNTED_STEPS, count=True)})
-                break
-            except Failed as failure:  # the other side runs without this one
-                name = str(failure).split()[0]
-                failed[name] = str(failure)
-                del workers[name]
-    flops = None if own is None else own.ready["flops_per_token"]
-    for variant in reversed(case.work.variants):
-        if variant.name in failed or not turns(rows, variant.name):
-            write(note(case, variant, failed.get(variant.name, "not finished")))
-        else:
-            write(side(case, variant, rows, flops, 1e9 * gflops))
+def run_case(case: Case, folder: Path, options: argparse.Namespace, deadline: float) -> str:
+    """The table of a case, measured until the deadline; a side that fails is a line in its own."""
+    settings, rows = case.settings(options), list[Row]()
+    work = case.work
+    if lacks := missing():
+        rows = [{"kind": "failed", "work": work.name, "variant": rival.name, "why": lacks} for rival in work.rivals]
+        work = Work(work.name, work.title, work.unit, work.own, ())
+    try:
+        rows.append({"kind": "examples", "work": work.name, **ask("prepare", folder, settings)})
+        measure(work, folder, settings, deadline, rows.append, required=False)
+    except Failed as failure:
+        return f"{work.title}: {failure}"
+    return compose(case.work, rows)
 
 
 def run_tests(options: argparse.Namespace) -> str:
@@ -244,23 +149,15 @@ def cuda() -> tuple[bool, str]:
     return True, f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Python {sys.version.split()[0]}"
 
 
-def names(known: Sequence[str], words: str) -> list[str]:
-    """Some of the known names, between commas."""
-    if unknown := [name for name in words.split(",") if name not in known]:
-        raise argparse.ArgumentTypeError(f"there is no {unknown[0]}, but {', '.join(known)}")
-    return words.split(",")
-
-
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [case.work.name for case in CASES]
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, one round")
     parser.add_argument("--minutes", type=float, default=10.0, help="for everything together")
-    known = [case.work.name for case in CASES]
-    parser.add_argument(
-        "--only", metavar="A,B", type=partial(names, known), help=f"some of {', '.join(known)}, without the tests"
-    )
-    parser.add_argument("--output", type=Path, help="the table is appended here (runs/gpu/TIME.md)")
+    only = f"some of {', '.join(known)}, without the tests"
+    parser.add_argument("--only", metavar="A,B", type=listed("--only", known), help=only)
+    parser.add_argument("--output", type=Path, help="the tables are appended here (runs/gpu/TIME.txt)")
     return parser.parse_args(words)
 
 
@@ -270,32 +167,28 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not there:
         print(f"make gpu: {machine}; nothing to run")
         return 0
-    # This tree's lmtool, installed or not, in every process that is started here.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    output = options.output or ROOT / "runs" / "gpu" / time.strftime("%Y%m%d-%H%M%S.md")
+    os.environ |= with_this_tree(dict(os.environ))  # in every process that is started here
+    output = options.output or ROOT / "runs" / "gpu" / time.strftime("%Y%m%d-%H%M%S.txt")
     output.parent.mkdir(parents=True, exist_ok=True)
     # Ten seconds for what is under way when the time is up.
     deadline = started + 60 * options.minutes - 10
     with output.open("a", encoding="utf-8") as file:
 
-        def write(line: str) -> None:
+        def write(text: str) -> None:
             for place in (file, sys.stdout):
-                print(line, file=place, flush=True)
+                print(f"{text}\n", file=place, flush=True)
 
-        write(f"{time.strftime('%Y-%m-%d %H:%M')}: {machine}\n")
+        write(f"{time.strftime('%Y-%m-%d %H:%M')}: {machine}")
         tests = "" if options.only or options.device == "cpu" else run_tests(options)
         if tests:
-            write(f"gpu-marked tests: {tests}\n")
-        write(row(*COLUMNS))
-        write(row(*["---"] * 2, *["---:"] * (len(COLUMNS) - 2)))
+            write(f"gpu-marked tests: {tests}")
         cases = [case for case in CASES if not options.only or case.work.name in options.only]
         for left, case in zip(range(len(cases), 0, -1), cases, strict=True):
-            now = time.monotonic()
-            if now > deadline:
-                write(note(case, case.work.own[0], "no time left"))
+            if (now := time.monotonic()) > deadline:
+                write(f"{case.work.title}: no time left")
                 continue
-            run_case(case, output.parent / "examples" / case.work.name, options, now + (deadline - now) / left, write)
-    print(f"{time.monotonic() - started:.0f} s; the table is in {output}", file=sys.stderr)
+            write(run_case(case, output.parent / "examples" / case.work.name, options, now + (deadline - now) / left))
+    print(f"{time.monotonic() - started:.0f} s; the tables are in {output}", file=sys.stderr)
     return 1 if " failed" in tests or " error" in tests else 0
 
 

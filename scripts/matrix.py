@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rows import listed
+from common import listed
 from torch import Tensor
 
 from lmtool.config import compose, overrides, tables
@@ -387,9 +387,9 @@ def is_legal(cell: Cell, folder: Path) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", type=listed(str), default=FAMILIES)
+    parser.add_argument("--families", type=listed("--families", FAMILIES), default=FAMILIES)
     parser.add_argument("--methods", action="append", choices=METHODS, help="may be given several times (all)")
-    parser.add_argument("--kinds", type=listed(str), default=KINDS)
+    parser.add_argument("--kinds", type=listed("--kinds", KINDS), default=KINDS)
     parser.add_argument("--pairs", action="store_true", help="few combinations that hold all legal pairs")
     options = parser.parse_args()
     torch.set_num_threads(1)  # a product of these sizes is slower on two

@@ -1,6 +1,7 @@
-"""What a run of 10^12 tokens on 64 GPUs needs, on paper: `docs/scale.md`, every number of it computed here.
+"""What a run of 10^12 tokens on 64 GPUs needs, on paper: the tables of docs/scale.md, and the numbers in its text.
 
-    python scripts/scale.py --write docs/scale.md         the page, from the plan and from scripts/scale.json
+    python scripts/scale.py                               compute both from the plan and from scripts/scale.json: writes
+                                                          the tables, and names the numbers that the text lacks
     python scripts/scale.py --measure scripts/scale.json  the planner, the order and the shares, run here: half a minute
 
 Memory, FLOPs and time are those of `lmtool plan`; the order and its shares are simulated at full size, since both are
@@ -13,6 +14,7 @@ import argparse
 import hashlib
 import json
 import math
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -20,12 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import ROOT
 
 from lmtool import random_streams
-from lmtool.data.loader import dealt
-from lmtool.training.devices import NETWORK, NODE
+from lmtool.data.configs import TextConfig
+from lmtool.data.loader import PackedLoader, dealt
+from lmtool.data.store import TokenStore
+from lmtool.objectives.examples.windows import CausalWindows
+from lmtool.reporting.text import count, duration, flops, percent, size
+from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILISATION
 
-HERE = Path(__file__).resolve().parent
+PAGE, MEASURED = ROOT / "docs" / "scale.md", ROOT / "scripts" / "scale.json"
 TOKENS, GPUS, DEVICE = 10**12, 64, "h100"
 NODES, WEEK = GPUS // NODE, 7 * 24.0
 DOCUMENT = 1000  # tokens, mean: web text
@@ -78,15 +85,8 @@ class _Tokenizer:
 def planning(tokens: int, length: int) -> dict[str, float]:
     """The planner and the loader over a store of that many tokens, whose ids are one value seen everywhere: seconds,
     bytes that stay and bytes at most, of windows cut through documents."""
-    from lmtool.data.loader import PackedLoader
-    from lmtool.data.store import TokenStore
-    from lmtool.objectives.examples.windows import CausalWindows
-
     documents = tokens // DOCUMENT
-    lengths = np.full(documents, DOCUMENT, dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    del lengths
-    none = np.zeros(1, dtype=np.int64)
+    offsets, none = np.arange(documents + 1, dtype=np.int64) * DOCUMENT, np.zeros(1, dtype=np.int64)
     ids = np.broadcast_to(np.uint16(7), (tokens,))
     store = TokenStore(ids, offsets, none, none, {"tokens": tokens, "documents": documents}, Path())
     tracemalloc.start()
@@ -97,15 +97,7 @@ def planning(tokens: int, length: int) -> dict[str, float]:
     seconds = time.perf_counter() - began
     stays, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    count = len(examples.plan(0))
-    return {
-        "tokens": tokens,
-        "documents": documents,
-        "examples": count,
-        "seconds": seconds,
-        "stays": stays,
-        "most": most,
-    }
+    return {"tokens": tokens, "examples": len(examples.plan(0)), "seconds": seconds, "stays": stays, "most": most}
 
 
 def ordering(length: int, steps: int = 200) -> dict[str, float]:
@@ -168,8 +160,7 @@ def numbers(measured: dict[str, Any]) -> dict[str, Any]:
         name: (large[name] - small[name]) / (large["examples"] - small["examples"])
         for name in ("seconds", "stays", "most")
     }
-    said: dict[str, Any] = {"failure_hours": GPU_HOURS_A_FAILURE / GPUS, "gpu_hours": GPU_HOURS_A_FAILURE}
-    said["failures"] = WEEK / said["failure_hours"]
+    said: dict[str, Any] = {"failure_hours": GPU_HOURS_A_FAILURE / GPUS}
     for name, words in RUNS.items():
         length = int(next(word.split("=")[1] for word in words if word.startswith("max_length=")))
         plan = planned(name)
@@ -181,6 +172,7 @@ def numbers(measured: dict[str, Any]) -> dict[str, Any]:
             "high_rate": plan.tokens_per_step / low,
             "plan_seconds": grown["seconds"] * examples, "plan_stays": grown["stays"] * examples,
             "plan_most": grown["most"] * examples, "reads": plan.tokens_per_step / low / NODES / length,
+            **measured["ordering"][str(length)],
             "order_seconds": measured["ordering"][str(length)]["seconds_an_example"] * plan.tokens_per_step / length,
             "store": 2 * TOKENS + 8 * TOKENS / DOCUMENT,
             "gradient_bytes": 2 * 4 * plan.trainable_parameters * (GPUS - 1) / GPUS,
@@ -209,24 +201,111 @@ def numbers(measured: dict[str, Any]) -> dict[str, Any]:
     return said | {"measured": measured, "grown": grown}
 
 
-def document(measured: dict[str, Any]) -> str:
-    """The page."""
-    from scale_page import page
+# --- the page ---------------------------------------------------------------------------------------------------------
 
-    return page(numbers(measured))
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+
+
+def span(show: Callable[[float], str], ends: Any) -> str:
+    return " to ".join(map(show, ends))
+
+
+ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "FLOPs a token": lambda own: flops(own["plan"].flops_per_token),
+    "FLOPs in all": lambda own: f"{own['plan'].flops:.2e}",
+    "steps of 2,097,152 tokens": lambda own: count(own["plan"].steps),
+    "a step": lambda own: span(milliseconds, own["plan"].step_seconds),
+    "days": lambda own: f"{own['low_days']:.2g} to {own['high_days']:.2g}",
+    "memory of a GPU, ddp": lambda own: size(own["plan"].needed_bytes),
+    "of that weights, gradients, optimizer": lambda own: size(
+        sum(own["plan"].memory_bytes[part] for part in ("weights", "gradients", "optimizer"))
+    ),
+    "examples of an epoch": lambda own: count(round(own["examples"])),
+    "token store, 2 bytes a token and 8 a document": lambda own: size(own["store"]),
+    "reads of a node, of one example each": lambda own: f"{own['reads']:,.0f} a second",
+    "the same in bytes": lambda own: f"{size(own['reads'] * own['length'] * 2)}/s",
+    "planning an epoch, in every process": lambda own: duration(own["plan_seconds"]),
+    "what a process holds of the plan": lambda own: size(own["plan_stays"]),
+    "and at most while planning": lambda own: size(own["plan_most"]),
+    "times 8 processes of a node": lambda own: size(8 * own["plan_most"]),
+    "tokens at which the plans of 8 processes fill 2 TB": lambda own: f"{own['lasts_tokens']:.1e}",
+    "putting a step in order": lambda own: milliseconds(own["order_seconds"]),
+    "where a step's examples come from, chi-square (chance: 0.91 to 1.09)": lambda own: f"{own['chi_square']:.2f}",
+    "largest share of 64 over the mean, documents of any length": lambda own: f"{own['spread']:.3f}",
+    "checkpoint": lambda own: size(own["plan"].checkpoint_bytes),
+    "written and hashed by one process": lambda own: duration(own["full_save"]),
+    "if each process wrote its share": lambda own: milliseconds(own["shard_save"]),
+    "best interval, one writer": lambda own: duration(3600 * own["interval"]),
+    "best interval, if all wrote": lambda own: duration(3600 * own["interval_sharded"]),
+    "start of the run, and after each failure": lambda own: duration(own["start"]),
+    "of that the hashes of the store": lambda own: duration(own["store"] / SHA256),
+    "time lost, one writer": lambda own: percent(own["lost"]),
+    "time lost, if all wrote": lambda own: percent(own["lost_sharded"]),
+    "time lost, one writer, ten times the failures": lambda own: percent(own["lost_ten"]),
+    "gradients a GPU sends in a step (ddp, fp32)": lambda own: size(own["gradient_bytes"]),
+    f"at {size(NETWORK)}/s between nodes": lambda own: milliseconds(own["crossing_seconds"]),
+    "fsdp: in each forward weights twice, gradients once": lambda own: milliseconds(own["sharded"]),
+    "forwards of a GPU in a step": lambda own: str(own["forwards"]),
+    "messages of the loop over gloo": lambda own: milliseconds(own["message_seconds"]),
+    "their share of a step": lambda own: span(
+        percent, (own["message_seconds"] / each for each in reversed(own["plan"].step_seconds))
+    ),
+}
+"""Of each row of the page's tables, its cell of a run."""
+
+
+def phrases(said: dict[str, Any]) -> list[str]:
+    """What the text says in numbers."""
+    held_out, (small, large) = TextConfig.model_fields["validation_fraction"].default, said["measured"]["planning"]
+    gpt, bert, hours = said["gpt_xl"], said["bert"], said["failure_hours"]
+    week, low_high = WEEK / hours, span(percent, UTILISATION)
+    return [
+        f"tokens on {GPUS} GPUs need", f"{NODES} nodes of 8 H100",
+        f"at {low_high} of its {flops(DEVICES[DEVICE].bf16 or 0)}/s",
+        f"at {count(small['tokens'])} and {count(large['tokens'])} tokens",
+        f"writes {size(WRITE)}/s to a shared disk, a node reads {size(READ)}/s from it, sha256 takes {size(SHA256)}/s",
+        f"a message {1e6 * MESSAGE:.0f} us, a document has {DOCUMENT:,} tokens", f"nodes have {size(NETWORK)}/s each",
+        " ".join([*RUNS["gpt_xl"], *EXTRA["gpt_xl"], f"devices={GPUS}", f"max_tokens={TOKENS}"]),
+        f"{size(gpt['store'])} of it", f"one in {count(round(GPU_HOURS_A_FAILURE))} GPU hours",
+        f"one in {count(round(hours))} hours: {week:.2f} restarts a week", f"as many, {10 * week:.1f} a week",
+        f"a ring of {GPUS - 1} hops", f"holds out {percent(held_out)} of the documents",
+        f"{held_out * TOKENS:.0e} tokens here", f"is {percent(10 * held_out / 3)} of the training",
+        f"opens it*, {duration(gpt['store'] / SHA256)} at each",
+        f"{said['grown']['most']:.0f} bytes an example at most",
+        f"that is {size(8 * bert['plan_most'])} a node",
+        f"up to {percent(bert['message_seconds'] / bert['plan'].step_seconds[0])} of a step at {GPUS}",
+    ]  # fmt: skip
+
+
+def document(measured: dict[str, Any], text: str) -> tuple[str, list[str]]:
+    """The page with its tables computed, and what its text lacks."""
+    said = numbers(measured)
+    assert all(own["distinct"] for own in measured["ordering"].values())
+    lines, seen = text.split("\n"), set()
+    for at, line in enumerate(lines):
+        label = line.split(" | ")[0].removeprefix("| ")
+        if label in ROWS:
+            seen.add(label)
+            lines[at] = f"| {' | '.join([label, *(ROWS[label](said[name]) for name in RUNS)])} |"
+    words = " ".join(text.split())
+    return "\n".join(lines), [part for part in (*(ROWS.keys() - seen), *phrases(said)) if part not in words]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, help="run what is measured, and write it here")
-    parser.add_argument("--write", type=Path, help="write the page here; without it, print it")
     arguments = parser.parse_args()
     if arguments.measure is not None:
-        arguments.measure.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
+        arguments.measure.write_text(json.dumps(measure()) + "\n", encoding="utf-8")
         return
-    text = document(json.loads((HERE / "scale.json").read_text(encoding="utf-8")))
-    show: Callable[[str], Any] = print if arguments.write is None else arguments.write.write_text
-    show(text)
+    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
+    text, lacking = document(measured, PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(text, encoding="utf-8")
+    for phrase in lacking:
+        print(f"{PAGE} lacks: {phrase}", file=sys.stderr)
+    sys.exit(3 if lacking else 0)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from lmtool.config import groups, overrides, plugins, sources
+from lmtool.config import groups, overrides, plugins, saved, sources
 from lmtool.config.nearest import nearest
 from lmtool.config.offers import Offers, offers_of
 from lmtool.config.overrides import Typed, key_of
@@ -293,7 +293,7 @@ def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> Non
     for text in choices:
         group, _, name = text.lstrip("+~").partition("=")
         path = groups.yaml_file(group, name, config_dirs) if name else None
-        if path is None or path.is_relative_to(groups.conf_dir()) or b"@package" in path.read_bytes():
+        if path is None or path.is_relative_to(groups.conf_dir()) or b"@package" in saved.beginning(path):
             continue
         shipped = (groups.conf_dir() / group).glob("*.yaml")
         if any(WHOLE_RUN in file.read_text(encoding="utf-8") for file in shipped):

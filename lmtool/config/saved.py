@@ -60,9 +60,14 @@ def read_yaml(path: Path, hint: str | None = None, parse: Callable[[str], Any] =
 
 def read_text(path: Path) -> str:
     """The text of a file, as far as it is allowed to go: what is longer is refused by `check`."""
-    with path.open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
+    content = beginning(path)
     return content.decode("utf-8", "ignore" if len(content) > MAX_BYTES else "strict")
+
+
+def beginning(path: Path) -> bytes:
+    """What a configuration may hold of a file, and a byte more where it holds more: no file is read further."""
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
 
 
 def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserError:

@@ -169,12 +169,19 @@ def _block(learns: str, metric: str, jobs: Sequence[SweepJob]) -> Block:
 
 
 def varied(jobs: Sequence[SweepJob]) -> list[str]:
-    """The keys whose values differ between jobs, but for the seed, in the order typed."""
+    """The keys whose values differ between jobs, but for the seed, in the order typed. A job of a group's `none` has no
+    value of the keys below it."""
     values: dict[str, set[str | None]] = {}
     keys = dict.fromkeys(key for job in jobs for key in job.overrides)
     for key in keys:
-        values[key] = {job.overrides.get(key) for job in jobs}
+        values[key] = {job.overrides.get(key) for job in jobs if not _is_none(job.overrides, key)}
     return [key for key in keys if key != SEED and len(values[key]) > 1]
+
+
+def _is_none(settings: Mapping[str, str | None], key: str) -> bool:
+    """Whether a key is one of a group of which none was chosen."""
+    group, below, _ = key.partition(".")
+    return bool(below) and settings.get(group) == "none"
 
 
 def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[str, str]]:
@@ -185,8 +192,10 @@ def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[
         return
     there = {tuple(group.settings.values()) for group in groups}
     for cell in itertools.product(*values):
-        if cell not in there:
-            yield {key: value for key, value in zip(keys, cell, strict=True) if value is not None}
+        settings = dict(zip(keys, cell, strict=True))
+        possible = all((value is None) == _is_none(settings, key) for key, value in settings.items())
+        if cell not in there and possible:
+            yield {key: value for key, value in settings.items() if value is not None}
 
 
 def _refer(sweep: SweepFiles, blocks: Sequence[Block], against: str) -> None:

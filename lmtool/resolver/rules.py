@@ -17,16 +17,9 @@ from lmtool.errors import Problem
 from lmtool.models.configs import TransformerConfig
 from lmtool.reporting.trackers.configs import TrackerConfig
 from lmtool.resolver.schema.phases import OF_A_PASS
-from lmtool.resolver.schema.run import (
-    FinetuneConfig,
-    GenerateConfig,
-    PredictConfig,
-    PretrainConfig,
-    RunConfig,
-    TokenizerCommandConfig,
-    TransferConfig,
-    UseConfig,
-)
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig, TokenizerCommandConfig, TransferConfig
+from lmtool.resolver.schema.use import GenerateConfig, PredictConfig, UseConfig
+from lmtool.runs.files import output_problems
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
 
 
@@ -169,13 +162,7 @@ def output_is_a_folder(output: str) -> Iterator[Problem]:
 @rule(UseConfig, "output", running=True)
 def output_is_a_file(output: str | None) -> Iterator[Problem]:
     """What is written is a file, in a folder that is there: said before hours of predicting."""
-    path = None if output is None else Path(output).expanduser()
-    if path is not None and path.is_dir():
-        hint = f"give output={path / 'predictions.jsonl'}"
-        yield Problem("output", f"output={output}: a folder; one file is written", hint)
-    elif path is not None and not path.parent.is_dir():
-        hint = f"make it: mkdir -p {path.parent}; or give another output="
-        yield Problem("output", f"output={output}: no folder {path.parent}", hint)
+    yield from output_problems(output)
 
 
 def _file_on_the_way(folder: str) -> Path | None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from lmtool.errors import UserError
+from lmtool.errors import Problem, UserError
 from lmtool.system.files import draft_of, replace_bytes, sync_path
 from lmtool.system.secrets import masked_data, masker
 
@@ -70,12 +70,35 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, object]], typed: bool = T
     _in_one_move(path, lines, typed)
 
 
+_STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/")
+"""Under which names a shell's pipes are open already: writing to them waits for nobody to open them."""
+
+
+def output_problems(output: str | None) -> Iterator[Problem]:
+    """What keeps an `output=` from being one file, in a folder that is there; nothing of None. A named pipe would wait
+    until somebody reads it, and a device keeps nothing."""
+    path = None if output is None else Path(output).expanduser()
+    if path is None:
+        return
+    if path.is_dir():
+        yield Problem(
+            "output", f"output={output}: a folder; one file is written", f"give output={path / 'predictions.jsonl'}"
+        )
+    elif not path.parent.is_dir():
+        hint = f"make it: mkdir -p {path.parent}; or give another output="
+        yield Problem("output", f"output={output}: no folder {path.parent}", hint)
+    elif path.exists() and not path.is_file() and not str(path).startswith(_STREAMS):
+        kind = "a pipe" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
+        hint = "give another output=; output=/dev/stdout writes to what reads the command"
+        yield Problem("output", f"output={output}: {kind}; a file is written", hint)
+
+
 @contextmanager
 def in_one_move(path: Path, typed: bool = True) -> Iterator[Path]:
     """Where to write a file that takes its place when the block ends; one that was there stays until then.
 
-    typed: whether a user has typed the path: links that he made are followed, and what is no regular file (a pipe,
-    /dev/stdout) is written to directly. In a run's folder a link is replaced.
+    typed: whether a user has typed the path: links that he made are followed, and a stream that is open already
+    (/dev/stdout) is written to directly. In a run's folder a link is replaced.
     """
     path = Path(os.path.realpath(path)) if typed else path
     direct = typed and path.exists() and not path.is_file()

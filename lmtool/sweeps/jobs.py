@@ -337,7 +337,9 @@ def _decoded_jobs(request: SweepRequest, typed: Typed, running: bool) -> Iterato
 
 
 def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
-    """The jobs of a plain sweep: every combination of the values, the last key fastest, as Hydra orders them."""
+    """The jobs of a plain sweep: every combination of the values, the last key fastest, as Hydra orders them. Where a
+    group varies, its job of `none` goes without the keys that were typed for the others: distill=soft,none has one
+    distill.teacher."""
     parser = OverridesParser.create()
     choices, varied = [], []
     for text in typed.all:
@@ -352,7 +354,13 @@ def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
         choices.append(text in typed.choices)
     for combination in itertools.product(*varied):
         chosen = [text for text, is_choice in zip(combination, choices, strict=True) if is_choice]
-        values = [text for text in combination if text not in chosen and not text.startswith(("hydra.", "hydra/"))]
+        empty = [
+            f"{key_of(text)}."
+            for text, options in zip(combination, varied, strict=True)
+            if text in chosen and len(options) > 1 and text.endswith("=none")
+        ]
+        others = [text for text in combination if text not in chosen and not text.startswith(("hydra.", "hydra/"))]
+        values = [text for text in others if not key_of(text).startswith(tuple(empty))]
         yield replace(typed, choices=chosen, values=values, sweeps=False)
 
 

@@ -20,11 +20,22 @@ from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.configs import SPECIALS
 
+MOST_BYTES = 200_000_000
+"""Of a file of a tokenizer: six times the largest that is published, Gemma's tokenizer.json."""
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file of a tokenizer. UserError, before it is read, where it is too large to be one."""
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise broken(path, f"{size:,} bytes; a tokenizer's file has at most {MOST_BYTES:,}")
+    return path.read_bytes()
+
 
 def read_text(path: Path) -> str:
     """A file in UTF-8, its line ends as they are."""
     try:
-        return path.read_bytes().decode("utf-8")
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as problem:
         raise broken(path, str(problem)) from problem
 
@@ -32,7 +43,7 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. UserError naming the file, and the line, where it is none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         content = json.loads(text)
         if "\\ud" in text.lower():  # escapes, of which one alone is half a character
             json.dumps(content, ensure_ascii=False).encode()

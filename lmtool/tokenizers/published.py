@@ -40,6 +40,7 @@ from lmtool.tokenizers.classes import (
     TokenizerClass,
     broken,
     class_of,
+    read_bytes,
     read_json,
     read_text,
 )
@@ -205,7 +206,7 @@ def _class_by_files(folder: Path) -> TokenizerClass:
     """The class of a folder in an old layout that names none."""
     path = next((folder / name for name in PIECES if (folder / name).is_file()), None)
     if path is not None:
-        content = path.read_bytes()
+        content = read_bytes(path)
         with suppress(ValueError, KeyError):  # whoever reads it says so
             if read_model(content).kind == BPE:
                 return LLAMA
@@ -292,7 +293,7 @@ def _merges(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
 
 def _sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
     try:
-        model = read_model(path.read_bytes())
+        model = read_model(read_bytes(path))
     except (ValueError, KeyError) as problem:
         raise broken(path, str(problem)) from problem
     if model.kind != (BPE if kind.model == "BPE" else UNIGRAM):

@@ -11,24 +11,27 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from lmtool.config.checkpoint import saved_steps, verify
+from lmtool.system.files import Damaged
 from tests.training.kill_harness import fork
-from trials.commands import Answer, refused, typed
-from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
-from trials.stage import HERE, RUNS, copy, result_of, words_of
+from trials.harness import Failed, Outcome, Verdict, chance_of, ended, kind, planted, refused, typed
+from trials.stage import EVALUATE, HERE, RUNS, VOCABULARY, copy, last_of_each, replaced, result_of, words_of
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _RECURSIVE, _PRIVATE = 1, 32, 1 << 14, 1 << 18
-_AMPLE = 64 << 20
+_SIZE = 64 << 20
 
 
 class Disk:
-    """A file system of its own in a folder, of so many bytes."""
+    """A file system of its own in a folder."""
 
-    def __init__(self, folder: Path, size: int = _AMPLE):
+    def __init__(self, folder: Path):
         folder.mkdir()
-        self.folder, self._size = folder, size
+        self.folder = folder
         user = os.geteuid()
         _call("unshare", _NEW_MOUNTS | (_NEW_USER if user else 0))
         if user:
@@ -38,22 +41,16 @@ class Disk:
         self._mount(0)
 
     def _mount(self, flags: int) -> None:
-        _call("mount", b"none", os.fsencode(self.folder), b"tmpfs", flags, f"size={self._size}".encode())
+        _call("mount", b"none", os.fsencode(self.folder), b"tmpfs", flags, f"size={_SIZE}".encode())
 
     def set_read_only(self) -> None:
         self._mount(_REMOUNT | _READ_ONLY)
 
     def fill(self, leave: int = 0) -> None:
         """Leave so many bytes free."""
-        with (self.folder / "filler").open("ab", buffering=0) as file:
-            try:
-                while (left := shutil.disk_usage(self.folder).free - leave) > 0:
-                    file.write(bytes(min(left, 1 << 20)))
-            except OSError:
-                return
-
-    def make_room(self) -> None:
-        (self.folder / "filler").unlink(missing_ok=True)
+        with (self.folder / "filler").open("ab", buffering=0) as file, suppress(OSError):
+            while (left := shutil.disk_usage(self.folder).free - leave) > 0:
+                file.write(bytes(min(left, 1 << 20)))
 
 
 def _call(name: str, *arguments: object) -> None:
@@ -64,39 +61,28 @@ def _call(name: str, *arguments: object) -> None:
         raise OSError(code, os.strerror(code))
 
 
-# --- the trial ------------------------------------------------------------------------------------------------------
-
 _WRITERS = {
     "predict": ["predict", "checkpoint=done/tuned", *HERE, "input=text.txt", "output=disk/out"],
-    "evaluate": ["evaluate", "checkpoint=done/tuned", *HERE, "output=disk/out"],
+    "evaluate": [*EVALUATE, "output=disk/out"],
     "export": ["export", "checkpoint=done/tuned", "output=disk/out"],
     "import": ["import", "checkpoint=published", "output=disk/out"],
-    "tokenizer": ["tokenizer", "data=text", "data.path=text.txt", "cache_dir=cache", "output=disk/out",
-                  "tokenizer=wordpiece", "tokenizer.vocab_size=300"],
+    "tokenizer": [*replaced(VOCABULARY, "output=disk/out")],
     "inspect": ["inspect", "pretrain", *words_of("pre", "x")[1:-1], "n=20", "tokens=5000", "output=disk/out"],
-}  # fmt: skip
+}
 """Commands that write disk/out."""
-_SCENES = ("fills under a run", "fills under a run", "fills under a resumed run", "is full", "read-only output",
-           "read-only run", "read-only input", "full cache", "read-only cache")  # fmt: skip
 
 
-def _trial(stage: Path, place: Path, seed: int) -> Verdict:
+@kind("disks", trials=72)
+def disks(stage: Path, place: Path, seed: int) -> Verdict:
+    """Full and read-only disks."""
     chance = chance_of("disks", seed)
-    scene = _SCENES[seed % len(_SCENES)]
+    scene = list(_SCENES)[seed % len(_SCENES)]
     copy(stage, place, "text.txt", "rows", "cache", "done", "published")
     try:
         disk = Disk(place / "disk")
     except OSError as error:
         return Verdict(Outcome.IMPOSSIBLE, f"no disk of one's own: {error.strerror}")
-    if "under" in scene:
-        return _filling(stage, place, disk, scene, chance)
-    if "cache" in scene:
-        return _cache(stage, place, disk, scene, chance)
-    if scene == "read-only input":
-        return _input(place, disk, chance)
-    if scene == "read-only run":
-        return _read_only_run(stage, place, disk, chance)
-    return _output(place, disk, scene, chance)
+    return _SCENES[scene](stage, place, disk, scene, chance)
 
 
 def _filling(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdict:
@@ -118,8 +104,12 @@ def _filling(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Ra
         answer = typed(place, *words)
         os.waitpid(filler, 0)
         stopped = refused(answer, "disk/run", "disk")
-        _verified(disk.folder / "run" / "checkpoints")
-        disk.make_room()
+        for folder in saved_steps(disk.folder / "run" / "checkpoints"):
+            try:
+                verify(folder)
+            except Damaged as damage:
+                raise Failed(Outcome.SILENT, f"a checkpoint does not verify: {damage}") from damage
+        (disk.folder / "filler").unlink(missing_ok=True)
         again = typed(place, *words)
         if again.status:
             raise Failed(Outcome.DEAD_END, f"with room again: {again.errors[:300]}")
@@ -128,21 +118,9 @@ def _filling(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Ra
     return Verdict(Outcome.RECOVERED, f"{shape}: {answer.errors[:100] if stopped else 'survived'}")
 
 
-def _verified(checkpoints: Path) -> None:
-    from lmtool.config.checkpoint import saved_steps, verify
-    from lmtool.system.files import Damaged
-
-    for folder in saved_steps(checkpoints):
-        try:
-            verify(folder)
-        except Damaged as damage:
-            raise Failed(Outcome.SILENT, f"a checkpoint does not verify: {damage}") from damage
-
-
-def _output(place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdict:
+def _output(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdict:
     """A disk that takes no output, or some of it: refused by name, and nothing half-written stays."""
-    command = chance.choice(list(_WRITERS))
-    left = 0
+    command, left = chance.choice(list(_WRITERS)), 0
     if scene == "is full":
         left = chance.choice((0, 0, 1000, 30_000))
         disk.fill(left)
@@ -151,37 +129,27 @@ def _output(place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdi
     with planted(f"{command}: the disk {scene}, {left} bytes left"):
         answer = typed(place, *_WRITERS[command])
         if refused(answer, "disk"):
-            _whole_or_nothing(disk, answer)
+            there = sorted(path.name for path in disk.folder.rglob("*") if path.name != "filler")
+            if there:
+                raise Failed(Outcome.LEFTOVER, f"{answer.errors[:100]}, and leaves {', '.join(there[:3])}")
         elif scene != "is full" or not (disk.folder / "out").exists():
             raise Failed(Outcome.SILENT, "nothing is written, and it says nothing")
-    return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{command}: {scene}: {answer.errors[:120]}")
+    return ended(answer, f"{command}: {scene}")
 
 
-def _whole_or_nothing(disk: Disk, answer: Answer) -> None:
-    left = sorted(str(path.relative_to(disk.folder)) for path in disk.folder.rglob("*") if path.name != "filler")
-    if left:
-        raise Failed(Outcome.LEFTOVER, f"{answer.errors[:100]}, and leaves {', '.join(left[:3])}")
-
-
-def _read_only_run(stage: Path, place: Path, disk: Disk, chance: random.Random) -> Verdict:
-    run = chance.choice(RUNS)
-    command = chance.choice(("resume", "report", "start", "finished"))
+def _read_only_run(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdict:
+    run, command = chance.choice(RUNS), chance.choice(("resume", "report", "start", "finished"))
     shutil.copytree(stage / ("done" if command in ("report", "finished") else "runs") / run, disk.folder / "run")
     disk.set_read_only()
-    words = {
-        "resume": ["resume", "disk/run"],
-        "report": ["report", "disk/run"],
-        "start": words_of(run, "disk/new"),
-        "finished": ["resume", "disk/run"],
-    }[command]
+    others = {"report": ["report", "disk/run"], "start": words_of(run, "disk/new")}
     with planted(f"{command} on a read-only disk ({run})"):
-        answer = typed(place, *words)
+        answer = typed(place, *others.get(command, ["resume", "disk/run"]))
         if not refused(answer, "disk") and command != "finished":
             raise Failed(Outcome.SILENT, "nothing is written, and it says nothing")
-    return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{command}: {answer.errors[:120]}")
+    return ended(answer, command)
 
 
-def _input(place: Path, disk: Disk, chance: random.Random) -> Verdict:
+def _input(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdict:
     """What is only read may lie on a disk that cannot be written."""
     shutil.copytree(place / "done" / "tuned", disk.folder / "run")
     shutil.copytree(place / "rows", disk.folder / "rows")
@@ -189,13 +157,13 @@ def _input(place: Path, disk: Disk, chance: random.Random) -> Verdict:
     disk.set_read_only()
     command = chance.choice([*_WRITERS, "finetune"])
     words = _WRITERS.get(command, ["finetune", *words_of("tuned", "out")[1:], "max_steps=1"])
-    moved = {"disk/out": "out", "done/tuned": "disk/run", "done/pre": "disk/run", "text.txt": "disk/text.txt",
-             "task.path=rows": "task.path=disk/rows"}  # fmt: skip
-    for before, after in moved.items():
+    for before, after in (
+        ("disk/out", "out"), ("done/tuned", "disk/run"), ("done/pre", "disk/run"), ("text.txt", "disk/text.txt"),
+        ("task.path=rows", "task.path=disk/rows"),
+    ):  # fmt: skip
         words = [word.replace(before, after) for word in words]
-    words = [words[0], *{word.partition("=")[0]: word for word in words[1:]}.values()]
     with planted(f"{command} from a read-only disk"):
-        answer = typed(place, *words)
+        answer = typed(place, *last_of_each(words))
         if answer.status and not (command == "inspect" and answer.status == 3):
             raise Failed(Outcome.DEAD_END, answer.errors[:300])
     return Verdict(Outcome.DONE, f"{command} from a read-only disk")
@@ -203,22 +171,24 @@ def _input(place: Path, disk: Disk, chance: random.Random) -> Verdict:
 
 def _cache(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdict:
     """A warm cache need not be written; a cold one that cannot be is refused by its key."""
-    warm = chance.random() < 0.5
-    if warm:
+    if warm := chance.random() < 0.5:
         shutil.copytree(place / "cache", disk.folder / "cache")
     if scene == "full cache":
         disk.fill(chance.choice((0, 5000)))
     else:
         disk.set_read_only()
-    words = [word.replace("cache_dir=cache", "cache_dir=disk/cache") for word in words_of("pre", "run")]
     with planted(f"{'warm' if warm else 'cold'}, {scene}"):
-        answer = typed(place, *words)
+        answer = typed(place, *replaced(words_of("pre", "run"), "cache_dir=disk/cache"))
         if refused(answer, "disk/cache", "cache_dir"):
             if warm:
                 raise Failed(Outcome.DEAD_END, f"everything is there already: {answer.errors[:300]}")
         elif result_of(place / "run") != result_of(stage / "done" / "pre"):
             raise Failed(Outcome.SILENT, "the run ends otherwise")
-    return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{warm=}, {scene}: {answer.errors[:120]}")
+    return ended(answer, f"{warm=}, {scene}")
 
 
-KIND = Kind("disks", "full and read-only disks", trials=72, draw=2, trial=_trial)
+_SCENES: dict[str, Callable[[Path, Path, Disk, str, random.Random], Verdict]] = {
+    "fills under a run": _filling, "fills under a resumed run": _filling, "is full": _output,
+    "read-only output": _output, "read-only run": _read_only_run, "read-only input": _input, "full cache": _cache,
+    "read-only cache": _cache,
+}  # fmt: skip

@@ -1,68 +1,391 @@
-"""Folders of strangers: pipes, links and bombs where files are read, pickles, class paths, names that climb out of
-their folder, terminal codes.
-
-Nothing in them runs, nothing is written outside the run's own folder, no command hangs, and what cannot be used is
-refused by name.
-"""
+"""Folders of strangers: bombs and class paths in configurations, names that a terminal would obey or that climb out of
+their place, pipes, devices and endless files where files are read, links where a run, a report or a sweep writes."""
 
 from __future__ import annotations
 
-import itertools
+import json
+import os
 import random
-import re
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from trials import hostile_configs, hostile_data, hostile_nodes, hostile_weights
-from trials.commands import files_in, nothing_left, refused, typed
-from trials.outcomes import Failed, Kind, Outcome, Verdict, chance_of, planted
-from trials.scenes import Expected, Scene
-from trials.stage import copy
+from trials import weights
+from trials.harness import Verdict, chance_of, kind
+from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Plant, Scene, play
+from trials.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, replaced
+from trials.weights import IMPORT, PUBLISHED
 
-_GUARDED = "precious"
-"""A folder beside the trial's working folder that nobody may touch."""
+# --- configurations ---------------------------------------------------------------------------------------------------
+
+_BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+_TAG = '!!python/object/apply:os.system ["touch RAN"]'
+CONTENTS = {
+    "an alias bomb": _BOMB,
+    "an alias bomb of mappings": "a0: &a0 {x: y}\n"
+    + "".join(f"a{n}: &a{n} {{{', '.join(f'k{m}: *a{n - 1}' for m in range(10))}}}\n" for n in range(1, 10)),
+    "an alias of itself": "a: &a [*a]\nseed: 1\n",
+    "merge keys without end": "a: &a\n  <<: *a\n",
+    "depth": "a: " + "[" * 20_000 + "]" * 20_000,
+    "depth by indent": "".join(" " * n + "a:\n" for n in range(900)),
+    "a megabyte of keys": "".join(f"k{n}: {n}\n" for n in range(60_000)),
+    "ten megabytes": "# " + "x" * 10_000_000,
+    "a tag of Python": f"seed: {_TAG}\n",
+    "a tag of Python at the top": _TAG,
+    "a class path": "_target_: os.system\ncommand: touch RAN\nseed: 1\n",
+    "a class path in the optimizer": "optimizer: {_target_: os.system, command: touch RAN, name: adamw}\n",
+    "a launcher": "hydra: {launcher: {_target_: os.system, command: touch RAN}}\n",
+    "a search path": "hydra: {searchpath: ['pkg://os', 'file:///']}\n",
+    "an environment variable": "seed: ${oc.env:SOME_TOKEN}\n",
+    "an interpolation of itself": "seed: ${seed}\n",
+    "a resolver": "seed: ${eval:'1+1'}\n",
+    "a date": "seed: 2020-01-01\n",
+    "two documents": "seed: 1\n---\nseed: 2\n",
+    "a key twice": "seed: 1\nseed: 2\n",
+    "a tab": "seed:\t1\n\tx: 2\n",
+    "terminal codes in a key": f"{json.dumps(ESCAPES)}: 1\n",
+    "terminal codes, raw": f"name: {ESCAPES}\n",
+    "a number as key": "1: 2\n",
+    "a null key": "~: 2\n",
+    "a list": "- 1\n- 2\n",
+    "a text": "hello\n",
+    "binary": "!!binary |\n  AAAA\n",
+    "a set": "seed: !!set {a, b}\n",
+    "another version": "version: 99\nseed: 1\n",
+    "a plugin": "plugins: [evil]\n",
+    "defaults that climb": "defaults: [../../../../../../etc/passwd]\n",
+}
 
 
-def scenes() -> list[Scene]:
-    """All scenes, in an order that mixes them."""
-    every = list(itertools.chain(*(module.SCENES for module in (
-        hostile_configs, hostile_data, hostile_nodes, hostile_weights
-    ))))  # fmt: skip
+def _written(name: str, content: str) -> Plant:
+    """A file, added to where it is there, beside a module of Python."""
+
+    def plant(place: Path, chance: random.Random) -> None:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        with (place / name).open("a") as file:
+            file.write(content)
+        (place / "evil.py").write_text("open('RAN', 'w')\n")
+
+    return plant
+
+
+def _of_configs() -> Iterator[Scene]:
+    for name, content in CONTENTS.items():
+        saved, resumed = _written("saved.yaml", content), _written("runs/tuned/config.yaml", content)
+        group = _written("conf/model/mine.yaml", "# @package _global_\n" + content)
+        group_words = ("pretrain", "--config-dir", "conf", "model=mine", "max_steps=1", "run_dir=run")
+        yield Scene(f"{name} in --config", ("pretrain", "--config", "saved.yaml"), saved)
+        yield Scene(f"{name} in --config-dir", group_words, group)
+        yield Scene(f"{name} in --config-dir, -m", (*group_words[:-1], "-m", "seed=1,2"), group)
+        yield Scene(f"{name} in the config.yaml of a run", ("resume", "runs/tuned"), resumed)
+
+
+def _odd_folder(make: Callable[[Path], object]) -> Plant:
+    def plant(place: Path, chance: random.Random) -> None:
+        _written("conf/model/mine.yaml", "defaults: [bert_tiny, _self_]\n")(place, chance)
+        make(place / "conf" / "model")
+
+    return plant
+
+
+def _yamls(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        (folder / name).write_text("num_layers: 1\n")
+
+
+SCENES = list(_of_configs())
+SCENES += [
+    Scene(f"{name} beside an own YAML", ("pretrain", "--config-dir", "conf", "model=mine", "--cfg", "job"),
+          _odd_folder(make), expected=LEGAL)
+    for name, make in {
+        "a loop of links": lambda folder: (folder / "up").symlink_to(".."),
+        "two thousand files": lambda folder: _yamls(folder, [f"m{number}.yaml" for number in range(2000)]),
+        "a name with terminal codes": lambda folder: _yamls(folder, ["\x1b[31mred.yaml"]),
+        "a name that is not UTF-8": lambda folder: _yamls(folder, ["m\udcff.yaml"]),
+    }.items()
+]  # fmt: skip
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def _nothing(place: Path, chance: random.Random) -> None:
+    """What is typed is all."""
+
+
+def _named(name: str, folder: str = "texts") -> Plant:
+    def plant(place: Path, chance: random.Random) -> None:
+        (place / folder).mkdir(exist_ok=True)
+        (place / folder / name).write_text((place / "text.txt").read_text())
+
+    return plant
+
+
+def _table(header: str, *rows: str, name: str = "train.tsv") -> Plant:
+    def plant(place: Path, chance: random.Random) -> None:
+        (place / "rows" / name).write_text("\n".join([header, *rows, ""]))
+
+    return plant
+
+
+def _deep(place: Path, chance: random.Random) -> None:
+    folder = place / "texts" / "/".join(["d"] * 500)
+    folder.mkdir(parents=True)
+    (folder / "a.txt").write_text((place / "text.txt").read_text())
+
+
+def _looped(place: Path, chance: random.Random) -> None:
+    _named("a.txt")(place, chance)
+    (place / "texts" / "again").symlink_to(".")
+
+
+def _pointer(name: str, content: str) -> Plant:
+    def plant(place: Path, chance: random.Random) -> None:
+        (place / name).unlink(missing_ok=True)  # runs/latest is a link to the newest run
+        (place / name).write_text(content)
+
+    return plant
+
+
+_FILES = {
+    "terminal codes": f"{ESCAPES}.txt", "a line feed": "a\nerror: b.txt", "no UTF-8": "a\udcff.txt",
+    "a dash in front": "-rf.txt", "a star": "*.txt", "spaces": " a b .txt", "only dots": "....txt",
+}  # fmt: skip
+_FOLDER = replaced(PRETRAIN, "data.path=texts")
+SCENES += [
+    Scene(f"a text file named with {name}", _FOLDER, _named(file), expected=LEGAL) for name, file in _FILES.items()
+]
+SCENES += [
+    Scene(f"an error in a text file named with {name}", _FOLDER,
+          lambda place, chance, file=file: (_named(file)(place, chance),
+                                            (place / "texts" / file).write_bytes(b"a\0b"))[0], ("NUL",))
+    for name, file in _FILES.items()
+]  # fmt: skip
+_ESCAPED = ESCAPES.replace("\t", "")
+_GOOD = [f"a good text {number}\t{number % 2}" for number in range(20)]
+SCENES += [
+    Scene("a folder that links to itself", _FOLDER, _looped, expected=LEGAL),
+    Scene("a folder 500 levels deep", _FOLDER, _deep, expected=LEGAL),
+    Scene("terminal codes in a column name", FINETUNE, _table(f"{_ESCAPED}\tlabel", *_GOOD), ("sentence",)),
+    Scene("terminal codes in a label", EVALUATE, _table("sentence\tlabel", f"a\t{_ESCAPED}", name="dev.tsv"),
+          ("dev.tsv:2",)),
+    Scene("terminal codes in a text", (*EVALUATE, "output=out"), _table("sentence\tlabel", f"{_ESCAPED}\t1", "b\t0",
+                                                                      name="dev.tsv"), expected=LEGAL),
+    Scene("terminal codes in new labels",
+          replaced(FINETUNE, "task=custom", "task.kind=classification", "task.text=[sentence]", "task.label=label"),
+          _table("sentence\tlabel", *(f"text {n}\t{_ESCAPED}{n % 2}" for n in range(40))), expected=EITHER),
+    Scene("inspect of terminal codes in labels",
+          ("inspect", *replaced(FINETUNE, "task=custom", "task.kind=classification", "task.text=[sentence]",
+                                "task.label=label", "run_dir=null"), "n=2", "tokens=1000"),
+          lambda place, chance: (_table("sentence\tlabel", *(f"text {n}\t{_ESCAPED}{n % 2}" for n in range(40)))(
+              place, chance), (place / "rows" / "dev.tsv").unlink())[0], expected=EITHER),
+    Scene("terminal codes in a typed text", (*PREDICT[:-1], f"text={_ESCAPED}"), _nothing, expected=LEGAL),
+    Scene("terminal codes in a key", (*PRETRAIN, f"{_ESCAPED}=1"), _nothing),
+    Scene("terminal codes in a value", (*PRETRAIN, f"optimizer.lr={_ESCAPED}"), _nothing),
+    Scene("terminal codes in a path", replaced(PRETRAIN, f"data.path='{_ESCAPED}'"), _nothing, ("data.path",)),
+    Scene("terminal codes in a flag", (*PRETRAIN, f"--{_ESCAPED}"), _nothing),
+    Scene("terminal codes as a command", (_ESCAPED,), _nothing),
+    Scene("terminal codes in a checkpoint's name", replaced(PREDICT, f"checkpoint='{_ESCAPED}'"), _nothing,
+          ("checkpoint",)),
+    Scene("a file of another folder as dev", (*FINETUNE, "task.files={../../precious/file: dev}"), _nothing,
+          expected=EITHER),
+]  # fmt: skip
+SCENES += [
+    Scene(f"name={name!r}", replaced(PRETRAIN, "run_dir=null", f"name='{name}'"), _nothing, ("name",))
+    for name in (
+        "../precious", "..", ".", "/tmp/x", "a/b", "a\\b", ".hidden", "-rf", "latest", "x" * 101, "a\nb", "a b", "ä"
+    )
+]  # fmt: skip
+SCENES += [
+    Scene(f"checkpoint={address}", replaced(PREDICT, f"checkpoint='{address}'", "offline=true"), _nothing,
+          ("checkpoint",))
+    for address in (
+        "hf://../x", "hf://a/..", "hf://a/../../b", "hf://org/name@../../x", "hf://org/name/more", "hf://-org/name",
+        "hf://org/.name", "hf://org/name.git", "hf://org--x/name", "hf://org/name@", "hf://" + "x" * 300, "hf://",
+        "hf://user:pass@org/name", "http://localhost:1/x", "file:///etc", "hf://org/na me", "hf://ORG%2f..%2fx",
+        "s3://x/y",
+    )
+]  # fmt: skip
+SCENES += [
+    Scene(f"runs/latest holds {content[:30]!r}", replaced(PREDICT, "checkpoint=runs/latest"),
+          _pointer("runs/latest", content), ("latest", "checkpoint", "runs"))
+    for content in ("../../precious", "..", "", "/etc", "nowhere", "\0", "x" * 100_000, ESCAPES)
+]  # fmt: skip
+SCENES += [
+    Scene(f"best holds {content[:30]!r}", PREDICT,
+          _pointer("done/tuned/checkpoints/best", content), ("best", "checkpoint"), expected=EITHER)
+    for content in ("../../../precious", "..", "/etc", "step_99999999", "\0", "x" * 100_000, ESCAPES)
+]  # fmt: skip
+
+# --- pipes, sockets, devices, endless files ---------------------------------------------------------------------------
+
+
+def _node(where: str, make: Callable[[Path], object]) -> Plant:
+    def plant(place: Path, chance: random.Random) -> None:
+        path = place / where
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make(path)
+
+    return plant
+
+
+def _socket(path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(path.parent)  # the name of a socket has at most about a hundred letters
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(f"{path.name}.again")
+    path.with_name(f"{path.name}.again").symlink_to(path.name)
+
+
+def _endless(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(8 << 30)
+
+
+NODES: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+    "a loop of links": _loop,
+    "a folder": Path.mkdir,
+    "a socket": _socket,
+    "/dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "8 GB of nothing": _endless,
+    "bytes": lambda path: path.write_bytes(bytes(range(256)) * 4),
+}
+"""By name, each made at a path where nothing is."""
+
+# Files that a command reads: where, what is typed, and what names them in an error.
+_READ: list[tuple[str, Sequence[str], tuple[str, ...]]] = [
+    ("text.txt", PRETRAIN, ("text.txt",)),
+    ("held.txt", (*PRETRAIN, "data.validation=held.txt"), ("held.txt",)),
+    ("texts/a.txt", replaced(PRETRAIN, "data.path=texts"), ("a.txt", "data.path")),
+    ("rows/train.tsv", FINETUNE, ("train.tsv", "task.path")),
+    ("rows/dev.tsv", FINETUNE, ("dev.tsv", "task.path")),
+    ("rows/dev.tsv", EVALUATE, ("dev.tsv", "task.path")),
+    ("rows", FINETUNE, ("rows",)),
+    ("input.txt", (*PREDICT[:-1], "input=input.txt"), ("input.txt",)),
+    ("input.tsv", (*PREDICT[:-1], "input=input.tsv"), ("input.tsv",)),
+    ("saved.yaml", ("pretrain", "--config", "saved.yaml"), ("saved.yaml",)),
+    ("conf/model/mine.yaml", ("pretrain", "--config-dir", "conf", "model=mine"), ("mine", "conf")),
+    ("conf", ("pretrain", "--config-dir", "conf", "model=bert_tiny", "--cfg", "job"), ("conf",)),
+    ("published/config.json", PUBLISHED, ("config.json", "published")),
+    ("published/config.json", IMPORT, ("config.json", "published")),
+    ("published/model.safetensors", PUBLISHED, ("model.safetensors", "published")),
+    ("published/model.safetensors", IMPORT, ("model.safetensors", "published")),
+    ("published/tokenizer.json", PUBLISHED, ("tokenizer", "published")),
+    ("published/tokenizer_config.json", PUBLISHED, ("tokenizer_config.json", "published")),
+    ("tokens/tokenizer.json", (*PRETRAIN, "tokenizer=folder", "tokenizer.path=tokens"), ("tokens",)),
+    ("runs/tuned/config.yaml", ("resume", "runs/tuned"), ("config.yaml",)),
+    ("runs/tuned/metrics.jsonl", ("resume", "runs/tuned"), ("metrics.jsonl",)),
+]
+# Files of a run that it can do without: a command may mend or skip what stands there, or refuse it by name.
+_SPARE = [
+    (f"runs/tuned/{name}", ("resume", "runs/tuned"), (name,))
+    for name in ("log.txt", "environment.json", "facts.json", "LOCK", "result.json", "predictions.jsonl",
+                 "report.html", "plots", "checkpoints/last", "checkpoints/best")
+]  # fmt: skip
+_SPARE += [
+    (f"done/tuned/{name}", ("report", "done/tuned"), (name,))
+    for name in ("config.yaml", "metrics.jsonl", "facts.json", "result.json", "predictions.jsonl", "report.html",
+                 "plots", "environment.json", "samples.json")
+]  # fmt: skip
+_SPARE += [
+    ("published/special_tokens_map.json", PUBLISHED, ("special_tokens_map.json", "published")),
+    ("runs/latest", replaced(PREDICT, "checkpoint=runs/latest"), ("latest",)),
+    ("cache", PRETRAIN, ("cache",)),
+    ("cache/stores", PRETRAIN, ("cache",)),
+    ("cache/tokenizers", PRETRAIN, ("cache",)),
+    ("runs", replaced(PRETRAIN, "run_dir=null", "name=mine"), ("runs",)),
+    ("run", PRETRAIN, ("run",)),
+    ("out", replaced(PREDICT, "output=out"), ("out",)),
+    ("out", ("export", "checkpoint=done/tuned", "output=out"), ("out",)),
+    ("out", ("import", "checkpoint=published", "output=out"), ("out",)),
+    ("out", (*EVALUATE, "output=out"), ("out",)),
+    ("out", ("tokenizer", "data=text", "data.path=text.txt", "cache_dir=cache", "output=out"), ("out",)),
+    ("out", ("inspect", *PRETRAIN[:-2], "n=2", "tokens=2000", "output=out"), ("out",)),
+    ("afile", replaced(PRETRAIN, "run_dir=afile/run"), ("afile",)),
+]
+
+
+def _of_nodes() -> Iterator[Scene]:
+    for places, spare in ((_READ, False), (_SPARE, True)):
+        for where, words, names in places:
+            for name, make in NODES.items():
+                # A folder where a folder is expected is none; bytes in a text file are told by their line.
+                fits = name == "a folder" and Path(where).suffix == ""
+                expected = EITHER if spare or fits else REFUSED
+                yield Scene(f"{name} at {where}, {words[0]}", words, _node(where, make), names, expected)
+
+
+SCENES += _of_nodes()
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+_SWEEP = ("pretrain", *TEXT, "max_steps=1", "name=s", "-m", "seed=1,2")
+# What is typed, in which folder it writes, and by which names: files, then folders.
+_NAMES: list[tuple[tuple[str, ...], str, tuple[str, ...], tuple[str, ...]]] = [
+    (
+        ("resume", "runs/tuned"),
+        "runs/tuned",
+        ("LOCK", "log.txt", "metrics.jsonl", "environment.json", "facts.json", "result.json", "predictions.jsonl",
+         "report.html", "checkpoints/last", "checkpoints/best", "plots/loss.png", "plots/curves.png"),
+        ("checkpoints", "plots", "wandb", "tensorboard"),
+    ),
+    (("report", "done/tuned"), "done/tuned", ("report.html", "plots/loss.png"), ("plots",)),
+    ((*EVALUATE, "report=out"), "out", ("evaluation.json", "predictions.jsonl", "plots/dev_confusion.png"), ("plots",)),
+    (_SWEEP, "runs/s", ("submission.json", "plan.json", "sweep.html", "sweep.csv"), ("0_seed-1",)),
+]  # fmt: skip
+
+
+def _link(path: str, hard: bool, to_folder: bool) -> Plant:
+    def plant(place: Path, chance: random.Random) -> None:
+        own, link = place.parent / "precious" / ("" if to_folder else "file"), place / path
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_dir():
+            link.rename(f"{link}.moved")
+        link.unlink(missing_ok=True)
+        if hard:
+            os.link(own, link)
+        else:
+            link.symlink_to(own)
+
+    return plant
+
+
+def _of_links() -> Iterator[Scene]:
+    for words, folder, files, folders in _NAMES:
+        every = [(name, hard, False) for name in files for hard in (False, True)]
+        for name, hard, to_folder in [*every, *((name, False, True) for name in folders)]:
+            path = f"{folder}/{name}"
+            about = f"a {'hard ' if hard else ''}link at {path}, {words[0]}"
+            yield Scene(about, words, _link(path, hard, to_folder), (name,), EITHER)
+
+
+LINKS = list(_of_links())
+
+
+@kind("hostile", trials=400)
+def hostile(stage: Path, place: Path, seed: int) -> Verdict:
+    """Files and folders of strangers."""
+    every = [*SCENES, *weights.SCENES]
     random.Random(0).shuffle(every)
-    return every
-
-
-def _trial(stage: Path, place: Path, seed: int) -> Verdict:
-    every = scenes()
     return play(every[seed % len(every)], stage, place, chance_of("hostile", seed))
 
 
-def play(scene: Scene, stage: Path, place: Path, chance: random.Random) -> Verdict:
-    """Plant a scene and type its command, in a folder beside which one lies that nobody may touch."""
-    (place / _GUARDED).mkdir()
-    (place / _GUARDED / "file").write_text("kept")
-    work = place / "work"
-    work.mkdir()
-    copy(stage, work, "text.txt", "rows", "cache", "done", "published", "runs")
-    scene.plant(work, chance)
-    with planted(scene.about):
-        before = files_in(work)
-        answer = typed(work, *scene.words, watched=True)
-        ran = [path.name for path in place.rglob("RAN*")]
-        guarded = sorted(path.name for path in (place / _GUARDED).iterdir())
-        if ran or guarded != ["file"] or (place / _GUARDED / "file").read_text() != "kept":
-            raise Failed(Outcome.EXECUTED, f"{ran or guarded}")
-        if sorted(path.name for path in place.iterdir()) != [_GUARDED, "work"]:
-            raise Failed(Outcome.EXECUTED, f"written: {sorted(path.name for path in place.iterdir())}")
-        if refused(answer, *scene.names):
-            if scene.expected is Expected.LEGAL:
-                raise Failed(Outcome.DEAD_END, f"legal, and refused: {answer.errors[:300]}")
-            if scene.words[0] != "resume":  # a run that was there stays
-                nothing_left(work, before, answer)
-        elif scene.expected is Expected.REFUSED:
-            raise Failed(Outcome.SILENT, f"accepted: {answer.said.strip()[-200:]}")
-        elif re.search(r"\bnan\b", answer.out):
-            raise Failed(Outcome.SILENT, f"no number comes out: {answer.out[-200:]}")
-    return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{scene.about}: {answer.errors[:150]}")
-
-
-KIND = Kind("hostile", "folders and files of strangers", trials=400, draw=2, trial=_trial)
+@kind("links", trials=len(LINKS))
+def links(stage: Path, place: Path, seed: int) -> Verdict:
+    """Links to files of the user: they stay as they are. A folder or file that a user types may be a link of his own:
+    that is none of these."""
+    return play(LINKS[seed % len(LINKS)], stage, place, chance_of("links", seed))

@@ -33,13 +33,20 @@ TEXT = ["model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=
 ROWS = ["task=sst2", "task.path=rows", *HERE, "batch_examples=16", "max_length=32"]
 """Finetuning on rows/."""
 RUNS = ("pre", "tuned")
+# Small command lines that work.
+PRETRAIN = ["pretrain", *TEXT, "max_steps=1", "run_dir=run"]
+FINETUNE = ["finetune", *ROWS, "checkpoint=none", "model=bert_tiny", "max_steps=1", "run_dir=run"]
+PREDICT = ["predict", "checkpoint=done/tuned", *HERE, "text=hello"]
+EVALUATE = ["evaluate", "checkpoint=done/tuned", *HERE]
+VOCABULARY = ["tokenizer", "data=text", "data.path=text.txt", "cache_dir=cache", "output=vocabulary",
+              "tokenizer=wordpiece", "tokenizer.vocab_size=300"]  # fmt: skip
 _FURTHER = [
-    ["predict", "checkpoint=done/tuned", *HERE, "text=hello"],
+    PREDICT,
     ["predict", "checkpoint=done/pre", *HERE, "text=hello [MASK]"],
-    ["evaluate", "checkpoint=done/tuned", *HERE],
+    EVALUATE,
     ["evaluate", "checkpoint=done/pre", *HERE],
     ["import", "checkpoint=published", "output=tried/imported"],
-    ["tokenizer", "data=text", "data.path=text.txt", "cache_dir=cache", "output=tried/vocabulary"],
+    [*VOCABULARY[:4], "output=tried/vocabulary"],
     ["inspect", "pretrain", *TEXT, "n=1", "tokens=2000"],
     ["plan", "pretrain", *TEXT],
     ["pretrain", *TEXT, "max_steps=1", "name=tried", "-m", "seed=1"],
@@ -54,6 +61,17 @@ def words_of(run: str, folder: str) -> list[str]:
     return ["finetune", *ROWS, *_BUDGET, "checkpoint=done/pre", f"run_dir={folder}"]
 
 
+def replaced(words: list[str] | tuple[str, ...], *others: str) -> tuple[str, ...]:
+    """A command line with some overrides in place of those of the same key."""
+    keys = {other.partition("=")[0] for other in others}
+    return (*(word for word in words if word.partition("=")[0] not in keys), *others)
+
+
+def last_of_each(words: list[str]) -> list[str]:
+    """A command line with the last of several overrides of a key."""
+    return [words[0], *{word.partition("=")[0]: word for word in words[1:]}.values()]
+
+
 def build(stage: Path) -> None:
     """Make the stage in an empty folder, and import here what its commands import. RuntimeError where lmtool does not
     get through it."""
@@ -62,8 +80,7 @@ def build(stage: Path) -> None:
     for run in RUNS:
         _type(stage, words_of(run, f"done/{run}"))
         _type(stage, words_of(run, f"runs/{run}"), die_at=STEPS)
-    _type(stage, ["export", "checkpoint=done/tuned", "output=published"])
-    for words in _FURTHER:
+    for words in (["export", "checkpoint=done/tuned", "output=published"], *_FURTHER):
         _type(stage, words)
     for folder in ("tried", "runs/tried"):
         shutil.rmtree(stage / folder)

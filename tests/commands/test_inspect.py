@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -270,6 +271,22 @@ def test_brief_says_what_stands_out_and_whether_all_holds(place: Path, capsys: p
 )
 def test_errors_exit_2(place: Path, words: list[str]) -> None:
     assert cli.main(["inspect", *words, "model=bert_tiny", *TINY, *DATA]) == 2
+
+
+@pytest.mark.parametrize("output", ["pipe", "pipe.html", "/dev/null"])
+def test_a_pipe_or_a_device_is_no_output(
+    output: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("pipe", "pipe.html"):
+        os.mkfifo(name)
+    ends = [os.open(name, os.O_RDWR) for name in ("pipe", "pipe.html")]  # nobody waits for a reader here
+    monkeypatch.setattr("lmtool.commands.inspect.run", lambda *_: pytest.fail("the text is read"))
+    assert inspect("pretrain", "model=bert_tiny", *DATA, f"output={output}") == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert f"output={output}: a {'pipe' if 'pipe' in output else 'device'}; a file is written" in error
+    assert hint.startswith("hint: give another output=")
+    for end in ends:
+        os.close(end)
 
 
 def test_help_names_its_keys(capsys: pytest.CaptureFixture[str]) -> None:

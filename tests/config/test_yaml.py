@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -90,11 +91,12 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("distill", "pretrain"),
         ("distill", "finetune"),
         ("debug", "finetune"),
-        ("sweep", "finetune"),
+        ("sweep", "its own"),
         ("data", "tokenizer"),
         ("tokenizer", "tokenizer"),
     ):
         for name in groups.options(group):
+            verb = verb if group != "sweep" else command_of(name)
             if (group, name) == ("model", "auto") or (verb, name) in (("tokenizer", "auto"), ("tokenizer", "folder")):
                 continue
             if (verb, group, name) == ("pretrain", "distill", "self"):
@@ -109,6 +111,12 @@ def cases() -> Iterator[tuple[str, tuple[str, ...]]]:
                     continue
                 needs = ["model=t5_tiny", "task=seq2seq", "task.path=x"]
             yield verb, (*needs, *model, f"{group}={name}", *required(group, name))
+
+
+def command_of(sweep: str) -> str:
+    """The verb of the command that a sweep's YAML opens with."""
+    (command,) = re.findall(r"^# lmtool (\w+) -m ", (CONF / "sweep" / f"{sweep}.yaml").read_text(), re.MULTILINE)
+    return str(command)
 
 
 @cache
@@ -142,7 +150,8 @@ def required(group: str, name: str) -> Iterator[str]:
         if value == "???":
             yield f"{group}.{key}=x"
     if group == "sweep":  # with a value of each key it is a run
-        yield from (f"{key}={values.split(',')[0]}" for key, values in fields["hydra"]["sweeper"]["params"].items())
+        params = fields["hydra"]["sweeper"]["params"]
+        yield from (f"{key}={str(values).split(',')[0]}" for key, values in params.items())
         return
     if (group, name) == ("tuning", "adapter_fusion"):
         shape = "placement: pfeiffer, bottleneck: 8, activation: relu, scale: 1.0, hidden_size: 128, num_layers: 2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,25 @@ def test_what_is_too_much_is_refused_at_once(text: str, says: str, line: int, tm
     path.write_text(text)
     with pytest.raises(UserError, match=f"c.yaml:{line}: .*{says}"):
         saved.read_yaml(path)
+
+
+def test_a_file_too_large_for_a_configuration_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("conf/model/mine.yaml")
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(200_000_000)
+    cli.main(["pretrain", "--cfg", "job", "seed=no"])  # imports
+    capsys.readouterr()
+    tracemalloc.start()
+    status = cli.main(["pretrain", "--config-dir", "conf", "model=mine"])
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    error, hint = capsys.readouterr().err.splitlines()
+    assert status == 2 and most < 100_000_000
+    assert "mine.yaml:1: more than 1000000 bytes" in error and hint.startswith("hint: ")
 
 
 def test_aliases_that_stand_for_little_are_read() -> None:

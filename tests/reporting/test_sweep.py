@@ -146,6 +146,18 @@ def test_tasks_and_metrics_are_blocks_of_their_own(tmp_path: Path) -> None:
     assert "stsb: mse" in page.text and "no such file" in page.text
 
 
+def test_a_job_of_none_lacks_the_keys_of_the_others(tmp_path: Path) -> None:
+    taught = {"distill": "soft", "distill.teacher": "runs/x"}
+    for number, overrides in enumerate([{**taught, "optimizer.lr": 1}, {"distill": "none", "optimizer.lr": 1}]):
+        job(tmp_path, number, overrides, value=0.5)
+    (block,) = blocks_of(read_sweep(tmp_path))
+    assert (block.keys, block.missing) == (["distill"], [])
+    job(tmp_path, 2, {**taught, "distill": "hard", "distill.gold": 0.5, "optimizer.lr": 1}, value=0.5)
+    job(tmp_path, 3, {**taught, "distill.gold": 0.5, "optimizer.lr": 1}, value=0.5)
+    (block,) = blocks_of(read_sweep(tmp_path))
+    assert block.keys == ["distill", "distill.gold"] and not block.missing
+
+
 def test_missing_cells_and_jobs_that_never_started(grid: Callable[..., Path], tmp_path: Path) -> None:
     folder = grid({"batch_examples": (16, 32), "optimizer.lr": (1e-3, 1e-4)}, lambda *_: 0.5)
     (folder / "3" / "job.json").unlink()

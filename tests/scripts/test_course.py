@@ -79,7 +79,7 @@ def course(script, monkeypatch, tmp_path):
     module = script("course")
     (tmp_path / "course.md").write_text(DOCUMENT.replace("echo 'one\ntwo'", "printf 'one\\ntwo\\n'"))
     monkeypatch.setattr(module, "COURSE", tmp_path / "course.md")
-    monkeypatch.setattr("course_commands._import_all", lambda: None)  # --version needs none of it
+    monkeypatch.setattr(module, "import_all", lambda: None)  # --version needs none of it
 
     def run(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["course.py", "--folder", str(tmp_path / "out"), *words])
@@ -118,7 +118,7 @@ def test_it_runs_resumes_and_writes_a_page(course, tmp_path, capsys):
     (out / "drawn.html").write_text(DRAWN)
     assert course("--only", "first,second") == 0
     page = (out / "index.html").read_text()
-    assert '<a href="../../docs/extend.md">the page</a>' in page and "<b>bold</b>" in page
+    assert '<a href="../../docs/extend.md">the page</a>' in page and "<strong>bold</strong>" in page
     assert "<code>code &lt;b&gt;</code>" in page and '<pre class="printed">two</pre>' in page
     assert "2.000 (n = 1) against 1.100 (n = 2), difference +0.9 ± 0.14" in page and "holds here" in page
     assert "0.450 (n = 1) against 0.500, difference -0.05 ± 0.1" in page and "not clear here" in page
@@ -147,7 +147,7 @@ def test_few_runs_have_to_be_far_apart(script, tmp_path, lefts, rights, words):
             result(tmp_path / f"{name}-{seed}", value=value)
     text = script("course_text")
     claim = text.Claim("", text.Value("a-*", "value"), ">", text.Value("b-*", "value"))
-    assert script("course_claims").judge(claim, tmp_path).words == words
+    assert script("course_page").judge(claim, tmp_path).words == words
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,10 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 @pytest.mark.slow
 def test_a_defect_is_seen(tmp_path: Path, script: Any) -> None:
     """A reader that fills up ragged lines without a word, as some do: a trial that plants one fails."""
-    tables, chance_of = script("trials.tables"), script("trials.outcomes").chance_of
+    tables, chance_of = script("trials.inputs"), script("trials.harness").chance_of
 
     def is_ragged(seed: int) -> bool:
-        form, role = tables.FORMATS[seed % 3], tables.ROLES[seed // 3 % len(tables.ROLES)]
+        form, role = tables.FORMATS[seed % 3], tables.TABLE_ROLES[seed // 3 % len(tables.TABLE_ROLES)]
         name, table = tables.plant(chance_of("tables", seed), form, role)
         return role != "corpus" and name in ("a column too many", "a cell too many") and bool(table.line)
 
@@ -117,8 +117,8 @@ ANSWERS: list[tuple[int | None, str, str, str]] = [
 
 @pytest.mark.parametrize(("status", "out", "err", "outcome"), ANSWERS)
 def test_answers_that_nothing_excuses(status: int | None, out: str, err: str, outcome: str, script: Any) -> None:
-    commands = script("trials.commands")
-    with pytest.raises(script("trials.outcomes").Failed) as failed:
+    commands = script("trials.harness")
+    with pytest.raises(commands.Failed) as failed:
         commands.sound(commands.Answer(("pretrain",), status, out, err))
     assert failed.value.verdict.outcome.value == outcome
     good = commands.Answer(("pretrain",), 2, "", "error: no\nhint: yes\n")

@@ -10,16 +10,18 @@ import warnings
 import pytest
 import torch
 
-# Answers as scripts/peers.py does: lmtool four times as fast as the Trainer, which ends where it is told to.
+# Answers as scripts/timing/worker.py does: lmtool four times as fast as the Trainer, which ends where it is told to.
 FAKE_WORKER = """
 import json, sys
 variant, own = sys.argv[1], sys.argv[1].startswith("lmtool")
 print(json.dumps({"ready": variant, "imports_bytes": 10, "flops_per_token": 5e6}), flush=True)
 for turn, line in enumerate(sys.stdin):
-    if not own and turn == END:
+    if variant.startswith("trainer") and turn == END:
         sys.exit("torch.OutOfMemoryError: CUDA out of memory")
     command = json.loads(line)
-    row = {"steps": command["steps"], "tokens": 1000 * command["steps"], "examples": 1, "slots": 1, "graphs": 0}
+    row = {"steps": command["steps"], "tokens": 1000 * command["steps"], "examples": 1, "slots": 1000, "graphs": 0}
+    row["slots"] *= command["steps"]
+    row |= {"flops": 1e11 * command["steps"]} if variant == "products" else {}
     row |= {"waits": 2 * command["steps"]} if command["count"] else {}
     print(json.dumps({**row, "seconds": command["steps"] * (0.25 if own else 1.0), "peak_bytes": 2e9}), flush=True)
 """
@@ -39,19 +41,20 @@ def gpu(script, monkeypatch, tmp_path):
     return module
 
 
-def table(gpu, script, monkeypatch, tmp_path, *words, end=-1):
-    """The lines of the table behind its head, as cells; exit status."""
+def tables(gpu, script, monkeypatch, tmp_path, *words, end=-1):
+    """What is written, a table each; exit status."""
     worker = tmp_path / "worker.py"
     worker.write_text(FAKE_WORKER.replace("END", str(end)))
-    monkeypatch.setattr(script("bench_turns"), "WORKERS", worker)
-    settings = {"rounds": 3, "turn_seconds": 4.0, "most_steps": 40}
+    monkeypatch.setattr(script("timing.turns"), "WORKERS", worker)
+    settings = {"device": "cuda", "rounds": 3, "turn_seconds": 4.0, "most_steps": 40}
     monkeypatch.setattr(gpu.Case, "settings", lambda case, options: settings)
-    output = tmp_path / "out" / "table.md"
+    output = tmp_path / "out" / "table.txt"
     status = gpu.main(["--output", str(output), *words])
-    lines = output.read_text().splitlines()
-    head = next(number for number, line in enumerate(lines) if line.startswith("| ---"))
-    assert lines[head - 1] == gpu.row(*gpu.COLUMNS)
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[head + 1 :]], lines, status
+    return output.read_text().split("\n\n"), status
+
+
+def line_of(table, label):
+    return next(line for line in table.splitlines() if line.startswith(f"  {label} "))[25:].split()
 
 
 def test_without_a_gpu_it_prints_one_line(script, monkeypatch, capsys):
@@ -61,41 +64,41 @@ def test_without_a_gpu_it_prints_one_line(script, monkeypatch, capsys):
     assert capsys.readouterr().out == "make gpu: torch 2 sees no CUDA device; nothing to run\n"
 
 
-def test_the_table_has_a_row_for_each_side(gpu, script, monkeypatch, tmp_path, capsys):
-    rows, lines, status = table(gpu, script, monkeypatch, tmp_path)
-    assert status == 0 and "gpu-marked tests: 31 passed in 9.87s" in lines
-    assert [row[1] for row in rows] == ["lmtool, compile=true", "lmtool", "Trainer, tuned", "Trainer"] * len(gpu.CASES)
-    assert {len(row) for row in rows} == {len(gpu.COLUMNS)}
-    # 4000 tokens a second at 5 MFLOP each, of 100 GFLOP/s; a wait is counted in a turn of its own.
-    assert rows[0][2:] == ["4,000", "4,000-4,000", "4.00x", "4.00x", "20.0%", "2.0", "0", "2.0", "250.0"]
-    assert rows[3][2:] == ["1,000", "1,000-1,000", "–", "–", "5.0%", "2.0", "0", "2.0", "1000.0"]
-    assert capsys.readouterr().out.splitlines() == lines
+def test_each_case_has_a_table_with_a_row_for_each_side(gpu, script, monkeypatch, tmp_path, capsys):
+    (_, tests, *cases, _), status = tables(gpu, script, monkeypatch, tmp_path)
+    assert status == 0 and tests == "gpu-marked tests: 31 passed in 9.87s" and len(cases) == len(gpu.CASES)
+    for case, text in zip(gpu.CASES, cases, strict=True):
+        assert text.startswith(case.work.title) and text.count("4.00x as fast") == 4
+        # 4000 tokens a second at 5 MFLOP each, of 100 GFLOP/s; a wait is counted in a turn of its own.
+        speed, *_, step, graphs, waits = line_of(text, "lmtool, compile=true")
+        assert (speed, step, graphs, waits) == ("4000", "250.0", "0", "2.0") and " 20% " in text and " 5% " in text
+    assert capsys.readouterr().out == (tmp_path / "out" / "table.txt").read_text()
 
 
 def test_a_missing_peer_is_a_line_in_its_place(gpu, script, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "missing", lambda: "accelerate not installed")
-    rows, _, status = table(gpu, script, monkeypatch, tmp_path, "--only", "bert_128")
-    assert status == 0 and rows[0][2] == "4,000" and rows[0][4] == "–"
-    assert rows[3][1:3] == ["Trainer", "accelerate not installed"]
+    (_, table, _), status = tables(gpu, script, monkeypatch, tmp_path, "--only", "bert_128")
+    assert status == 0 and line_of(table, "lmtool")[0] == "4000"
+    assert "  Trainer               not measured: accelerate not installed" in table and "as fast" not in table
 
 
-@pytest.mark.parametrize("end", [0, 5])
+@pytest.mark.parametrize("end", [0, 3])
 def test_a_side_that_ends_leaves_the_other(gpu, script, monkeypatch, tmp_path, end):
     """In its first step, or in a round."""
-    rows, _, status = table(gpu, script, monkeypatch, tmp_path, "--only", "gpt_1024", end=end)
-    assert status == 0 and rows[1][1:3] == ["lmtool", "4,000"]
-    assert rows[3][1] == "Trainer" and "CUDA out of memory" in rows[3][2]
+    (_, table, _), status = tables(gpu, script, monkeypatch, tmp_path, "--only", "gpt_1024", end=end)
+    assert status == 0 and line_of(table, "lmtool")[0] == "4000"
+    assert "CUDA out of memory" in table or end
 
 
 def test_no_time_is_left_for_what_comes_last(gpu, script, monkeypatch, tmp_path):
-    rows, _, _ = table(gpu, script, monkeypatch, tmp_path, "--minutes", "0")
-    assert [row[2] for row in rows] == ["no time left"] * len(gpu.CASES)
+    (_, _, *cases, _), _ = tables(gpu, script, monkeypatch, tmp_path, "--minutes", "0")
+    assert [case.partition(": ")[2] for case in cases] == ["no time left"] * len(gpu.CASES)
 
 
 def test_failed_tests_are_its_exit_status(gpu, script, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "run_tests", lambda options: "1 failed, 30 passed in 9.87s")
-    _, lines, status = table(gpu, script, monkeypatch, tmp_path, "--minutes", "0")
-    assert status == 1 and "gpu-marked tests: 1 failed, 30 passed in 9.87s" in lines
+    written, status = tables(gpu, script, monkeypatch, tmp_path, "--minutes", "0")
+    assert status == 1 and written[1] == "gpu-marked tests: 1 failed, 30 passed in 9.87s"
 
 
 def test_the_tests_are_a_line_where_they_cannot_run(script, monkeypatch):
@@ -114,7 +117,7 @@ def test_the_tests_are_a_line_where_they_cannot_run(script, monkeypatch):
 def test_waits_are_counted_by_their_warnings(script, monkeypatch, recwarn):
     modes = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    waits = script("peers").Waits()
+    waits = script("timing.gate").Waits()
     waits.start()
     for _ in range(3):  # from one line: by default Python shows a warning of a line once
         warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)", stacklevel=1)
@@ -128,10 +131,11 @@ def test_waits_are_counted_by_their_warnings(script, monkeypatch, recwarn):
 def test_lmtools_side_of_a_case_runs_with_tiny_sizes(name, gpu, script, tmp_path):
     case = next(case for case in gpu.CASES if case.work.name == name)
     settings = {**case.settings(gpu.parse(["--device", "cpu", "--tiny"])), "corpus_bytes": 100_000, "rows": 40}
-    peers, answers = script("peers"), io.StringIO()
-    script("peer_examples").prepare(tmp_path / name, settings)
-    gate = peers.Gate(io.StringIO('{"steps": 2}\n'), answers, "cpu")
-    peers.side_of("lmtool")(tmp_path / name, script("bench_turns").with_options(settings, case.work.own[0]), gate)
+    answers = io.StringIO()
+    script("timing.examples").prepare(tmp_path / name, settings)
+    gate = script("timing.gate").Gate(io.StringIO('{"steps": 2}\n'), answers, "cpu")
+    told = {**settings, "variant": dict(case.work.own[0].options)}
+    script("timing.worker").side_of("lmtool")(tmp_path / name, told, gate)
     turn = json.loads(answers.getvalue().splitlines()[1])
     assert (turn["steps"], turn["examples"]) == (2, 2 * settings["batch"])
     if name != "classification":
@@ -141,11 +145,11 @@ def test_lmtools_side_of_a_case_runs_with_tiny_sizes(name, gpu, script, tmp_path
 def test_unknown_cases_are_named(gpu, capsys):
     with pytest.raises(SystemExit):
         gpu.parse(["--only", "bert_128,bart"])
-    assert "there is no bart, but bert_128, " in capsys.readouterr().err
+    assert "--only bart: there is no such name" in capsys.readouterr().err
 
 
 def test_cases_say_all_that_the_workers_read(script):
-    gpu, benchmark = script("gpu"), script("benchmark")
+    gpu = script("gpu")
     options = gpu.parse(["--device", "cpu", "--tiny"])
     for case in gpu.CASES:
-        assert case.settings(options).keys() == benchmark.settings_of(benchmark.parse([])).keys()
+        assert case.settings(options).keys() == script("timing.works").settings_of().keys()

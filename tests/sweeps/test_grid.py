@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmtool.cli import main as cli
-from lmtool.config import compose
+from lmtool.config import compose, overrides
 from lmtool.sweeps.jobs import jobs_of, with_grid
 
 BERT = ["finetune", "task=pydocs", "model=bert_tiny", "sweep=bert"]
@@ -36,6 +36,16 @@ def test_berts_grid() -> None:
     assert {(job["batch_examples"], job["optimizer.lr"], job["max_epochs"]) for job in jobs} == {
         (size, rate, epochs) for size in ("16", "32") for rate in ("5e-05", "3e-05", "2e-05") for epochs in "234"
     }
+
+
+def test_the_job_of_none_goes_without_the_keys_of_the_others() -> None:
+    words = ["distill=soft,none", "distill.teacher=runs/x", "optimizer.lr=1e-4"]
+    offers = compose.what_is_offered("finetune")
+    soft, none = jobs_of(overrides.read(words, offers, multirun=True))
+    assert [text.partition("=")[0] for text in soft.values] == ["++distill.teacher", "++optimizer.lr"]
+    assert none.choices[-1].endswith("distill=none") and [*none.values] == soft.values[1:]
+    (alone,) = jobs_of(overrides.read(["distill=none", *words[1:]], offers, multirun=True))
+    assert len(alone.values) == 2  # nothing else was meant: the key is refused by its name
 
 
 def test_what_is_typed_wins(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

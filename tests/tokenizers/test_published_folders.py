@@ -267,6 +267,13 @@ def test_special_tokens_are_read_on_request(tmp_path: Path) -> None:
         assert not plain.cuts_alike(others)
 
 
+def test_a_file_too_large_for_a_tokenizer_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(UserError, match=r"tokenizer\.json: .* 8,589,934,592 bytes; .* at most 200,000,000"):
+        Tokenizer.load(tmp_path)
+
+
 def test_broken_files_are_named(tmp_path: Path) -> None:
     assert not has_tokenizer(tmp_path) and len(set(FILES)) == len(FILES)
     write(tmp_path / "vocab.txt", "a\nb\n")

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
-from lmtool.errors import UserError
+from lmtool.errors import ConfigError, UserError
 from lmtool.resolver.schema.base import DEVICE
+from lmtool.runs.files import output_problems
 from lmtool.training.devices import device_of
 
 
@@ -103,6 +104,11 @@ class Looking(RunKeys):
     tokens: int = 200_000
     brief: bool = False
     output: str | None = None
+
+    def __post_init__(self) -> None:
+        """ConfigError where the output cannot be written, before any text is read."""
+        if problems := list(output_problems(self.output)):
+            raise ConfigError(problems)
 
 
 @dataclass(frozen=True)

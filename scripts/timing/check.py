@@ -1,0 +1,99 @@
+"""What a table claims, checked before it is timed: both sides compute the same of one step."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils import get_total_norm
+
+from lmtool.weights.exporting import export_of
+from timing.gate import Gate
+from timing.ours import run_lmtool
+from timing.trainer import run_trainer
+
+BATCH = 4
+
+
+class Witness:
+    """Stands between the two sides: gives the Trainer's model the weights of lmtool's, the masks of lmtool's first
+    batch where its own collator would draw others, and keeps what both report of that step."""
+
+    def __init__(self, settings: dict[str, Any]):
+        self.causal, self.scale = settings["family"] == "gpt", 1.0
+        self.masked = settings["family"] == "bert" and settings["task"] is None
+        self.tensors: dict[str, Any] = {}
+        self.batches: list[Any] = []
+        self.row: dict[str, Any] = {}
+        self.theirs: dict[str, float] = {}
+
+    def take(self, learner: Any, tokenizer: Any) -> None:
+        """lmtool's weights under transformers' names."""
+        model, task = learner.backbone.config, getattr(learner, "kind", None)
+        section = None if task is None else task.config.model_dump()
+        tensors = {name: tensor.detach().clone() for name, tensor in learner.state_dict().items()}
+        self.tensors = export_of(model, tensors, section, tokenizer).tensors
+
+    def give(self, model: Any) -> None:
+        """The weights to the Trainer's model. RuntimeError where one of its parameters is not among them."""
+        missing, unexpected = model.load_state_dict(self.tensors, strict=False)
+        tied = {name for name, _ in model.named_parameters()}
+        lost = [name for name in missing if name in tied] + list(unexpected)
+        if lost:
+            raise RuntimeError(f"not the same model: {', '.join(lost)}")
+        assert all(torch.equal(tensor, self.tensors[name]) for name, tensor in model.named_parameters())
+
+    def batch_for(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The Trainer's own batch, of masked LM with lmtool's masks. RuntimeError where its tokens are not lmtool's."""
+        (batch,) = self.batches
+        real = inputs["attention_mask"].bool()
+        if not self.masked:
+            if not torch.equal(inputs["input_ids"][real], batch.inputs.tokens):
+                raise RuntimeError("not the same batch")
+            if self.causal:
+                # The Trainer divides by all labels; the first of a row is predicted by nothing.
+                labels = inputs["labels"] != -100
+                self.scale = float(labels.sum() / labels[:, 1:].sum())
+            return inputs
+        target = next(iter(batch.targets.values()))
+        labels, given = torch.full_like(batch.inputs.tokens, -100), batch.inputs.tokens
+        labels[target.at] = target.labels
+        whole = torch.where(labels < 0, given, labels)
+        theirs = torch.where(inputs["labels"] < 0, inputs["input_ids"], inputs["labels"])
+        if not torch.equal(theirs[real], whole):
+            raise RuntimeError("not the same batch")
+        tokens, wanted = inputs["input_ids"].clone(), torch.full_like(inputs["labels"], -100)
+        tokens[real], wanted[real] = given, labels
+        return {**inputs, "input_ids": tokens, "labels": wanted}
+
+    def stepped(self, model: Any, loss: Any) -> None:
+        """The loss and the norm of the gradients of the Trainer's first step."""
+        if not self.theirs:
+            # By torch's own norm, which rounds a table of millions of values in the fourth digit: lmtool takes it too.
+            grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            loss, norm = float(loss) * self.scale, float(get_total_norm(grads)) * self.scale
+            self.theirs = {"rival_loss": loss, "rival_norm": norm}
+
+
+def one_step(folder: Path, settings: dict[str, Any], own: dict[str, Any], rival: dict[str, Any]) -> dict[str, float]:
+    """Loss and gradient norm of one step of lmtool's variant and of the Trainer's, by their own loops, from the same
+    weights, in fp32 without dropout."""
+    model = {**settings["model"], "dropout": 0.0, "attention_dropout": 0.0}
+    # Of a span's scores the Trainer's softmax runs over the padding too: one window has none.
+    batch = 1 if settings["task"] is not None and settings["task"]["kind"] == "extractive_qa" else BATCH
+    plain = {**settings, "model": model, "precision": "fp32", "batch": batch}
+    unpadded = {name: value for name, value in rival.items() if name not in ("workers", "multiple")}
+    if batch == 1:
+        unpadded.pop("padding", None)
+    witness = Witness(settings)
+    for run, options in ((run_lmtool, own), (run_trainer, unpadded)):
+        gate = Gate(io.StringIO('{"steps": 1}\n'), io.StringIO(), settings["device"])
+        run(folder, {**plain, "variant": options}, gate, witness)
+    return {"loss": witness.row["loss"], "norm": witness.row["grad_norm"], **witness.theirs}
+
+
+def check(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The steps of `settings["pairs"]`, each with the options of lmtool's variant and of the rival's."""
+    return {"steps": [one_step(folder, settings, own, rival) for own, rival in settings["pairs"]]}

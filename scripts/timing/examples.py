@@ -1,0 +1,167 @@
+"""The examples that both sides of a comparison read: text of every machine in lengths that are drawn, made into
+examples by lmtool, and stored for the Trainer in the order in which lmtool reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from lmtool.config.tables import build
+from lmtool.data.configs import PydocsConfig, TextConfig
+from lmtool.data.sources import documents
+from lmtool.data.store import open_store
+from lmtool.data.vocabulary import trained_tokenizer
+from lmtool.objectives.configs import MlmConfig
+from lmtool.objectives.examples.masked import MaskedWindows
+from lmtool.objectives.examples.windows import CausalWindows
+from lmtool.random_streams import Permutation
+from lmtool.tasks.configs import ClassificationConfig, ExtractiveQaConfig
+from lmtool.tasks.kinds.answers import QuestionWindows
+from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tasks.loading import load_task
+from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
+from timing.gate import product_rate
+
+LABELS = ("0", "1")
+# Lengths in tokens, special ones included: lognormal, clipped. The documents, cut at `max_length`, then have a median
+# of 46, and a mean of 62 where that is 128.
+DOCUMENT_LENGTHS = {"median": 46.0, "sigma": 1.5, "smallest": 8}
+QUESTION_LENGTHS = {"median": 11.0, "sigma": 0.35, "smallest": 5, "largest": 30}
+LEAST_CONTEXT = 16
+
+
+def cache_of(folder: Path) -> Path:
+    """Corpus, tokenizers and token stores, by content: the examples of several sizes share them."""
+    return folder.parent / "cache"
+
+
+def task_data(folder: Path, settings: dict[str, Any]) -> Any:
+    """The rows as `task=custom` reads them."""
+    path = str(folder / "rows")
+    if settings["task"]["kind"] == "extractive_qa":
+        config: Any = ExtractiveQaConfig(name="bench", path=path)
+    else:
+        config = ClassificationConfig(name="bench", path=path, labels=LABELS)
+    return load_task(config, settings["seed"], cache_of(folder), offline=True)
+
+
+def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any, joining: str) -> Any:
+    """The documents as `data=text` reads them, made into examples as `objective=mlm` or `clm` does. joining: separate
+    or joined."""
+    source = build(TextConfig(path=str(folder / "documents.txt"), document="line"), cache_of(folder))
+    store, length = open_store(source, "train", tokenizer, cache_of(folder)), settings["max_length"]
+    if settings["family"] == "gpt":
+        return CausalWindows(tokenizer, store, length, joining, "train")
+    return MaskedWindows(MlmConfig(), tokenizer, "bert", store, length, joining, "train", settings["seed"])
+
+
+def task_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:
+    """The training examples of the task, without a model."""
+    data, length = task_data(folder, settings), settings["task"]["max_length"]
+    if settings["task"]["kind"] == "extractive_qa":
+        return QuestionWindows(data.config, data.train, tokenizer, "bert", length, "train")
+    return SequenceExamples(data.train, tokenizer, "bert", length, "bench", "train")
+
+
+def draw_lengths(shape: Mapping[str, float], count: int, seed: int) -> Any:
+    """(count,) lengths in tokens, special ones included."""
+    drawn = shape["median"] * numpy.exp(shape["sigma"] * numpy.random.default_rng(seed).standard_normal(count))
+    return numpy.clip(numpy.rint(drawn), shape["smallest"], shape["largest"]).astype(int)
+
+
+def cut(words: Sequence[tuple[str, int]], lengths: Sequence[int]) -> Iterator[str]:
+    """Runs of consecutive words with at most `lengths` tokens each, until the words or the lengths are used up. A
+    word longer than a run is left out. words: each with its number of tokens."""
+    at = 0
+    for length in lengths:
+        run: list[str] = []
+        while at < len(words) and (words[at][1] <= length or not run):
+            if words[at][1] <= length:
+                run.append(words[at][0])
+                length -= words[at][1]
+            at += 1
+        if run:
+            yield " ".join(run)
+
+
+def labelled_rows(words: Sequence[tuple[str, int]], settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the task: a text and a random class, or a question, its context and one to three words of it."""
+    task, seed = settings["task"], settings["seed"]
+    lengths, drawn = draw_lengths(task["lengths"], settings["rows"], seed), numpy.random.default_rng(seed)
+    if task["kind"] == "classification":
+        texts = list(cut(words, (lengths - 2).tolist()))  # [CLS] and [SEP]
+        labels = drawn.integers(0, len(LABELS), len(texts))
+        return [{"text": text, "label": LABELS[label]} for text, label in zip(texts, labels, strict=True)]
+    asked = numpy.minimum(draw_lengths(QUESTION_LENGTHS, len(lengths), seed + 1), lengths - 3 - LEAST_CONTEXT)
+    pairs = zip(cut(words, asked.tolist()), cut(words, (lengths - 3 - asked).tolist()), strict=False)
+    rows = []
+    for number, (question, context) in enumerate(pairs):
+        parts = context.split()
+        first = int(drawn.integers(0, len(parts)))
+        answer = " ".join(parts[first : first + int(drawn.integers(1, 4))])
+        answers = {"text": [answer], "answer_start": [len(" ".join([*parts[:first], ""]))]}
+        rows.append({"id": number, "question": question, "context": context, "answers": answers})
+    return rows
+
+
+def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
+    """Write the documents and the labelled rows, and save the tokenizer trained on the corpus."""
+    source = build(PydocsConfig(max_bytes=settings["corpus_bytes"]), cache_of(folder))
+    gpt, size = settings["family"] == "gpt", settings["model"]["vocab_size"]
+    # The Trainer's collator needs a token for padding that GPT does not have.
+    kind, size = (ByteBpeConfig(), size - 1) if gpt else (WordPieceConfig(), size)
+    tokenizer = trained_tokenizer(kind, source, size, cache_of(folder))
+    tokenizer.save(folder / "tokenizer")
+    flat = [word for text in documents(source.parts("train")) for word in text.split()]
+    kinds = sorted(set(flat))
+    tokens = {word: len(ids) for word, ids in zip(kinds, tokenizer.encode_batch(kinds), strict=True)}
+    words = [(word, tokens[word]) for word in flat if tokens[word]]
+    shape = {**DOCUMENT_LENGTHS, "largest": settings["max_length"]}
+    drawn = draw_lengths(shape, len(words), settings["seed"]) - 2  # [CLS] and [SEP]
+    (folder / "documents.txt").write_text("\n".join(cut(words, drawn.tolist())), encoding="utf-8")
+    if settings["task"] is not None:
+        lines = [json.dumps(row) for row in labelled_rows(words, settings)]
+        (folder / "rows").mkdir(exist_ok=True)
+        for split, part in (("train", lines), ("dev", lines[:8])):
+            (folder / "rows" / f"{split}.jsonl").write_text("\n".join(part), encoding="utf-8")
+    return tokenizer, f"{source.facts()['bytes'] / 1e6:.1f} MB of docstrings, {tokenizer.vocab_size:,} entries"
+
+
+def stored(name: str, examples: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """An epoch of examples as arrays, in the order in which lmtool reads them; what they are, in words."""
+    plan = examples.plan(0)
+    order = Permutation(len(plan), settings["seed"], "order", 0)(numpy.arange(len(plan)))
+    arrays, lengths = {}, plan.lengths
+    if name == "task" or settings["family"] == "gpt":
+        batch = examples.batch(plan.rows[order], order, 0)
+        tokens = batch.inputs.tokens.numpy()
+        if name == "task":
+            arrays["task_labels"] = batch.targets["bench"].labels.numpy()
+            if settings["task"]["kind"] == "extractive_qa":
+                arrays["task_segments"] = batch.inputs.columns["segment"].numpy()
+    else:
+        tokens = examples.assemble(plan.rows[order]).tokens  # not masked
+    arrays |= {f"{name}_tokens": tokens, f"{name}_borders": numpy.concatenate([[0], numpy.cumsum(lengths[order])])}
+    words = f"{name}: {len(plan):,} of mean {lengths.mean():.0f}, median {numpy.median(lengths):.0f}"
+    return arrays, f"{words}, longest {lengths.max()} tokens"
+
+
+def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Make the examples lmtool's own way, and store them for the Trainer. What they are, and the machine's rates."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer, text = write_texts(folder, settings)
+    named = {name: text_examples(folder, settings, tokenizer, name) for name in settings["texts"]}
+    if settings["task"] is not None:
+        named["task"] = task_examples(folder, settings, tokenizer)
+    arrays: dict[str, Any] = {"special_ids": numpy.array(sorted(tokenizer.special_ids))}
+    for name, examples in named.items():
+        more, words = stored(name, examples, settings)
+        arrays |= more
+        text += f"; {words}"
+    numpy.savez(folder / "examples.npz", **arrays)
+    kinds = ("fp32", "bf16") if settings["device"] == "cpu" else ("bf16",)
+    return {"text": text, "gflops": {kind: product_rate(kind, settings["device"]) for kind in kinds}}

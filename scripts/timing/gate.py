@@ -1,0 +1,140 @@
+"""What holds a training loop between steps and times them, and what is measured of its process."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}
+
+
+def peak_bytes(device: str) -> int:
+    """Largest resident set of this process so far (`ru_maxrss` starts at the parent's size on Linux); on CUDA, what was
+    allocated at most."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    with suppress(OSError):  # not Linux
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Waits:
+    """Counts how often the host waits for CUDA, by the warnings of torch's synchronisation debugging."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.others = warnings.showwarning
+
+    def start(self) -> None:
+        warnings.filterwarnings("always", message=".*synchronizing CUDA operation.*")
+        warnings.showwarning = self.show
+        torch.cuda.set_sync_debug_mode("warn")
+
+    def stop(self) -> int:
+        torch.cuda.set_sync_debug_mode("default")
+        warnings.showwarning = self.others
+        return self.count
+
+    def show(self, message: Warning | str, *rest: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            self.count += 1
+        else:
+            self.others(message, *rest)
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["stats"]["unique_graphs"] if dynamo is not None else 0
+
+
+class Gate:
+    """Holds a training loop between steps until it is told how many to run, and times them."""
+
+    def __init__(self, commands: TextIO, answers: TextIO, device: str):
+        self.commands, self.answers, self.device = commands, answers, device
+        self.left, self.started, self.graphs = 0, 0.0, 0
+        self.turn: dict[str, Any] | None = None
+        self.waits: Waits | None = None
+
+    def say(self, message: dict[str, Any]) -> None:
+        print(json.dumps(message), file=self.answers, flush=True)
+
+    def open(self) -> bool:
+        """Called before each step. False: no more steps are wanted."""
+        if self.left == 0:
+            if self.turn is not None:
+                self.say(self.close_turn(self.turn))
+            line = self.commands.readline()
+            if not line.strip():
+                return False
+            command = json.loads(line)
+            self.left = command["steps"]
+            self.turn, self.graphs, self.started = {"steps": self.left}, compiled_graphs(), self.now()
+            if command.get("count") and self.device == "cuda":
+                self.waits = Waits()
+                self.waits.start()
+        self.left -= 1
+        return True
+
+    def close_turn(self, turn: dict[str, Any]) -> dict[str, Any]:
+        """The finished turn with what was measured."""
+        waits = {} if self.waits is None else {"waits": self.waits.stop()}
+        self.waits = None
+        seconds, graphs = self.now() - self.started, compiled_graphs() - self.graphs
+        return {**turn, **waits, "seconds": seconds, "graphs": graphs, "peak_bytes": peak_bytes(self.device)}
+
+    def now(self) -> float:
+        """The time when everything asked for so far is done."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def count(self, **amounts: float) -> None:
+        """Add what a step did: real `tokens`, `examples`, and `slots`, token places computed (padding included)."""
+        assert self.turn is not None
+        for name, amount in amounts.items():
+            self.turn[name] = self.turn.get(name, 0) + amount
+
+
+def products(precision: str, device: str) -> Any:
+    """A function that multiplies two square matrices, and the FLOPs of it."""
+    kind, size = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision], PRODUCT_SIZE[device]
+    matrix = torch.full((size, size), 0.01, dtype=kind, device=device)
+    out = torch.empty_like(matrix)
+    return lambda: torch.mm(matrix, matrix, out=out), 2 * size**3
+
+
+def product_rate(precision: str, device: str, seconds: float = 0.5) -> float:
+    """GFLOP/s of products of square matrices."""
+    multiply, flops = products(precision, device)
+    for _ in range(3):
+        multiply()
+    clock = Gate(sys.stdin, sys.stdout, device)
+    runs, started = 0, clock.now()
+    while runs == 0 or time.perf_counter() - started < seconds:
+        for _ in range(10):
+            multiply()
+        runs += 10
+        clock.now()
+    return runs * flops / (time.perf_counter() - started) / 1e9
+
+
+def run_products(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
+    """Multiply matrices until the gate closes: how fast the machine is now, and nothing else."""
+    multiply, flops = products(settings["precision"], settings["device"])
+    gate.say({"ready": "products", "imports_bytes": peak_bytes("cpu")})
+    while gate.open():
+        multiply()
+        gate.count(flops=flops)

@@ -1,0 +1,248 @@
+"""From the rows of turns: speeds, ratios within rounds, memory, the share of the machine's products, whether an aim was
+reached; as text for the terminal, and in markdown for docs/speed.md. No process is started here."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from timing.works import MEMORY_AIM, PRODUCTS, Comparison, Variant, Work
+
+Row = dict[str, Any]
+STEP_TOLERANCE = 1e-4
+DIFFERENT, DIFFERENT_STEP = "NOT THE SAME EXAMPLES", "ANOTHER STEP"
+STEADY = 1.25
+"""How far the machine's fastest and slowest round may lie apart before the table warns."""
+BUSY = 0.5
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, smallest and largest."""
+
+    median: float
+    smallest: float
+    largest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        values = list(values)
+        return cls(statistics.median(values), min(values), max(values))
+
+    def __format__(self, form: str) -> str:
+        return f"{self.median:{form}} ({self.smallest:{form}} to {self.largest:{form}})"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A comparison as it was measured. memory: peaks, lmtool's over the rival's."""
+
+    comparison: Comparison
+    speed: Spread
+    rounds: int
+    memory: float
+
+    @property
+    def verdict(self) -> str:
+        aim = self.comparison.aim
+        return "no aim" if aim is None else f"aim {aim:g}x {reached(self.speed.median >= aim)}"
+
+
+def reached(holds: bool) -> str:
+    return "reached" if holds else "NOT reached"
+
+
+def turns(rows: Sequence[Row], variant: str) -> list[Row]:
+    """The finished turns of a variant; of a round that was measured again the last."""
+    own = [row for row in rows if row["kind"] == "turn" and row["variant"] == variant]
+    return list({row["round"]: row for row in own}.values())
+
+
+def rates(rows: Sequence[Row], variant: str, unit: str) -> dict[int, float]:
+    """`unit` a second of a variant, by round."""
+    return {row["round"]: row[unit] / row["seconds"] for row in turns(rows, variant)}
+
+
+def within_rounds(ours: dict[int, float], theirs: dict[int, float]) -> list[float]:
+    """Ratios in the rounds that both finished."""
+    return [ours[number] / theirs[number] for number in ours if number in theirs]
+
+
+def memory(rows: Sequence[Row], variant: str) -> tuple[int, int]:
+    """Peak resident bytes of a variant's process: in all, and above what it held after its imports."""
+    own = turns(rows, variant)
+    peak = max(row["peak_bytes"] for row in own)
+    return peak, peak - own[0]["imports_bytes"]
+
+
+def of_work(work: Work, rows: Sequence[Row]) -> list[Row]:
+    """The rows of a work."""
+    return [row for row in rows if row.get("work") == work.name]
+
+
+def ratios(work: Work, rows: Sequence[Row]) -> list[Ratio]:
+    """Each comparison that has rounds both finished: speed taken within a round, and memory."""
+    rows, table = of_work(work, rows), []
+    for comparison in work.comparisons:
+        names = comparison.own, comparison.rival
+        if pairs := within_rounds(*(rates(rows, name, work.unit) for name in names)):
+            (own, _), (other, _) = (memory(rows, name) for name in names)
+            table.append(Ratio(comparison, Spread.of(pairs), len(pairs), own / other))
+    return table
+
+
+def shares(work: Work, rows: Sequence[Row], variant: str) -> Spread | None:
+    """The FLOPs of a variant's real tokens a second over those of the machine's own products in the same round. The
+    count is lmtool's, of real work: the head where it predicts, causal attention at half. None where it is unknown."""
+    rows = of_work(work, rows)
+    counted = [row["flops_per_token"] for row in rows if row["kind"] == "worker" and row.get("flops_per_token")]
+    parts = within_rounds(rates(rows, variant, "tokens"), rates(rows, PRODUCTS, "flops"))
+    return Spread.of(part * counted[0] for part in parts) if counted and parts else None
+
+
+def apart(row: Row) -> tuple[float, float]:
+    """How far the losses and the gradient norms of a check lie apart, relative."""
+    pairs = (row["loss"], row["rival_loss"]), (row["norm"], row["rival_norm"])
+    loss, norm = (abs(own - rival) / abs(rival) for own, rival in pairs)
+    return loss, norm
+
+
+def step_line(row: Row) -> str:
+    """One step of both from the same weights, without dropout, in fp32."""
+    same = "the same step" if max(apart(row)) <= STEP_TOLERANCE else DIFFERENT_STEP
+    losses = f"losses {row['loss']:.5f} and {row['rival_loss']:.5f}"
+    return f"{same} ({losses}, gradient norms {apart(row)[1]:.0e} apart)"
+
+
+def checks(work: Work, rows: Sequence[Row]) -> list[str]:
+    """What is known of "the same work", a line for each comparison that claims it: whether both read as many tokens in
+    each of their turns, and one step of both."""
+    rows, lines = of_work(work, rows), []
+    for comparison in (comparison for comparison in work.comparisons if comparison.same):
+        names = comparison.own, comparison.rival
+        ours, theirs = ({row["round"]: row["tokens"] for row in turns(rows, name)} for name in names)
+        alike = all(ours[number] == theirs[number] for number in ours if number in theirs)
+        same = "the same examples in every turn" if alike else DIFFERENT
+        found = [row for row in rows if row["kind"] == "check" and row["rival"] == comparison.rival]
+        lines += [f"{' and '.join(names)}: {same}; {step_line(row)}" for row in found]
+    return lines
+
+
+def unsteady(rows: Sequence[Row]) -> str | None:
+    """A warning where the machine's own products changed their speed between rounds; None where they did not."""
+    speeds = [row["flops"] / row["seconds"] / 1e9 for row in rows if row["kind"] == "turn" and "flops" in row]
+    if not speeds or max(speeds) <= STEADY * min(speeds):
+        return None
+    return (
+        f"the machine's own products ran at {min(speeds):.0f} to {max(speeds):.0f} GFLOP/s: others were at work; "
+        "ratios within rounds stand, speeds do not"
+    )
+
+
+def share_line(work: Work, rows: Sequence[Row]) -> str | None:
+    """How much of the machine's products lmtool gets, where the work has an aim for it."""
+    share = shares(work, rows, work.own[-1].name)
+    if share is None or work.share_aim is None:
+        return None
+    return (
+        f"{work.own[-1].label}: the FLOPs of its real tokens are {share:.0%} of what the machine's own products "
+        f"do; aim {work.share_aim:.0%} {reached(share.median >= work.share_aim)}"
+    )
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def machine_line(rows: Sequence[Row]) -> str:
+    """The machine, which is the first row, and its rates, which the first examples came with."""
+    machine, speeds = rows[0], next((row["gflops"] for row in rows if row["kind"] == "examples"), {})
+    parts = [f"{machine['processor']}, {machine['cores']} cores, as many threads"]
+    parts.append(", ".join(f"{name} {machine[name]}" for name in ("torch", "transformers", "lmtool")))
+    if speeds:
+        products = ", ".join(f"{name} {value:.0f}" for name, value in speeds.items())
+        parts.append(f"matrix products {products} GFLOP/s")
+    busy = " (others were at work: do not trust the figures)" if machine["load_before"] > BUSY else ""
+    return "Machine: " + "; ".join([*parts, f"load before {machine['load_before']:g}{busy}"])
+
+
+def settings_line(settings: Row) -> str:
+    model = settings["model"]
+    return (
+        f"Both: BERT or GPT-2, H{model['hidden_size']} L{model['num_layers']} heads {model['num_heads']}"
+        f" FF{model['feedforward_size']} V{model['vocab_size']}, dropout {model['dropout']:g}, attention dropout"
+        f" {model['attention_dropout']:g}, {settings['precision']}, fused AdamW, clip {settings['clip_norm']:g}"
+    )
+
+
+def variant_line(work: Work, variant: Variant, rows: Sequence[Row]) -> str:
+    """Speed, padding, the share of the machine's products, and memory of a variant; milliseconds of a step. On CUDA
+    also the graphs that torch.compile made after the first steps, and how often a step makes the host wait."""
+    own = turns(rows, variant.name)
+    if not own:
+        why = next((row["why"] for row in rows if row["kind"] == "failed" and row["variant"] == variant.name), None)
+        return f"not measured{': ' + why if why else ''}"
+    speed, share = Spread.of(rates(rows, variant.name, work.unit).values()), shares(work, rows, variant.name)
+    padding = 1 - sum(row["tokens"] for row in own) / sum(row["slots"] for row in own)
+    whole, above = (held / 1e6 for held in memory(rows, variant.name))
+    span, part = f"({speed.smallest:.0f}-{speed.largest:.0f})", "" if share is None else f"{share.median:.0%}"
+    step = 1000 * sum(row["seconds"] for row in own) / sum(row["steps"] for row in own)
+    line = f"{speed.median:8.0f}  {span:>15}  {padding:7.0%}  {part:>8}  {whole:7.0f}  {above:13.0f}  {step:7.1f}"
+    counted = [row for row in rows if row["kind"] == "counted" and row["variant"] == variant.name and "waits" in row]
+    if counted:
+        graphs = sum(row["graphs"] for row in own)
+        line += f"  {graphs:10}  {counted[-1]['waits'] / counted[-1]['steps']:5.1f}"
+    return line
+
+
+def compose(work: Work, rows: Sequence[Row]) -> str:
+    """The table of a work, from the rows of its turns."""
+    rows = of_work(work, rows)
+    width = max(len(variant.label) for variant in work.variants)
+    head = (
+        f"  {'':{width}}  {work.unit + '/s':>8}  {'(min-max)':>15}  padding  products  peak MB  above imports  ms/step"
+    )
+    head += "  recompiles  waits" if any(row["kind"] == "counted" for row in rows) else ""
+    lines = [work.title, head]
+    lines += [f"  {variant.label:{width}}  {variant_line(work, variant, rows)}" for variant in work.variants]
+    table = ratios(work, rows)
+    for ratio in table:
+        own, rival = (work.variant(name).label for name in (ratio.comparison.own, ratio.comparison.rival))
+        rounds = "1 round" if ratio.rounds == 1 else f"{ratio.rounds} rounds"
+        held = f"memory {ratio.memory:.2f}x, aim {MEMORY_AIM:g}x {reached(ratio.memory <= MEMORY_AIM)}"
+        lines.append(
+            f"  {ratio.speed.median:.2f}x as fast ({ratio.speed.smallest:.2f} to {ratio.speed.largest:.2f} in {rounds};"
+            f" {ratio.verdict}), {held}: {own} over {rival}"
+        )
+    notes = [share_line(work, rows), *checks(work, rows), *(work.notes if table else ()), unsteady(rows)]
+    return "\n".join([*lines, *(f"  {note}" for note in notes if note)])
+
+
+def markdown_row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def markdown(works: Sequence[Work], rows: Sequence[Row]) -> str:
+    """The table of docs/speed.md: a row a comparison. rows: of the machine and the settings first."""
+    lines = [markdown_row("work", "lmtool", "beside", "times as fast", "aim", "peak memory")]
+    lines.append(markdown_row("---", "---", "---", "---:", "---", "---:"))
+    for work in works:
+        measured = {(ratio.comparison.own, ratio.comparison.rival): ratio for ratio in ratios(work, rows)}
+        title = work.title.partition(",")[0]
+        for number, comparison in enumerate(work.comparisons):
+            own, rival = (work.variant(name).label for name in (comparison.own, comparison.rival))
+            ratio = measured.get((comparison.own, comparison.rival))
+            speed, share = (f"{ratio.speed:.2f}", f"{ratio.memory:.2f}") if ratio else ("not measured", "")
+            aim = "" if comparison.aim is None else f"{comparison.aim:g}x"
+            aim = ratio.verdict.removeprefix("aim ").lower() if ratio and aim else aim
+            lines.append(markdown_row(title if not number else "", own, rival, speed, aim, share))
+    steps = [max(apart(row)) <= STEP_TOLERANCE for row in rows if row["kind"] == "check"]
+    about = [share_line(work, rows) for work in works] + [unsteady(rows)]
+    about.append(f"one step of both sides was the same in {sum(steps)} of {len(steps)} comparisons that claim it")
+    lines += ["", f"{machine_line(rows)}. {settings_line(rows[1])}."]
+    lines.append(
+        f"Peak memory: lmtool's over the other's, aim {MEMORY_AIM:g}; medians, smallest and largest of rounds."
+    )
+    sentences = (line if line.startswith("lmtool") else line[0].upper() + line[1:] for line in about if line)
+    return "\n".join([*lines, *(f"{sentence}." for sentence in sentences)])

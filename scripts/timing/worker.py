@@ -1,0 +1,72 @@
+"""The processes that are timed: each runs one side on prepared examples, some steps at a time.
+
+    python scripts/timing/worker.py prepare FOLDER SETTINGS   make the examples both sides read
+    python scripts/timing/worker.py check FOLDER SETTINGS     one step of both from the same weights, without dropout
+    python scripts/timing/worker.py VARIANT FOLDER SETTINGS   run; SETTINGS is JSON
+
+A worker loads everything, writes one JSON line `{"ready": ...}` and waits. For each line `{"steps": n}` on its input
+it lets its training loop run n more steps and answers with their seconds, tokens and its peak memory, so start-up
+is in no figure and the sides can take turns; `{"steps": n, "count": true}` also counts how often the host waited for
+the device. Both sides run their real loop: the transformers Trainer held at `on_step_end`, lmtool's loop held by its
+loader.
+
+The name of a variant begins with its side: trainer, pipeline, lmtool, or products. `settings["variant"]` has its
+options: rows (separate: texts; joined: rows of lmtool's running stream; group_texts: texts joined as run_mlm does;
+task), padding (tokens; else to the longest of the batch), grouped (batches of like length), multiple (padding to one of
+it), workers (processes that collate), flattened (packed without padding), compile, and of lmtool batch_tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def side_of(name: str) -> Any:
+    """What runs a variant: a function of its folder, settings and gate. Loads what it needs."""
+    if name == "products":
+        from timing.gate import run_products
+
+        return run_products
+    if name.startswith("trainer"):
+        from timing.trainer import run_trainer
+
+        return run_trainer
+    from timing import ours
+
+    return ours.run_prediction if name.startswith(("pipeline", "lmtool_prediction")) else ours.run_lmtool
+
+
+def main() -> None:
+    name, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    # Libraries may print: answers keep the real standard output to themselves.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if name.startswith("lmtool"):
+        from lmtool.system.environment import ENVIRONMENT
+
+        os.environ.update(ENVIRONMENT)  # what its command line sets before torch is loaded
+    import torch
+
+    from timing.gate import Gate
+
+    torch.set_num_threads(settings["threads"])
+    gate = Gate(sys.stdin, answers, settings["device"])
+    if name == "prepare":
+        from timing.examples import prepare
+
+        gate.say(prepare(folder, settings))
+    elif name == "check":
+        from timing.check import check
+
+        gate.say(check(folder, settings))
+    else:
+        side_of(name)(folder, settings, gate)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""What is compared: the tables of `make bench`, their variants, and which of them are set beside each other.
+
+A variant is a process of worker.py. Of the Trainer there are two kinds: as transformers' example scripts run it
+(*documented*), and with what its documentation offers for speed (*tuned*): batches of like length, a process that
+collates, and packing without padding where the model can. Padding to multiples of 8 made it slower on a CPU (111 for
+125 examples a second at SST-2's lengths), and is left to GPUs. All compute in the run's precision, with the fused AdamW
+and scaled dot-product attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+MEMORY_AIM = 0.7
+PRODUCTS = "products"
+"""The name of the variant that multiplies matrices: how fast the machine was, round by round."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+# The sampler sorts 50 batches at a time by length: fewer would time its long batches or its short ones alone.
+GROUPED_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of a table. name: begins with the side (trainer, pipeline, lmtool). options: see worker.py. steps: of its
+    turn, where it needs a number of its own. every: it takes a turn each so many rounds."""
+
+    name: str
+    label: str
+    options: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    steps: int | None = None
+    every: int = 1
+
+    @property
+    def own(self) -> bool:
+        return self.name.startswith("lmtool")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """lmtool's variant over a rival's. aim: how many times faster it should be. same: both read the same examples in
+    the same order, turn by turn, and what they compute of a step is compared before they are timed."""
+
+    own: str
+    rival: str
+    aim: float | None = None
+    same: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """One table. unit: what is counted a second, a key of a turn's row. settings: those that are not everybody's, see
+    `settings_of`. share_aim: of the machine's own products, for lmtool's last variant. notes: printed under it."""
+
+    name: str
+    title: str
+    unit: str
+    variants: tuple[Variant, ...]
+    comparisons: tuple[Comparison, ...]
+    settings: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    share_aim: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def own(self) -> tuple[Variant, ...]:
+        return tuple(variant for variant in self.variants if variant.own)
+
+    @property
+    def rivals(self) -> tuple[Variant, ...]:
+        return tuple(variant for variant in self.variants if not variant.own)
+
+    def variant(self, name: str) -> Variant:
+        return next(variant for variant in self.variants if variant.name == name)
+
+
+def settings_of(**changes: Any) -> dict[str, Any]:
+    """What a worker is told, as both sides have it; a work's own settings replace some of it."""
+    return {
+        "seed": 0, "threads": 1, "device": "cpu", "precision": "fp32", "family": "bert", "max_length": 128, "texts": [],
+        "task": None, "corpus_bytes": 3_000_000, "rows": 0, "batch": 16, "lr": 1e-4, "weight_decay": 0.01,
+        "clip_norm": 1.0, "rounds": 10, "turn_seconds": 5.0, "most_steps": 18,
+        "model": {
+            "vocab_size": 30522, "num_layers": 4, "hidden_size": 256, "num_heads": 4, "feedforward_size": 1024,
+            "max_positions": 512, "dropout": 0.1, "attention_dropout": 0.1,
+        },
+        **changes,
+    }  # fmt: skip
+
+
+def labelled(kind: str, **lengths: float) -> dict[str, Any]:
+    """A task on texts of these lengths."""
+    return {"kind": kind, "max_length": lengths["largest"], "lengths": lengths}
+
+
+TUNED = {"workers": 1}
+FINETUNED = Variant("lmtool_finetune", "lmtool finetune", {"rows": "task"})
+PADDED = Variant("trainer_padded", "Trainer, padded to the longest of the batch", {"rows": "task"})
+# Batches of like length. Their turns are long: every second round.
+GROUPED, GROUPED_TUNED = (
+    Variant(name, label, {"rows": "task", "grouped": True, **options}, GROUPED_STEPS, every=2)
+    for name, label, options in (
+        ("trainer_grouped", "Trainer, group_by_length", {}),
+        ("trainer_grouped_tuned", "Trainer, group_by_length, tuned", TUNED),
+    )
+)
+LINES = Variant("trainer_lines", "Trainer, a text a line, padded to the longest of the batch", {"rows": "separate"})
+GROUP_TEXTS = "Trainer, texts joined into rows of 128 (group_texts)"
+
+
+def maximum(length: int, script: str) -> Variant:
+    label = f"Trainer, padded to {length} ({script}'s default)"
+    return Variant("trainer_maximum", label, {"rows": "task", "padding": length})
+
+
+def classification(name: str, title: str, rows: int, over_grouped: float, **lengths: float) -> Work:
+    """A table of finetuning on texts of these lengths. over_grouped: the aim over batches of like length."""
+    return Work(
+        name,
+        title,
+        "examples",
+        (maximum(128, "run_glue"), PADDED, GROUPED, GROUPED_TUNED, FINETUNED),
+        (
+            Comparison("lmtool_finetune", "trainer_maximum", aim=4.0, same=True),
+            Comparison("lmtool_finetune", "trainer_padded", same=True),
+            Comparison("lmtool_finetune", "trainer_grouped", aim=over_grouped),
+            Comparison("lmtool_finetune", "trainer_grouped_tuned", aim=over_grouped),
+        ),
+        {"batch": 32, "rows": rows, "task": labelled("classification", **lengths)},
+    )
+
+
+WORKS = (
+    Work(
+        "masked_lm",
+        "Masked LM, documents of natural length cut at 128 tokens, 16 of them or 2,048 tokens a step",
+        "tokens",
+        (
+            LINES,
+            Variant("trainer_packed", GROUP_TEXTS, {"rows": "group_texts"}),
+            Variant("trainer_packed_tuned", "Trainer, group_texts, tuned", {"rows": "group_texts", **TUNED}),
+            Variant("lmtool_texts", "lmtool pretrain, batch_examples=16", {"rows": "separate"}),
+            Variant("lmtool_tokens", "lmtool pretrain, batch_tokens=2048", {"rows": "separate", "batch_tokens": 2048}),
+        ),
+        (
+            Comparison("lmtool_texts", "trainer_lines", aim=8.0, same=True),
+            Comparison("lmtool_tokens", "trainer_packed", aim=4.0),
+            Comparison("lmtool_tokens", "trainer_packed_tuned", aim=4.0),
+            Comparison("lmtool_texts", "trainer_packed"),
+        ),
+        {"texts": ["separate"]},
+        share_aim=0.65,
+        notes=("A step of group_texts has 2,048 tokens, and so has lmtool's with batch_tokens=2048.",),
+    ),
+    Work(
+        "causal_lm",
+        "Causal LM, documents of natural length cut at 128 tokens, 16 rows a step",
+        "tokens",
+        (
+            LINES,
+            Variant("trainer_packed", GROUP_TEXTS, {"rows": "joined"}),
+            Variant(
+                "trainer_flattened",
+                "Trainer, a text a line, tuned: without padding (DataCollatorWithFlattening)",
+                {"rows": "separate", "flattened": True, **TUNED},
+            ),
+            Variant("trainer_packed_tuned", "Trainer, group_texts, tuned", {"rows": "joined", **TUNED}),
+            Variant("lmtool_separate", "lmtool pretrain, data.documents=separate", {"rows": "separate"}),
+            Variant("lmtool_joined", "lmtool pretrain, data.documents=joined", {"rows": "joined"}),
+        ),
+        (
+            Comparison("lmtool_separate", "trainer_lines", aim=1.3, same=True),
+            Comparison("lmtool_joined", "trainer_packed", aim=1.1, same=True),
+            Comparison("lmtool_separate", "trainer_flattened"),
+            Comparison("lmtool_joined", "trainer_packed_tuned", aim=1.1),
+        ),
+        {"family": "gpt", "texts": ["separate", "joined"]},
+        notes=("The Trainer divides a causal loss by one label a row too many, which the check puts right.",),
+    ),
+    classification(
+        "sst2", "Classification at SST-2's lengths, at most 66 tokens, batches of 32 examples",
+        14_400, 1.25, median=22.0, sigma=0.5, smallest=4, largest=66,  # nine times what the sampler sorts at once
+    ),
+    classification(
+        "mnli", "Classification at MNLI's lengths, at most 128 tokens, batches of 32 examples",
+        9_600, 1.8, median=35.5, sigma=0.5, smallest=6, largest=128,
+    ),
+    Work(
+        "squad",
+        "Answers as spans at SQuAD's lengths, windows of at most 384 tokens, 12 of them a step",
+        "examples",
+        (maximum(384, "run_qa"), PADDED, GROUPED_TUNED, FINETUNED),
+        (
+            Comparison("lmtool_finetune", "trainer_maximum", same=True),
+            Comparison("lmtool_finetune", "trainer_padded", same=True),
+            Comparison("lmtool_finetune", "trainer_grouped_tuned"),
+        ),
+        {
+            "batch": 12, "rows": 2_400,
+            "task": labelled("extractive_qa", median=166.0, sigma=0.36, smallest=48, largest=384),
+        },
+        notes=("The Trainer's loss of a span runs over padding too, so the same step is checked on a single window.",),
+    ),
+    Work(
+        "prediction",
+        "Prediction of classes, texts of natural length cut at 128 tokens, 128 at a time",
+        "examples",
+        (
+            Variant("pipeline_single", "pipeline, a text at a time (its default)", {"at_once": 1}),
+            Variant("pipeline_batched", "pipeline, batch_size=32", {"at_once": 32}),
+            Variant("lmtool_prediction", "lmtool predict"),
+        ),
+        (
+            Comparison("lmtool_prediction", "pipeline_single", aim=2.0),
+            Comparison("lmtool_prediction", "pipeline_batched", aim=2.0),
+        ),
+    ),
+)  # fmt: skip

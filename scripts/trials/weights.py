@@ -1,0 +1,198 @@
+"""Checkpoints of strangers: pickles, code beside weights, headers that lie, configurations without measure; and
+checkpoints of lmtool whose files verify, and say impossible things."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Plant, Scene
+from trials.stage import PREDICT, replaced
+
+PUBLISHED = replaced(PREDICT, "checkpoint=published")
+IMPORT = ("import", "checkpoint=published", "output=imported")
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, ("touch RAN",))
+
+
+# --- published folders ----------------------------------------------------------------------------------------------
+
+
+def _edited(name: str, edit: Callable[[dict[str, Any]], Any]) -> Plant:
+    """A JSON file of the published folder, edited."""
+
+    def plant(place: Path, chance: random.Random) -> None:
+        path = place / "published" / name
+        data = json.loads(path.read_text())
+        path.write_text(json.dumps(edit(data) or data))
+
+    return plant
+
+
+def _weights(content: bytes | None, name: str = "model.safetensors") -> Plant:
+    def plant(place: Path, chance: random.Random) -> None:
+        (place / "published" / "model.safetensors").unlink()
+        if content is not None:
+            (place / "published" / name).write_bytes(content)
+
+    return plant
+
+
+def _header(header: object, body: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def _code(place: Path, chance: random.Random) -> None:
+    _edited("config.json", lambda data: data.update(auto_map={"AutoModel": "stranger.Model"}, trust_remote_code=True))(
+        place, chance
+    )
+    (place / "published" / "stranger.py").write_text("open('RAN', 'w')\n")
+    (place / "published" / "__init__.py").write_text("open('RAN', 'w')\n")
+
+
+def _index(names: dict[str, str]) -> Plant:
+    def plant(place: Path, chance: random.Random) -> None:
+        (place / "published" / "model.safetensors").unlink()
+        index = {"metadata": {}, "weight_map": names}
+        (place / "published" / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return plant
+
+
+def _regex(place: Path, chance: random.Random) -> None:
+    """A pattern that needs longer than the world lasts for some texts."""
+
+    def edit(data: dict[str, Any]) -> None:
+        pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+        data["pre_tokenizer"] = pattern
+
+    _edited("tokenizer.json", edit)(place, chance)
+
+
+_TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+_FILES = {
+    "a pickle that runs": _weights(pickle.dumps(_Bomb()), "pytorch_model.bin"),
+    "an old pickle that runs": _weights(pickle.dumps(_Bomb(), protocol=0), "pytorch_model.bin"),
+    "a header of 2^63 bytes": _weights(struct.pack("<Q", 1 << 63) + b"{}"),
+    "a header of 90 million bytes": _weights(struct.pack("<Q", 90_000_000) + b"{}"),
+    "a header that is no object": _weights(_header([1])),
+    "a tensor of other size": _weights(_header({"x": {**_TENSOR, "shape": [1 << 40]}}, b"\0" * 8)),
+    "tensors that overlap": _weights(_header({"x": _TENSOR, "y": _TENSOR}, b"\0" * 8)),
+    "no tensors": _weights(_header({})),
+    "a tensor named with terminal codes": _weights(_header({f"bert.{ESCAPES}": _TENSOR}, b"\0" * 8)),
+    "no weights": _weights(None),
+    "shards outside": _index({"bert.x": "../../precious/file", "bert.y": "/etc/passwd"}),
+    "shards of terminal codes": _index({"bert.x": ESCAPES}),
+    "a shard that is the index": _index({"bert.x": "model.safetensors.index.json"}),
+    "a shard that is a pickle": lambda place, chance: (
+        _index({"bert.x": "evil.bin"})(place, chance),
+        (place / "published" / "evil.bin").write_bytes(pickle.dumps(_Bomb())),
+    )[0],
+}
+_CONFIGS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    f"{key}={str(value)[:30]}": lambda data, key=key, value=value: data.update({key: value})
+    for key, value in (
+        ("vocab_size", 2147483647), ("vocab_size", -1), ("vocab_size", 10**30), ("vocab_size", "400"),
+        ("vocab_size", 1.5), ("num_hidden_layers", 10**9), ("num_hidden_layers", 0), ("num_hidden_layers", "one"),
+        ("hidden_size", 10**9), ("hidden_size", -32), ("num_attention_heads", 0), ("num_attention_heads", 7),
+        ("max_position_embeddings", 10**12),
+        ("intermediate_size", 10**12), ("model_type", "../../x"), ("model_type", ["bert"]), ("model_type", ESCAPES),
+        ("model_type", None), ("hidden_act", "os.system"), ("hidden_act", ESCAPES), ("layer_norm_eps", "x"),
+        ("layer_norm_eps", float("nan")), ("type_vocab_size", 10**10), ("architectures", "x"), ("architectures", [1]),
+        ("id2label", {"0": ESCAPES, "1": "b"}), ("id2label", {"x": "a"}), ("id2label", [1]), ("num_labels", 10**9),
+        ("tie_word_embeddings", "no"), ("hidden_dropout_prob", 7), ("position_embedding_type", "../x"),
+    )
+}  # fmt: skip
+_TOKENS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no model": lambda data: data.pop("model") and None,
+    "a vocabulary that repeats an id": lambda data: data["model"]["vocab"].update({"x": 0, "y": 0}),
+    "an id of 2^31": lambda data: data["model"]["vocab"].update({"x": 2**31 - 1}),
+    "a list": lambda data: [1],
+    "terminal codes as a token": lambda data: data["model"]["vocab"].update({ESCAPES: 3}),
+}
+
+
+def _published() -> Iterator[Scene]:
+    for name, plant in _FILES.items():
+        yield Scene(f"published weights: {name}", PUBLISHED, plant, ("published",))
+        yield Scene(f"published weights: {name}, imported", IMPORT, plant, ("published",))
+    for name, edit in _CONFIGS.items():
+        yield Scene(f"published config: {name}", PUBLISHED, _edited("config.json", edit), ("published",), EITHER)
+        yield Scene(f"published config: {name}, imported", IMPORT, _edited("config.json", edit), ("published",), EITHER)
+    for name, edit in _TOKENS.items():
+        yield Scene(f"published tokenizer: {name}", PUBLISHED, _edited("tokenizer.json", edit), ("published",), EITHER)
+    yield Scene("code beside published weights", PUBLISHED, _code, expected=LEGAL)
+    yield Scene(
+        "a pattern that takes for ever", replaced(PUBLISHED, "text=" + "a" * 40 + "!"), _regex, ("published",), EITHER
+    )
+
+
+# --- checkpoints of lmtool that verify ------------------------------------------------------------------------------
+
+
+def _forged(run: str, name: str, edit: Callable[[dict[str, Any]], Any]) -> Plant:
+    """A JSON file of every checkpoint of a run, edited, with a manifest that agrees."""
+
+    def plant(place: Path, chance: random.Random) -> None:
+        from lmtool.system.files import write_manifest
+
+        for folder in (place / run / "checkpoints").glob("step_*"):
+            data = json.loads((folder / name).read_text())
+            (folder / name).write_text(json.dumps(edit(data) or data))
+            (folder / "manifest.json").unlink()
+            write_manifest(folder, {"step": int(folder.name[5:])})
+
+    return plant
+
+
+_STATES = {
+    f"{key}={str(value)[:20]}": lambda data, key=key, value=value: data.update({key: value})
+    for key, value in (
+        ("step", 10**30), ("step", -1), ("step", "x"), ("step", None), ("step", 1.5),
+        ("cursor", {"epoch": -5, "batch": -5}), ("cursor", {"epoch": 10**30, "batch": 0}), ("cursor", [1]),
+        ("cursor", "x"), ("total_steps", 0), ("best_value", "x"), ("best_step", 10**9), ("seconds", "nan"),
+        ("tokens", -1), ("unknown", 1), ("metrics", ESCAPES),
+    )
+}  # fmt: skip
+_SAVED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a class path": lambda data: data.update(_target_="os.system"),
+    "a class path in the model": lambda data: data["model"].update(_target_="os.system"),
+    "another model": lambda data: data["model"].update(name="evil.module:Class"),
+    "a climbing model": lambda data: data["model"].update(name="../../evil"),
+    "a plugin": lambda data: data.update(plugins=["evil"]),
+    "another command": lambda data: data.update(command="rm"),
+    "another version": lambda data: data.update(version=99),
+    "no model": lambda data: data.pop("model") and None,
+    "a list": lambda data: [1],
+    "an endless model": lambda data: data["model"].update(num_layers=10**9),
+    "a huge vocabulary": lambda data: data["model"].update(vocab_size=2**31 - 1),
+    "labels of terminal codes": lambda data: data["task"].update(labels=[ESCAPES, "b"]),
+    "three labels": lambda data: data["task"].update(labels=["a", "b", "c"]),
+    "an interpolation": lambda data: data.update(checkpoint="${oc.env:SOME_TOKEN}"),
+    "terminal codes": lambda data: data.update(checkpoint=ESCAPES),
+}
+
+
+def _own() -> Iterator[Scene]:
+    for name, edit in _STATES.items():
+        # What is not read may stand there: the metrics of the last evaluation.
+        spare = name.startswith(("unknown", "metrics", "tokens", "best_step", "total_steps"))
+        plant, expected = _forged("runs/tuned", "state.json", edit), EITHER if spare else REFUSED
+        yield Scene(f"state.json: {name}, resumed", ("resume", "runs/tuned"), plant, ("state.json",), expected)
+    for name, edit in _SAVED.items():
+        spare = "labels of" in name or name in ("an interpolation", "terminal codes")
+        plant, expected = _forged("done/tuned", "config.json", edit), EITHER if spare else REFUSED
+        yield Scene(f"config.json: {name}", PREDICT, plant, ("done/tuned", "plugin"), expected)
+
+
+SCENES = [*_published(), *_own()]

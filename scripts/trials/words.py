@@ -1,0 +1,223 @@
+"""What nobody should type: slips in names, and values and forms of overrides."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import string
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trials.harness import Failed, Outcome, Row, Verdict, chance_of, ended, kind, planted, refused, shown, typed
+from trials.stage import EVALUATE, PREDICT, ROWS, TEXT, VOCABULARY, copy, replaced
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+AIM = 0.99
+_RIGHT = "the right name first"
+_BASE = {
+    "pretrain": ["pretrain", "model=bert_tiny"],
+    "finetune": ["finetune", "model=bert_tiny", "task=sst2", "task.path=rows", "checkpoint=none"],
+}
+_SHORTEST = 4  # letters of a name that is misspelt: what `lr` was meant to be cannot be seen in `lx`
+
+
+def slip(name: str, chance: random.Random) -> str:
+    """The name with one letter dropped, doubled, added, replaced, or changed with its neighbour."""
+    at = chance.randrange(len(name))
+    other = chance.choice(string.ascii_lowercase)
+    kind = chance.choice(("drop", "double", "add", "replace", "swap", "swap"))
+    if kind == "drop":
+        return name[:at] + name[at + 1 :]
+    if kind == "double":
+        return name[:at] + name[at] + name[at:]
+    if kind == "add":
+        return name[:at] + other + name[at:]
+    if kind == "replace":
+        return name[:at] + other + name[at + 1 :]
+    at = min(at, len(name) - 2)
+    return name[:at] + name[at + 1] + name[at] + name[at + 2 :]
+
+
+@cache
+def _keys(command: str, *words: str) -> dict[str, Any]:
+    """The dotted keys of the configuration of a command line, with their values."""
+    from lmtool import cli
+    from lmtool.config import saved
+    from lmtool.runs.identity import flatten
+
+    config = cli.configuration(command, cli.parse(words), running=False)
+    return {key: value for key, value in flatten(saved.body(saved.save(config, command))).items() if key != "plugins"}
+
+
+@cache
+def _options() -> dict[str, tuple[str, ...]]:
+    from lmtool.config import groups
+
+    wanted = ("model", "tokenizer", "data", "objective", "optimizer", "schedule", "experiment", "debug")
+    return {group: groups.options(group) for group in wanted}
+
+
+def _draw(chance: random.Random) -> tuple[list[str], str, str]:
+    """A command line with a slip in it, the misspelt name, and the right one."""
+    from lmtool.resolver.schema.verbs import VERBS
+
+    kind = chance.choices(("key", "option", "group", "command", "flag"), (60, 25, 8, 4, 3))[0]
+    if kind == "command":
+        right = chance.choice([name for name in VERBS if len(name) >= _SHORTEST and " " not in name])
+        wrong = _misspelt(right, set(VERBS), chance)
+        return [wrong, "model=bert_tiny"], wrong, right
+    if kind == "flag":
+        right = chance.choice(("--config", "--config-dir", "--multirun", "--plugin", "--debug"))
+        wrong = "--" + _misspelt(right[2:], {"cfg", "help", "config"}, chance)
+        return ["pretrain", "model=bert_tiny", f"{wrong}=x"], wrong, right
+    if kind == "group":
+        right = chance.choice([group for group in _options() if group != "data"])
+        wrong = _misspelt(right, set(_options()), chance)
+        option = chance.choice(_options()[right])
+        return ["pretrain", f"{wrong}={option}", *([] if right == "model" else ["model=bert_tiny"])], wrong, right
+    if kind == "option":
+        group = chance.choice(("model", "model", "model", "objective", "experiment", "optimizer", "schedule"))
+        names = [name for name in _options()[group] if len(name) >= _SHORTEST]
+        option = chance.choice(names)
+        wrong = _misspelt(option, set(_options()[group]), chance)
+        return ["pretrain", f"{group}={wrong}"], f"{group}={wrong}", f"{group}={option}"
+    command = chance.choice(tuple(_BASE))
+    keys = {key: value for key, value in _keys(*_BASE[command]).items() if not key.endswith((".name", ".kind"))}
+    key = chance.choice([key for key in keys if len(key.rpartition(".")[2]) >= _SHORTEST])
+    parts = key.split(".")
+    at = len(parts) - 1 if chance.random() < 0.75 else chance.randrange(len(parts))
+    if len(parts[at]) < _SHORTEST:
+        at = len(parts) - 1
+    siblings = {other.split(".")[at] for other in keys if other.count(".") >= at}
+    wrong = ".".join([*parts[:at], _misspelt(parts[at], siblings, chance), *parts[at + 1 :]])
+    value = yaml.safe_dump(keys[key], default_flow_style=True, width=10_000).strip().removesuffix("...").strip()
+    return [*_BASE[command], f"{wrong}={value}"], wrong, key
+
+
+def _misspelt(right: str, known: set[str], chance: random.Random) -> str:
+    while True:
+        wrong = slip(right, chance)
+        if wrong not in known and wrong != right and wrong:
+            return wrong
+
+
+def _summary(rows: list[Row]) -> tuple[str, bool]:
+    right = sum(row["detail"].endswith(_RIGHT) for row in rows)
+    share = right / max(1, len(rows))
+    return f"the right name comes first in {right} of {len(rows)} ({share:.1%}; aim {AIM:.0%})", share >= AIM
+
+
+@kind("typos", trials=300, summary=_summary)
+def typos(stage: Path, place: Path, seed: int) -> Verdict:
+    """A slip in a name: refused, and the right name is the first one that the hint offers."""
+    words, wrong, right = _draw(chance_of("typos", seed))
+    with planted(f"{wrong} for {right}"):
+        answer = typed(place, *words)
+        if not refused(answer, wrong):
+            raise Failed(Outcome.SILENT, f"{shown(words)}: accepted")
+        offers = re.findall(r"^hint: .*?did you mean (?:lmtool )?(\S+?)[?,]?(?=\s|$)", answer.err, re.MULTILINE)
+        first = offers[0] if offers else "nothing"
+        name = first if "=" in right else first.partition("=")[0]
+        verdict = _RIGHT if name == right and wrong in answer.err.splitlines()[0] else f"first {first}"
+    return Verdict(Outcome.REFUSED, f"{wrong} for {right}: {verdict}")
+
+
+# --- values and forms -------------------------------------------------------------------------------------------------
+
+_VALUES = (
+    "", "''", "[]", "{}", "[1", "{a", "'", '"', "nan", "inf", "-inf", "-1", "0", "-0.0", "0.5", "1e400", "1e-400",
+    "9" * 30, "1000000000", "2147483647", "2147483648", "9223372036854775807", "1e3", "true", "null", "???", "auto",
+    "none",
+    "${seed}", "${oc.env:HOME}", "${oc.env:NOWHERE}", "${hydra:job.name}", "${", "${nope}", "a,b", "1,2", "range(1,3)",
+    "choice(1,2)", "glob(*)", "[[[[1]]]]", "{a: {b: {c: 1}}}", "{_target_: os.system}", "\udcff", "é", "\u202e",
+    "\x1b[31m",
+    "x" * 5000, "../..", "/", "/dev/null", "/proc/self/mem", ".", "~", "-", "--help", "a b", "a=b", "a:b", "[nan]",
+    "[null]", "[true]", "[-1]", "['']", "0x10", "0o17", "1_000", "010", "yes", "No", "None", "1.0", "'3'", "\t", "\n",
+)  # fmt: skip
+_FORMS = (
+    "=3", "seed", "seed==3", "++", "~", "~model", "~optimizer.lr", "+", "model=bert_tiny,gpt_tiny", "model=[bert_tiny]",
+    "model={name: bert}", "optimizer.lr.deeper=1", "model.name=gpt", "model/positions=[rotary]", "model/nope=learned",
+    "hydra.foo=1", "hydra.run.dir=elsewhere", "hydra/launcher=nope", "hydra.job.chdir=true", "data@here=text",
+    "seed@x=1",
+    "optimizer..lr=1", ".lr=1", "lr.=1", "a" * 5000 + "=1", "a.b.c.d.e.f=1", "_target_=os.system", "model._target_=x",
+    "defaults=[]", "version=2", "command=pretrain", "plugins=[os]", "--nope", "--cfg=all", "--config", "--config=nope",
+    "--config-dir=nope", "--plugin=nope", "-x", "stray", "", " ", "é=1", "mod\udcffel=1", "seed=1 seed=2", "\x1b[31m=1",
+    "experiment=nope", "experiment=../pretrain", "model=../model/bert_tiny", "model=", "model='bert_tiny",
+    "debug=[short]",
+    "schedule.warmup_steps=5 schedule.warmup_fraction=0.5", "task.validation=[nope]",
+)  # fmt: skip
+"""All refused, whatever the command."""
+
+
+_COMMANDS = {
+    "pretrain": ["pretrain", *TEXT, "max_steps=1"],
+    "finetune": ["finetune", *ROWS, "checkpoint=done/pre", "max_steps=1"],
+    "evaluate": EVALUATE,
+    "predict": PREDICT,
+    "tokenizer": VOCABULARY,
+    "export": ["export", "checkpoint=done/tuned", "output=exported"],
+    "import": ["import", "checkpoint=published", "output=imported"],
+}  # fmt: skip
+"""Small command lines that work, and write into the folder they are typed in."""
+
+
+@kind("overrides", trials=300)
+def overrides(stage: Path, place: Path, seed: int) -> Verdict:
+    """A value or a form of an override: refused before anything is written, or used as it was typed."""
+    chance = chance_of("overrides", seed)
+    copy(stage, place, "text.txt", "rows", "cache", "done/pre", "done/tuned", "published")
+    command = chance.choice(("pretrain", "pretrain", "finetune", *_COMMANDS))
+    if chance.random() < 0.25:
+        form = _FORMS[seed % len(_FORMS)]
+        return _form(place, command, form)
+    with contextlib.chdir(place):
+        key = chance.choice(list(_keys(*_COMMANDS[command])))
+    value = chance.choice(_VALUES)
+    return _value(place, command, key, value if chance.random() < 0.85 else f"[{value},{chance.choice(_VALUES)}]")
+
+
+def _form(place: Path, command: str, form: str) -> Verdict:
+    words = [*_COMMANDS[command], *(form.split(" ") if " " in form.strip() else [form])]
+    with planted(f"{command} {form!r}"[:200]):
+        if not refused(typed(place, *words, clean=True)):
+            raise Failed(Outcome.SILENT, "accepted")
+    return Verdict(Outcome.REFUSED, f"{command} {form!r}"[:200])
+
+
+def _value(place: Path, command: str, key: str, value: str) -> Verdict:
+    words = replaced(_COMMANDS[command], f"{key}={value}")
+    shape = f"{command} {key}={value!r}"[:200]
+    with planted(shape):
+        answer = typed(place, *words, "--cfg", "job", clean=True)
+        if refused(answer, key.split(".")[0], value.strip("[]") or "\0"):
+            return Verdict(Outcome.REFUSED, shape)
+        _as_typed(command, key, value, yaml.safe_load(answer.out))
+        return ended(typed(place, *words, clean=True), shape)
+
+
+def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
+    """Raises Failed where the configuration holds another value than the one that was typed."""
+    from lmtool.config.overrides import Offers, as_values
+    from lmtool.resolver.schema.verbs import COMMANDS
+    from lmtool.runs.identity import flatten
+
+    if "${" in value or value == "???":
+        return
+    held: Any = data
+    wanted: Any = value
+    if key not in COMMANDS[command].verbatim:
+        wanted = as_values([f"{key}={value}"], Offers({}, {}))[0]
+    for part in key.split("."):
+        held = held.get(part) if isinstance(held, dict) else None
+        wanted = wanted.get(part) if isinstance(wanted, dict) else wanted
+    same = held == wanted or (isinstance(wanted, str) and wanted in ("auto", "none"))
+    same = same or (
+        isinstance(held, dict) and isinstance(wanted, dict) and flatten(wanted).items() <= flatten(held).items()
+    )
+    if not same:
+        raise Failed(Outcome.SILENT, f"the configuration holds {held!r}")

@@ -1,0 +1,122 @@
+"""The workers of `make bench` and `make gpu` in this process, with tiny sizes: both sides of every table run, read the
+same examples, and compute the same step."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+TINY = {
+    "vocab_size": 600, "num_layers": 2, "hidden_size": 32, "num_heads": 2, "feedforward_size": 48, "max_positions": 384,
+    "dropout": 0.1, "attention_dropout": 0.1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the examples of all tables share a corpus."""
+    return tmp_path_factory.mktemp("peers")
+
+
+@pytest.fixture
+def prepared(script, folder):
+    """A function: a table by its name, its settings in a tiny size, and the folder of its examples."""
+
+    def prepare(name):
+        works = script("timing.works")
+        work = next(work for work in works.WORKS if work.name == name)
+        settings = {**works.settings_of(), **work.settings}
+        settings |= {"threads": 1, "model": TINY, "max_length": 32, "batch": 4, "corpus_bytes": 150_000, "rows": 240}
+        if settings["task"] is not None:
+            lengths = {**settings["task"]["lengths"], "smallest": 24, "median": 40, "largest": 64}
+            settings["task"] = {**settings["task"], "max_length": 64, "lengths": lengths}
+        if not (folder / name / "examples.npz").exists():
+            facts = script("timing.examples").prepare(folder / name, settings)
+            assert facts["gflops"]["bf16"] > 0 and ("task: " in facts["text"]) == (settings["task"] is not None)
+        return work, settings, folder / name
+
+    return prepare
+
+
+def answers_of(script, variant, folder, settings):
+    """What a worker says when it is let go twice."""
+    answers = io.StringIO()
+    gate = script("timing.gate").Gate(io.StringIO('{"steps": 2}\n{"steps": 1, "count": true}\n'), answers, "cpu")
+    script("timing.worker").side_of(variant.name)(folder, {**settings, "variant": dict(variant.options)}, gate)
+    return [json.loads(line) for line in answers.getvalue().splitlines()]
+
+
+NAMES = ("masked_lm", "causal_lm", "sst2", "squad", "prediction")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_lmtools_side_of_every_table_runs(name, script, prepared):
+    work, settings, folder = prepared(name)
+    for variant in work.own:
+        ready, first, second = answers_of(script, variant, folder, settings)
+        assert (first["steps"], second["steps"]) == (2, 1) and first["tokens"] > 0 and first["seconds"] > 0
+        assert first["tokens"] == first["slots"] and first.get("graphs") == 0
+        if name != "prediction":
+            assert ready["flops_per_token"] > 6 * 2 * 4 * 32 * 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", (*NAMES, "mnli"))
+def test_every_rival_runs_and_reads_what_it_claims(name, script, prepared):
+    pytest.importorskip("accelerate")
+    work, settings, folder = prepared(name)
+    rows = {variant.name: answers_of(script, variant, folder, settings)[1] for variant in work.variants}
+    for comparison in work.comparisons:
+        ours, theirs = rows[comparison.own], rows[comparison.rival]
+        assert theirs["tokens"] <= theirs["slots"] and theirs["examples"] > 0
+        if comparison.same:
+            assert (theirs["tokens"], theirs["examples"]) == (ours["tokens"], ours["examples"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["squad", "masked_lm", "causal_lm", "sst2"])
+def test_the_same_step_is_computed_by_both(name, script, prepared):
+    pytest.importorskip("accelerate")
+    work, settings, folder = prepared(name)
+    claims = [comparison for comparison in work.comparisons if comparison.same]
+    pairs = [[dict(work.variant(side).options) for side in (claim.own, claim.rival)] for claim in claims]
+    answer = script("timing.check").check(folder, {**settings, "pairs": pairs})
+    assert len(answer["steps"]) == len(claims)
+    for step in answer["steps"]:
+        assert script("timing.report").step_line(step).startswith("the same step")
+
+
+@pytest.mark.slow
+def test_another_model_or_batch_is_not_compared(script, prepared):
+    pytest.importorskip("accelerate")
+    import torch
+
+    work, settings, folder = prepared("squad")
+    witness = script("timing.check").Witness(settings)
+    witness.tensors = {"other": torch.zeros(1)}
+    with pytest.raises(RuntimeError, match="not the same model"):
+        witness.give(script("timing.trainer").trainer_model({**settings, "variant": {}}, "extractive_qa"))
+
+
+def test_products_count_their_operations(script, tmp_path, monkeypatch):
+    monkeypatch.setitem(script("timing.gate").PRODUCT_SIZE, "cpu", 16)
+    variant = script("timing.turns").MULTIPLY
+    _, first, _ = answers_of(script, variant, tmp_path, {"precision": "fp32", "device": "cpu"})
+    assert first["flops"] == 2 * 2 * 16**3
+
+
+@pytest.mark.slow
+def test_flops_are_those_of_the_formula(script, prepared):
+    """6 L (4d^2 + 2df) for the layers, 12 L d S for the attention, half of it where it is causal, and 6 (V d) for the
+    head where it predicts; lmtool does not count the token that neighbouring rows share twice."""
+    work, settings, folder = prepared("causal_lm")
+    joined = work.variant("lmtool_joined")
+    ready = answers_of(script, joined, folder, settings)[0]
+    size, length = settings["model"], settings["max_length"]
+    d, layers = size["hidden_size"], size["num_layers"]
+    body = 6 * layers * (4 * d * d + 2 * d * size["feedforward_size"])
+    head = 6 * size["vocab_size"] * d * (length - 1) / length
+    assert ready["flops_per_token"] == pytest.approx(body + 6 * layers * d * length + head, rel=2e-2)
