@@ -82,7 +82,7 @@ def page(said: dict[str, Any]) -> str:
         "traffic": [
             both(said, "gradients sent per GPU and step (ddp, fp32)", lambda own: size(own["gradient_bytes"])),
             both(said, f"at {size(NETWORK)}/s between nodes", lambda own: milliseconds(own["crossing_seconds"])),
-            both(said, "fsdp: weights twice, gradients once per forward pass", lambda own: milliseconds(own["sharded"])),
+            both(said, "fsdp: weights 2x, gradients 1x per forward pass", lambda own: milliseconds(own["sharded"])),
             both(said, "forward passes per GPU and step", lambda own: str(own["forwards"])),
             both(said, "messages of the loop over gloo", lambda own: milliseconds(own["message_seconds"])),
             both(
