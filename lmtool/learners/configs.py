@@ -108,7 +108,7 @@ class MixtureConfig(ObjectiveConfig):
         "FOLDER}}. objective.with.NAME.KEY= sets a key of one of them.",
     )
     weights: tuple[float, ...] | None = Field(
-        None, description="A number for each member: its share of the examples and of the loss. Null: all alike."
+        None, description="One number per member: its share of the examples and of the loss. Null: equal."
     )
 
     @classmethod

@@ -140,7 +140,7 @@ class TransformerXlConfig(TransformerConfig):
         640, description="The same in evaluation, where a longer one helps. Null: as in training."
     )
     clamp_distance: Annotated[int, Field(ge=1)] | None = Field(
-        400, description="Distance from which on all are alike in evaluation (clamp_len). Null: none."
+        400, description="Distance beyond which all are the same in evaluation (clamp_len). Null: none."
     )
     same_length: bool = Field(
         True, description="Whether in evaluation every token sees as many others, the length of the memory."

@@ -99,7 +99,7 @@ class ModernbertConfig(TransformerConfig):
     local_window: int = Field(
         64, ge=1, le=1_000_000, description="Tokens on either side that a token sees in a local layer."
     )
-    global_every: Layers = Field(3, description="Of so many layers the first one sees the whole text.")
+    global_every: Layers = Field(3, description="Every n-th layer, from the first on, has global attention.")
     local_rotary_base: float = Field(
         10_000.0, gt=1, description="Base of rotary positions in local layers; of other positions there is one kind."
     )

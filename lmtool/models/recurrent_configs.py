@@ -28,9 +28,9 @@ class LstmConfig(ModelConfig):
     name: Literal["lstm"] = Field("lstm", description="An LSTM language model.")
     num_layers: Layers = Field(1, description="LSTM layers.")
     embedding_size: Width = Field(512, description="Width of the token vectors.")
-    hidden_size: Width = Field(1024, description="Units of a layer: the width of its states and of its memory.")
+    hidden_size: Width = Field(1024, description="Hidden units per layer: the width of states and memory cells.")
     max_positions: Positions = Field(8192, description="Longest sequence in tokens; nothing is learned of positions.")
-    dropout: float = Field(0.5, ge=0, lt=1, description="Share of activations dropped behind embedding and layers.")
+    dropout: float = Field(0.5, ge=0, lt=1, description="Dropout rate after the embedding and each layer.")
     initializer_std: float = Field(
         1.0, gt=0, description="Factor of the initial standard deviations: 1/sqrt(inputs) of each map and table."
     )
@@ -63,11 +63,11 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     vocab_size: Vocabulary = Field(30000, description="Rows of the token embedding; at least the tokenizer's entries.")
     num_layers: Layers = Field(1, description="Layers of the encoder, each in both directions; the decoder has one.")
     embedding_size: Width = Field(620, description="Width of the token vectors.")
-    hidden_size: Width = Field(1000, description="Units of a recurrent layer in one direction.")
+    hidden_size: Width = Field(1000, description="Hidden units per recurrent layer and direction.")
     attention_size: Width = Field(1000, description="Width inside the attention, where a state and a key are added.")
     output_size: Width = Field(500, description="Width of what the output layer reads, the maximum of two maps.")
     max_positions: Positions = Field(8192, description="Longest sequence in tokens; nothing is learned of positions.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Share of activations dropped behind embedding and layers.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate after the embedding and each layer.")
     initializer_std: float = Field(
         0.01, gt=0, description="Standard deviation of matrices that nothing else is said of."
     )

@@ -57,7 +57,7 @@ class CnnConfig(ModelConfig):
         300, description="Width of the hidden states: the filters of all widths, as many of each as can be."
     )
     filter_widths: tuple[int, ...] = Field(
-        (3, 4, 5), min_length=1, description="Words that a filter reads; of an even width one more behind its word."
+        (3, 4, 5), min_length=1, description="Filter widths in words; an even width covers one more word to the right."
     )
     max_positions: Positions = Field(512, description=_LONGEST)
     dropout: float = Field(

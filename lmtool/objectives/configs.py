@@ -151,7 +151,7 @@ class SpanConfig(PairsConfig):
         True, description="The span boundary objective: a second loss that predicts a span from its two neighbours."
     )
     boundary_targets: int = Field(
-        15, ge=1, le=10_000, description="Tokens of a span that its neighbours predict, at most."
+        15, ge=1, le=10_000, description="Maximum tokens per span that its two neighbors predict."
     )
     boundary_position_size: int = Field(
         200, ge=1, le=1_000_000, description="Width of the vector that says which token of a span is predicted."
@@ -295,7 +295,7 @@ class SpanCorruptionConfig(NextTokenConfig):
 
     name: Literal["span_corruption"] = Field("span_corruption", description="Span corruption.")
     density: float = Field(0.15, gt=0, lt=1, description="Share of the tokens that are cut out.")
-    mean_length: float = Field(3.0, ge=1, description="Mean length of a span, in tokens.")
+    mean_length: float = Field(3.0, ge=1, description="Mean span length in tokens.")
 
     @property
     def predicted_fraction(self) -> float:

@@ -27,7 +27,7 @@ class PlmConfig(ObjectiveConfig):
 
     name: Literal["plm"] = Field("plm", description="Permutation language modelling.")
     context: int = Field(
-        6, ge=2, le=1000, description="Of so many tokens one is predicted: n of them in a context of context x n (K)."
+        6, ge=2, le=1000, description="One in this many tokens is predicted: n of them in a context of context x n (K)."
     )
     longest: int = Field(
         5, ge=1, le=1000, description="Longest run of tokens predicted together; one of n is drawn with a share of 1/n."
@@ -90,7 +90,7 @@ class SkipGramConfig(ObjectiveConfig):
 
     name: Literal["skip_gram"] = Field("skip_gram", description="Skip-gram with negative sampling.")
     window: int = Field(
-        5, ge=1, le=1000, description="Words on either side that are predicted at most; of each word 1 to so many."
+        5, ge=1, le=1000, description="Maximum context words on either side; drawn from 1 to this number per word."
     )
     negatives: int = Field(5, ge=1, le=1000, description="Words drawn beside each word that is predicted.")
     subsample: float = Field(

@@ -90,7 +90,7 @@ class StandardConfig(DistillConfig):
         "names it knows. Of the same member they are averaged.",
     )
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
-        None, description="A number for each of the teachers, in an average. Null: all alike."
+        None, description="One weight per teacher in the average. Null: equal weights."
     )
     average: Literal["probabilities", "logits"] = Field(
         "probabilities", description="What is averaged of several teachers, each at the temperature."
@@ -346,7 +346,7 @@ class SelfConfig(DistillConfig):
 
     name: Literal["self"] = Field("self", description="Exits learn from the last layer.")
     exits: Literal["all"] | tuple[int, ...] = Field(
-        "all", description="Layers, counted from 1, behind which there is an exit: all below the last, or a list."
+        "all", description="Layers with an early exit, counted from 1: all (every one below the last), or a list."
     )
     soft: float = Field(
         0.3, ge=0, le=1, description="Of an exit's loss the share of what the last layer predicts; the rest is its own."

@@ -24,11 +24,11 @@ _DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
 class GenerationConfig(Config):
     """Greedy where nothing else is said; sampling with a temperature, beam search with several beams."""
 
-    max_new_tokens: int = Field(80, ge=1, description="Tokens that are added, at most; less where the model is full.")
-    min_new_tokens: int = Field(0, ge=0, description="Tokens before the text may end, at least.")
-    temperature: float = Field(
-        0.0, ge=0, description="0: the best token each time. Above: drawn, the logits divided by it."
+    max_new_tokens: int = Field(
+        80, ge=1, description="Maximum number of new tokens; fewer at the model's maximum length."
     )
+    min_new_tokens: int = Field(0, ge=0, description="Tokens before the text may end, at least.")
+    temperature: float = Field(0.0, ge=0, description="0: greedy. Above 0: sample with the logits divided by it.")
     top_k: int | None = Field(
         None, ge=1, description="Draw from this many best tokens only (Fan et al. 2018). Null: from all."
     )
@@ -39,7 +39,7 @@ class GenerationConfig(Config):
         description="Draw from the fewest best tokens of this probability together (Holtzman et al. 2020). Null: from "
         "all.",
     )
-    beams: int = Field(1, ge=1, description="Texts that beam search keeps. 1: no beam search.")
+    beams: int = Field(1, ge=1, description="Beam search width. 1: no beam search.")
     length_penalty: float = Field(
         1.0, description="Of beam search: a text's log-probability is divided by its length to this power."
     )
@@ -49,7 +49,7 @@ class GenerationConfig(Config):
         "reached would be better; never: when none of any length would.",
     )
     no_repeat_ngram: int = Field(
-        0, ge=0, description="No sequence of this many tokens comes twice (Paulus et al. 2018). 0: any may."
+        0, ge=0, description="No n-gram of this length occurs twice (Paulus et al. 2018). 0: no restriction."
     )
 
     repetition_penalty: float | None = Field(

@@ -105,7 +105,7 @@ class RunConfig(CommandConfig):
     )
     batch_examples: int | None = Field(None, ge=1, description="Examples in a step's batch; or give batch_tokens.")
     batch_tokens: int | None = Field(
-        None, ge=1, description="Real tokens in a step's batch, at most; or give batch_examples."
+        None, ge=1, description="Maximum real tokens in a step's batch; or give batch_examples."
     )
     micro_batch_tokens: int | None = Field(
         None,
@@ -124,7 +124,7 @@ class RunConfig(CommandConfig):
         "CUDA for runs estimated to take more than five minutes. Changes no result beyond rounding and dropout draws.",
     )
     max_length: int = Field(
-        128, ge=SHORTEST, description="Tokens in one packed sequence, at most; longer texts are cut or split."
+        128, ge=SHORTEST, description="Maximum tokens per packed sequence; longer texts are cut or split."
     )
     log_every: int = Field(
         10, ge=1, description="Steps between lines and rows of metrics.jsonl; a run has some fifty rows at least."

@@ -23,7 +23,7 @@ class MachineConfig(CommandConfig):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="Number format of the matrix products. auto: bf16 where the device has it, else fp32."
     )
-    batch_tokens: int = Field(8192, ge=1, description="Real tokens in one forward, at most.")
+    batch_tokens: int = Field(8192, ge=1, description="Maximum real tokens (without padding) in one forward pass.")
     cache_dir: str = Field(
         "~/.cache/lmtool", description="Folder of the token stores, shared by all runs.", min_length=1
     )
@@ -196,9 +196,9 @@ class ProbeConfig(MachineConfig):
         "mean", description="What stands for a whole text, of a task that labels texts."
     )
     classes: int = Field(1000, ge=2, description="Of tokens: the most frequent types, among which a probe chooses.")
-    examples: int = Field(10000, ge=2, description="Tokens or texts that a probe learns from, at most.")
-    held_out: int = Field(5000, ge=2, description="Tokens or texts that it is scored on, at most.")
-    max_length: int = Field(128, ge=8, description="Tokens of a text, at most.")
+    examples: int = Field(10000, ge=2, description="Maximum number of training tokens or texts per probe.")
+    held_out: int = Field(5000, ge=2, description="Maximum number of tokens or texts in its test set.")
+    max_length: int = Field(128, ge=8, description="Maximum tokens per text.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the random weights, and of what is drawn and held out.")
     task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
         None, description="Labelled data, for target=NAME."
@@ -237,7 +237,7 @@ class CheckConfig(CommandConfig):
         description="Near-duplicates share this much of their sets of five characters, at least (Jaccard similarity). "
         "Null: equal texts alone.",
     )
-    listed: int = Field(20, ge=0, description="Rows of each kind that are listed, at most; all are counted.")
+    listed: int = Field(20, ge=0, description="Maximum number of rows listed per finding; all are counted.")
     output: str | None = Field(None, description="File that is written: all that was found, as JSON.", min_length=1)
     seed: int = Field(
         0, ge=0, lt=2**63, description="Seed of the rows that are held out where there is no development split."
@@ -277,7 +277,7 @@ class InspectTokenizerConfig(CommandConfig):
         ("wordpiece", "bytebpe", "bpe", "sentencepiece", "word", "character"),
         description="Kinds that are trained; [] for none.",
     )
-    vocab_size: int = Field(8192, ge=300, le=1_000_000, description="Entries of each, at most.")
+    vocab_size: int = Field(8192, ge=300, le=1_000_000, description="Maximum vocabulary size of each.")
     data: Annotated[DataConfig, Choice("data")] = Field(description="The text that they are trained on.")
     output: str = Field("tokenizers.html", description="Page that is written.", min_length=1)
     cache_dir: str = Field("~/.cache/lmtool", description="Where trained vocabularies lie.", min_length=1)
@@ -324,9 +324,9 @@ class InspectPositionsConfig(LookConfig):
     )
     checkpoint: tuple[str, ...] = Field((), description="Whose positions are drawn beside them, as they were learned.")
     length: int = Field(64, ge=2, le=512, description="Positions.")
-    hidden_size: int = Field(64, ge=2, le=4096, description="Width of the token vectors of new ones.")
-    num_heads: int = Field(4, ge=1, le=64, description="Heads of new ones.")
-    causal: bool = Field(False, description="Whether new ones are of a stack that sees what is before alone.")
+    hidden_size: int = Field(64, ge=2, le=4096, description="Width of the token vectors of untrained kinds.")
+    num_heads: int = Field(4, ge=1, le=64, description="Attention heads of untrained kinds.")
+    causal: bool = Field(False, description="Whether untrained kinds use causal attention.")
     output: str = Field("positions.html", description="Page that is written.", min_length=1)
 
 

@@ -323,7 +323,7 @@ class DannConfig(DomainConfig):
         ge=1,
         description="Steps in which p rises from 0 to 1; the gradient is reversed 2 / (1 + exp(-10 p)) - 1 times.",
     )
-    hidden_size: int = Field(100, ge=1, description="Units of the hidden layer of the domain classifier.")
+    hidden_size: int = Field(100, ge=1, description="Hidden units of the domain classifier.")
 
 
 @component("task/domain", "coral", builder="lmtool.tasks.kinds.sequence:MomentMatching")

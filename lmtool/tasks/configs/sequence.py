@@ -166,9 +166,7 @@ class WindowedConfig(SequenceConfig):
         "the row's label, and whose probabilities (values) are averaged, or the largest of each taken. Of a pair the "
         "second text is windowed.",
     )
-    stride: int = Field(
-        0, ge=0, description="Tokens that neighbouring windows share; at most half of a window is taken."
-    )
+    stride: int = Field(0, ge=0, description="Tokens shared by adjacent windows; at most half a window applies.")
     domain: Annotated[DomainConfig | None, Choice("task/domain", optional=True)] = Field(
         None,
         description="Unlabelled texts of another domain beside the task's, for which the model is to work too "

@@ -51,7 +51,7 @@ class Seq2SeqConfig(PromptedConfig):
     label: str = Field("target", description="The column that is written; a list of texts: all of them are right.")
     prefix: str = Field("", description='Text before every source (T5: "translate English to German: ").')
     target_tokens: int = Field(
-        128, ge=2, description="Tokens of a target, at most; longer ones are cut in training, and counted."
+        128, ge=2, description="Maximum tokens per target; longer ones are cut in training, and counted."
     )
     mask: Literal["causal", "prefix"] = Field(
         "causal",
@@ -148,14 +148,14 @@ class ExtractiveQaConfig(TaskConfig):
         description="What to do with an answer that does not stand in its context at answer_start: refuse the data, "
         "or skip and count the row.",
     )
-    question_tokens: int = Field(64, ge=1, description="Tokens of a question, at most; longer ones are cut.")
+    question_tokens: int = Field(64, ge=1, description="Maximum tokens per question; longer ones are cut.")
     stride: int = Field(
         128,
         ge=0,
         description="Tokens that neighbouring windows of a long context share, as transformers' doc_stride; at most "
         "half of a window is taken.",
     )
-    answer_tokens: int = Field(30, ge=1, description="Tokens of a predicted answer, at most.")
+    answer_tokens: int = Field(30, ge=1, description="Maximum tokens per predicted answer.")
     n_best: int = Field(20, ge=1, description="Answers that are kept of each question, with their probabilities.")
     null_threshold: float | None = Field(
         None,
