@@ -219,8 +219,8 @@ class Scores:
 
 def part_of(name: str) -> str:
     """The part a tensor belongs to: `backbone`, `objective` or `heads.NAME`."""
-    pieces = name.split(".")
-    return ".".join(pieces[:2]) if pieces[0] == "heads" else pieces[0]
+    components = name.split(".")
+    return ".".join(components[:2]) if components[0] == "heads" else components[0]
 
 
 @dataclass

@@ -77,9 +77,9 @@ def run(config: ExportConfig) -> None:
     again = load(str(folder), offline=True)
     copy = read(str(folder), offline=True)
     unused = [name for name in copy.tensors if name not in again.model.parts.state_dict()]
-    comparison = compare_tensors(export.kept, copy.tensors, unused)
-    kept = replace(weights, tensors=export.kept)
-    original, _ = assemble(saved_model(config.checkpoint, saved, export.kept), loaded.tokenizer, trained=kept)
+    comparison = compare_tensors(export.exported, copy.tensors, unused)
+    kept = replace(weights, tensors=export.exported)
+    original, _ = assemble(saved_model(config.checkpoint, saved, export.exported), loaded.tokenizer, trained=kept)
     compare_outputs(comparison, original, again.model.parts)
     if again.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, again.tokenizer)
@@ -98,7 +98,7 @@ def run(config: ExportConfig) -> None:
 
 def require_places(weights: Weights, model: ModelConfig, export: Export) -> None:
     """UserError where the backbone has more than a published one."""
-    lost = [name for name in weights.tensors if name.startswith("backbone.") and name not in export.kept]
+    lost = [name for name in weights.tensors if name.startswith("backbone.") and name not in export.exported]
     if lost:
         more = f" and {counted(len(lost) - 1, 'more tensor')} have" if len(lost) > 1 else " has"
         raise UserError(

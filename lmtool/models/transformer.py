@@ -63,7 +63,7 @@ class Transformer(EncoderDecoder):
         encoder, decoder = post_norm_layers(config, "relu", config.activation_dropout)
         super().__init__(
             config,
-            Embeddings(config.vocab_size, width, positions[0], config.dropout, scale=math.sqrt(width)),
+            Embeddings(config.vocab_size, width, positions[0], config.dropout).scaled(math.sqrt(width)),
             Stack(encoder),
             DecoderStack(decoder, StackInput(positions[1], config.dropout)),
         )

@@ -5,7 +5,7 @@ Between the two, virtual tokens are inserted. Shape letters: T tokens, H hidden 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -103,15 +103,19 @@ class Embeddings(StackInput):
         dropout: float,
         segments: int = 0,
         norm: nn.Module | None = None,
-        scale: float = 1.0,
         project: nn.Module | None = None,
     ):
         segment = nn.Embedding(segments, hidden_size) if segments else None
         super().__init__(position, dropout, segment, norm)
         self.token = nn.Embedding(vocab_size, hidden_size)
         self.further: tuple[nn.Embedding, ...] = ()  # in a tuple: their tensors are the heads'
-        self.scale = scale
+        self.scale = 1.0
         self.project = project
+
+    def scaled(self, scale: float) -> Self:
+        """These embeddings, with token vectors multiplied by `scale`."""
+        self.scale = scale
+        return self
 
     def extend(self, table: nn.Embedding) -> int:
         """Tokens with a table of their own, behind all there are. Returns the id of the first."""

@@ -26,7 +26,7 @@ from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, r
 # Imports huggingface_hub where it is needed only: half a second.
 
 
-class Absent(UserError):
+class MissingFile(UserError):
     """A file is not in the cache, and not at hand elsewhere: the repository lacks it, or there is no network."""
 
 
@@ -71,16 +71,16 @@ class Address:
         file = f"{self.typed}: {name} of {self.repository}@{revision}"
         again = "type the command once with a network and without offline=true, or give a local folder"
         if offline or constants.HF_HUB_OFFLINE:
-            raise Absent(f"{file}: offline=true, and not in the hub's cache", again)
+            raise MissingFile(f"{file}: offline=true, and not in the hub's cache", again)
         if not self._reachable:
             # Without a network the library retries for half a minute.
-            raise Absent(f"{file}: no network, and not in the hub's cache", again)
+            raise MissingFile(f"{file}: no network, and not in the hub's cache", again)
         try:
             return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=revision))
         except errors.LocalEntryNotFoundError as problem:
-            raise Absent(f"{file}: {_short(problem)}", again) from problem
+            raise MissingFile(f"{file}: {_short(problem)}", again) from problem
         except errors.EntryNotFoundError as problem:
-            raise Absent(f"{file}: no such file there", again) from problem
+            raise MissingFile(f"{file}: no such file there", again) from problem
         except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
             raise UserError(
                 f"{self.typed}: {name}: {_short(problem)}",
@@ -288,7 +288,7 @@ def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -
         address = Address.of("checkpoint", folder.checkpoint, _GIVE)
         try:
             return address.file(name, offline, folder.revision)
-        except Absent:
+        except MissingFile:
             if required:
                 raise
     if required:
@@ -302,12 +302,12 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
     give = "give a local folder with tokenizer.json, or hf://org/name@revision"
     address = Address.of("tokenizer.path", path, give)
     folder: Path | None = None
-    absent: list[Absent] = []
+    absent: list[MissingFile] = []
     for name in TOKENIZER:
         try:
             # The cache keeps a folder for each commit: all files are of the first one's.
             folder = address.file(name, offline, None if folder is None else folder.name).parent
-        except Absent as problem:
+        except MissingFile as problem:
             absent.append(problem)
     if folder is None:
         raise absent[0]
@@ -320,7 +320,7 @@ def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
     # The cache keeps a folder for each commit: what is read later is of the same one, whatever happens to a branch.
     commit = path.parent.name
     for name in (*TOKENIZER, GENERATION):
-        with suppress(Absent):
+        with suppress(MissingFile):
             address.file(name, offline, commit)
     return HFFolder(checkpoint, path.parent, HFConfig(read_object(checkpoint, path)), commit)
 

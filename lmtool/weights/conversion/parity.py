@@ -25,7 +25,7 @@ from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 from lmtool.weights.comparing import Comparison, difference, tokenized
-from lmtool.weights.exporting import Reading
+from lmtool.weights.exporting import TokenizerSettings
 from lmtool.weights.folders import read_settings
 from lmtool.weights.heads import CheckpointModel, format_of
 from lmtool.weights.load import Loaded, PaddedModel
@@ -202,12 +202,12 @@ def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tok
 
 def reading_of(
     model: ModelConfig, saved: Mapping[str, Any], task: Mapping[str, Any] | None, tokenizer: Tokenizer
-) -> Reading:
+) -> TokenizerSettings:
     """How AutoTokenizer is to read texts. Those of a masked language model may hold masks."""
     segments = has_segments(model)
     if task is None:
-        return Reading(segments, model.max_positions, False)
-    return Reading(segments, saved["max_length"], not tokenizer.parse_special_tokens)
+        return TokenizerSettings(segments, model.max_positions, False)
+    return TokenizerSettings(segments, saved["max_length"], not tokenizer.parse_special_tokens)
 
 
 @torch.no_grad()

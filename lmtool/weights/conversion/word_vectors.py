@@ -23,7 +23,7 @@ from lmtool.resolver.schema.run import ExportConfig, ImportConfig
 from lmtool.tokenizers.configs import WordConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tokenizers.trained import of_words
-from lmtool.weights.exporting import whole_folder, write_import
+from lmtool.weights.exporting import ImportedModel, write_folder_atomically, write_import
 from lmtool.weights.load import load, saved_config
 
 # Word vectors as text, a line a word and its numbers: the files of word2vec, GloVe and fastText.
@@ -153,7 +153,7 @@ def import_vectors(config: ImportConfig, path: Path) -> None:
     table_VH = table_of(file, tokenizer)
     model = WordVectorsConfig(vocab_size=len(table_VH), hidden_size=table_VH.shape[1])
     source: dict[str, Any] = {"checkpoint": config.checkpoint, "revision": None, "file": path.name, "ignored_keys": []}
-    write_import({_TABLE: table_VH}, model, tokenizer, source, folder)
+    write_import(ImportedModel({_TABLE: table_VH}, model, tokenizer, source), folder)
     again = load(str(folder), offline=True)
     same = torch.equal(again.model.parts.state_dict()[_TABLE], table_VH)
     output = Output()
@@ -205,7 +205,7 @@ def export_vectors(config: ExportConfig) -> None:
     if "unk" in tokenizer.roles:
         listed, ids = [*listed, _UNKNOWN], [*ids, tokenizer.role("unk")]
     vectors, folder = table_VH[ids], Path(config.output).expanduser()
-    whole_folder(folder, lambda draft: write_words(draft / _FILE, listed, vectors))
+    write_folder_atomically(folder, lambda draft: write_words(draft / _FILE, listed, vectors))
     again = read_words(folder / _FILE)
     if again.words != listed or not torch.equal(again.vectors, vectors):
         raise CheckFailed(f"{folder / _FILE} is not what was exported", "keep the checkpoint")
@@ -228,7 +228,7 @@ def vectors_below(config: ImportConfig, family: str) -> None:
         raise UserError(f"model={family} has no table of tokens alone", "give model=cnn or model=lstm")
     tensors[_TABLE] = table_VH
     source: dict[str, Any] = {"checkpoint": config.checkpoint, "revision": None}
-    write_import(tensors, model, loaded.tokenizer, source, folder)
+    write_import(ImportedModel(tensors, model, loaded.tokenizer, source), folder)
     new = sum(tensor.numel() for tensor in tensors.values()) - table_VH.numel()
     rows = [("taken", f"{_TABLE.rpartition('.')[0]} {tuple(table_VH.shape)}"), ("new", f"all else: {new:,} values")]
     output = Output()
