@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
@@ -82,24 +83,24 @@ class HFFormat:
     keys: KeyMap
     tied: Tied
     fields: Mapping[str, str]
-    defaults: Mapping[str, Any]
+    defaults: JsonMapping
     classes: tuple[HFClass, ...]
     unlike: Mapping[str, str] = field(default_factory=dict)
     unties: bool = True
     prefix: str = ""
     outside: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-    constant: Mapping[str, Any] = field(default_factory=dict)
+    constant: Mapping[str, object] = field(default_factory=dict)
     allowed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     repeats: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)
     positions: str | None = "learned"
 
     def class_of_heads(self, heads: Collection[str]) -> HFClass:
         """The first class all of whose heads are among these names."""
         return next(entry for entry in self.classes if set(entry.heads) <= set(heads))
 
-    def named_class(self, config: Mapping[str, Any]) -> HFClass | None:
+    def named_class(self, config: Mapping[str, object]) -> HFClass | None:
         """The class that a config.json names; None where it names none of `classes`."""
         names, known = config.get("architectures"), {entry.name: entry for entry in self.classes}
         return next((known[name] for name in names if name in known), None) if isinstance(names, list) else None
@@ -115,7 +116,7 @@ class HFFormat:
             for name, tensor in tensors.items()
         }
 
-    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
         """The reverse; also for a bare model. config: its config.json. UserError as in `Tied.resolve`."""
         model_class, known_prefixes = self.named_class(config), (self.prefix, *self.outside)
         keys, prefix = self._names_in(model_class)
@@ -144,7 +145,7 @@ class HFFormat:
         known_prefixes = path.startswith(prefix) and not path.startswith(self.outside)
         return other + path.removeprefix(prefix) if known_prefixes else path
 
-    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         """Our configuration as a config.json. UserError where it has no place in one."""
         if self.positions is not None:
             require_positions(config, self.positions, self.title)
@@ -158,7 +159,7 @@ class HFFormat:
         repeated = {key: section[other] for key, other in self.repeats.items()}
         return {"model_type": self.model_type, **section, **repeated, **self.constant}
 
-    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         """The model section of a config.json. UserError where it is a variant that this family does not compute."""
         allowed = {**{key: (value,) for key, value in self.constant.items()}, **self.allowed}
         section = sizes(data, self.fields, self.defaults)
@@ -179,7 +180,7 @@ class JointProjectionFormat(HFFormat):
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         return self._transposed(super().to_hf(join_projections(tensors), config))
 
-    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
         return split_projections(super().from_hf(self._transposed(tensors), config))
 
     def _transposed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmtool.errors import UserError
 
-EMPTY: Mapping[str, Any] = MappingProxyType({})
+EMPTY: Mapping[str, object] = MappingProxyType({})
 """A config.json that says nothing."""
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -71,7 +70,7 @@ class Tied:
     bias: tuple[str, str] | None = None
 
     def resolve(
-        self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], predicts: bool | None = None
+        self, tensors: Mapping[str, Tensor], config: Mapping[str, object], predicts: bool | None = None
     ) -> dict[str, Tensor]:
         """The tensors of a file without copies, as transformers 5 takes them: an output table that differs from the
         token table, or that config.json calls another one (`tie_word_embeddings`), stays; a copy whose original is

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import TransformerConfig
 from lmtool.nn.configs import RotaryPositionsConfig
@@ -28,7 +29,7 @@ NEUTRAL = frozenset(
 class HFConfig(dict[str, Any]):
     """A config.json that remembers which of its keys were asked for."""
 
-    def __init__(self, data: Mapping[str, Any]):
+    def __init__(self, data: Mapping[str, object]):
         super().__init__(data)
         self._read: set[str] = set()
 
@@ -55,7 +56,7 @@ def unnamed(number: int) -> str:
     return f"LABEL_{number}"
 
 
-def expect(data: Mapping[str, Any], family: str, **allowed: tuple[Any, ...]) -> None:
+def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) -> None:
     """UserError where a key has a value that this family does not compute. allowed: values by key; absent and null
     stand for the first one."""
     for key, values in allowed.items():
@@ -88,7 +89,7 @@ def require_half_split(positions: RotaryPositionsConfig, title: str) -> None:
         )
 
 
-def sizes(data: Mapping[str, Any], names: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def sizes(data: Mapping[str, object], names: Mapping[str, str], defaults: Mapping[str, object]) -> JsonObject:
     """A model section. names: our field by their key. defaults: of transformers, by their key, for what old files
     leave out."""
     return {

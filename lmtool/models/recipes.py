@@ -16,9 +16,10 @@ from pydantic import Field, ValidationError, model_validator
 from lmtool.config import groups, saved
 from lmtool.config.auto import merge
 from lmtool.config.base import Config
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 
-Section = dict[str, Any]
+Section = JsonObject
 
 GROUP = "recipe"
 ABSOLUTE_STEPS = ("adam", "adamw", "muon")
@@ -92,13 +93,13 @@ def fit(section: Section, width: int, recipe_width: int) -> Section:
     return {**section, "lr": float(f"{narrower:.3g}")}
 
 
-def recipe_of(family: type[Config], width: int) -> dict[str, Any]:
+def recipe_of(family: type[Config], width: int) -> JsonObject:
     """The sections that `auto` stands for in a run of a family at a width: {"tokenizer": ..., "pretrain": {"objective":
     ..., ...}, "finetune": {...}}. Raises UserError where a recipe is not one."""
     sections = read(_default()).at(width, _recipe_width(family))
     for parent, path in _layers(family):
         sections |= read(path).at(width, _recipe_width(parent))
-    nested: dict[str, Any] = {"tokenizer": sections.pop("tokenizer", {}), "pretrain": {}, "finetune": {}}
+    nested: JsonObject = {"tokenizer": sections.pop("tokenizer", {}), "pretrain": {}, "finetune": {}}
     for key, section in sections.items():
         command, _, name = key.partition(".")
         nested[command][name] = section

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import AddedToken, models
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.configs import SPECIALS
@@ -29,7 +30,7 @@ def read_text(path: Path) -> str:
         raise broken(path, str(reason)) from reason
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """A JSON object. UserError naming the file, and the line, where it is none."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -68,7 +69,7 @@ class Settings:
     """tokenizer_config.json. path: of the file, for errors; values: empty where there is none."""
 
     path: Path
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
 
     @classmethod
     def of(cls, folder: Path) -> Settings:
@@ -171,7 +172,7 @@ def _qwen2(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, 
 
 
 def _word_end(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
-    options: dict[str, Any] = {"end_of_word_suffix": "</w>", "unk_token": tokens.get("unk"), "fuse_unk": False}
+    options: JsonObject = {"end_of_word_suffix": "</w>", "unk_token": tokens.get("unk"), "fuse_unk": False}
     return backends.word_end(models.BPE(vocab=vocabulary.entries, merges=list(vocabulary.merges), **options))
 
 

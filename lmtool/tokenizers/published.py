@@ -20,6 +20,7 @@ from unicodedata import normalize
 import tokenizers
 from tokenizers import AddedToken
 
+from lmtool.config.saved import JsonMapping
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.classes import (
@@ -54,7 +55,7 @@ _MAY_BE_EMPTY = ("?", "*", "|", "^", "$", "{0", "{,", "()", r"\b", r"\B", r"\A",
 """Of a pattern that could match where nothing stands."""
 
 
-def require_bounded(path: Path, content: Mapping[str, Any]) -> None:
+def require_bounded(path: Path, content: Mapping[str, object]) -> None:
     """UserError where the rules of a tokenizer.json may write more than `MOST` characters for one. path: of the file,
     for the error."""
     for names in _PARTS:
@@ -71,7 +72,7 @@ def require_bounded_characters(path: Path, characters: bytes) -> None:
         raise broken(path, f"its map of characters may write more than {MOST:,} for one")
 
 
-def _steps(rule: Any) -> Iterator[Mapping[str, Any]]:
+def _steps(rule: Any) -> Iterator[JsonMapping]:
     """A rule's steps in their order."""
     if not isinstance(rule, Mapping):
         return
@@ -82,7 +83,7 @@ def _steps(rule: Any) -> Iterator[Mapping[str, Any]]:
         yield from _steps(step)
 
 
-def _growth(step: Mapping[str, Any], written: list[str]) -> float:
+def _growth(step: JsonMapping, written: list[str]) -> float:
     """Characters that a step may write for one; of a layout, how often it repeats a text. written: what the steps
     before it write, to which this one's is added."""
     kind, content = step.get("type"), step.get("content")

@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from lmtool.config.saved import JsonObject
 from lmtool.tokenizers.classes import Settings, Token, TokenizerClass, broken, read_json
 
 SPECIAL_MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
@@ -119,12 +120,12 @@ def read_special(
     return SpecialTokens(named, newer if _NEW_LIST in values else list(extra), added, origins, settings.path)
 
 
-def _pop_names(values: dict[str, Any]) -> dict[str, Any]:
+def _pop_names(values: JsonObject) -> JsonObject:
     """Tokens with names of their own, which may stand where the list does."""
     return values.pop(_NEW_LIST) if isinstance(values.get(_NEW_LIST), dict) else {}
 
 
-def _mapped(path: Path, before: dict[str, Any]) -> dict[str, Any]:
+def _mapped(path: Path, before: JsonObject) -> JsonObject:
     """The contents of special_tokens_map.json, every token of which is special."""
     values = read_json(path) if path.is_file() else {}
     values = {key: _token(path, token, True) if _value(token, "content") else token for key, token in values.items()}
@@ -136,7 +137,7 @@ def _mapped(path: Path, before: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _added_tokens(path: Path, values: dict[str, Any]) -> dict[int, AddedToken]:
+def _added_tokens(path: Path, values: JsonObject) -> dict[int, AddedToken]:
     """The tokens of added_tokens.json by id; those that another file calls special are."""
     candidates = [*(values.get(f"{role}_token") for role in ROLES), *_tokens(path, values.get(_NEW_LIST))]
     special = {str(token) for token in candidates if _is_token(token)}

@@ -19,6 +19,7 @@ import tokenizers
 from tokenizers import processors
 
 from lmtool.config.checkpoint import refusal
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.system.manifest import Damaged, verify_beside
 from lmtool.tokenizers.classes import PLAIN, SETTINGS
@@ -60,7 +61,7 @@ class Tokenizer:
         flagged = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         self._unflagged = tuple(sorted(set(without_role) - flagged))
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> JsonObject:
         """What another process makes it again from (`of_plain`), as plain data."""
         return {
             "backend": self._backend.to_str(),
@@ -71,7 +72,7 @@ class Tokenizer:
         }
 
     @classmethod
-    def of_plain(cls, plain: Mapping[str, Any]) -> Tokenizer:
+    def of_plain(cls, plain: JsonMapping) -> Tokenizer:
         """The tokenizer that `to_plain` was called of."""
         return cls(**{**plain, "backend": tokenizers.Tokenizer.from_str(plain["backend"])})
 
@@ -156,7 +157,7 @@ class Tokenizer:
         return same_special_tokens and self._rules == other._rules
 
     @cached_property
-    def _rules(self) -> dict[str, Any]:
+    def _rules(self) -> JsonObject:
         """Its vocabulary and what makes pieces of a text, as plain data; scores as exact as they are read again."""
         parts = json.loads(self._backend.to_str())
         model = parts["model"]
@@ -304,7 +305,7 @@ class Tokenizer:
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
         # A class of transformers may have tokens of its own for the roles that stand nowhere.
         named = {f"{name}_token": None for name in ROLES} | special
-        settings: dict[str, Any] = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **named}
+        settings: JsonObject = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **named}
         if self._unflagged:
             settings["additional_special_tokens"] = list(self._unflagged)
         contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))

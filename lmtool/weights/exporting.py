@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 
 from lmtool.config import saved
 from lmtool.config.checkpoint import CARRIED, CONFIG, DATA, MODEL, OPTIMIZER, STATE, read_manifest
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION
@@ -40,14 +41,14 @@ class Export:
     """What goes into the folder. exported: our tensors that have a place in it. left_out: parts that have none."""
 
     architecture: str
-    config: dict[str, Any]
+    config: JsonObject
     tensors: dict[str, Tensor]
     exported: dict[str, Tensor]
     left_out: tuple[str, ...]
 
 
 def export_of(
-    model: ModelConfig, tensors: Mapping[str, Tensor], task: Mapping[str, Any] | None, tokenizer: Tokenizer
+    model: ModelConfig, tensors: Mapping[str, Tensor], task: Mapping[str, object] | None, tokenizer: Tokenizer
 ) -> Export:
     """The published form of a checkpoint's tensors. task: the section of a task's checkpoint, with its labels.
 
@@ -99,7 +100,7 @@ def export_of(
     return Export(model_class.name, config, hf_tensors, exported, tuple(sorted(left_out)))
 
 
-def _hf_head(model: ModelConfig, task: Mapping[str, Any], declared: HFFormat) -> TaskHead:
+def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat) -> TaskHead:
     """The head of transformers that the task's is exported as. UserError where it has none, or where its classifier of
     the family reads a text in another way than the task does."""
     name, form, head = task["name"], form_of(model, task), head_of_task(task)
@@ -136,10 +137,10 @@ def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
     return ids
 
 
-def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> JsonObject:
     """What a generation_config.json says. `vocab_size` of a config.json counts the rows of the token table, as
     transformers needs it to load them; rows behind the vocabulary stand for no text, and are never written."""
-    keys: dict[str, Any] = {**special_ids(model, tokenizer)}
+    keys: JsonObject = {**special_ids(model, tokenizer)}
     if tokenizer.vocab_size < model.vocab_size:
         keys["suppress_tokens"] = list(range(tokenizer.vocab_size, model.vocab_size))
     if isinstance(model, T5Config) and model.num_layers < model.layers_of_decoder:
@@ -152,7 +153,7 @@ class Folded:
     """A tuned checkpoint without what its method needs in training alone. tensors: those it holds. config: its own."""
 
     tensors: dict[str, Tensor]
-    config: dict[str, Any]
+    config: JsonObject
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class TokenizerSettings:
     max_length: int
     split_special_tokens: bool
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Keys of a tokenizer_config.json."""
         names = ["input_ids", *(["token_type_ids"] if self.segments else []), "attention_mask"]
         return {
@@ -260,7 +261,7 @@ def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -309,11 +310,11 @@ def write_import(imported: ImportedModel, output: Path) -> None:
 
 
 def write_checkpoint(
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     tensors: Mapping[str, Tensor],
     tokenizer: Tokenizer | None,
     output: Path,
-    files: Mapping[str, Any],
+    files: Mapping[str, object],
 ) -> None:
     """Write a checkpoint of step 0, whole or not at all. files: what stands in JSON files beside it, by their names.
 

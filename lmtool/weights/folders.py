@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lmtool.config.checkpoint import ADAPTER
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
@@ -160,7 +161,7 @@ class HFFolder:
             )
         return module
 
-    def model_section(self) -> dict[str, Any]:
+    def model_section(self) -> JsonObject:
         """Its `model` section, as the decoder takes it. UserError where it is a variant that we do not compute."""
         family = self.family()
         return self._readable(lambda: dict(family.from_hf_config(self.config)))
@@ -176,7 +177,7 @@ class HFFolder:
                 f"checkpoint={self.checkpoint}: its config.json cannot be read: {problem!r}", "copy it again"
             ) from problem
 
-    def saved_config(self) -> dict[str, Any]:
+    def saved_config(self) -> JsonObject:
         """What a checkpoint of ours would have in its config.json: the model, the tokenizer in this folder, how it
         generates, and the task of a text classifier."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
@@ -185,7 +186,7 @@ class HFFolder:
         task = self._task() if head_of_class(self.config) is not None and self._unlike() is None else None
         return config if task is None else {**config, "task": task}
 
-    def classifier_config(self) -> dict[str, Any]:
+    def classifier_config(self) -> JsonObject:
         """`saved_config` of a text classifier, which reads texts as in transformers: what looks like a special token
         is one, and no text is longer than its tokenizer says. UserError where it is of no task that lmtool has."""
         self.require_read_head()
@@ -227,7 +228,7 @@ class HFFolder:
         known = [name for name in names if name in unlike] if isinstance(names, list) else []
         return f"{known[0]}, whose head lmtool does not read: {unlike[known[0]]}" if known else None
 
-    def _generation(self) -> dict[str, Any]:
+    def _generation(self) -> JsonObject:
         """How it generates by default, in the fields of `GenerationConfig`: its own file says so, or of old its
         config.json."""
         file = self.path / GENERATION
@@ -237,7 +238,7 @@ class HFFolder:
         """The names of its labels, in their order."""
         return self._readable(lambda: label_names(self.config))
 
-    def _task(self) -> dict[str, Any] | None:
+    def _task(self) -> JsonObject | None:
         return self._readable(lambda: task_of(self.config))
 
 
@@ -325,13 +326,13 @@ def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
     return HFFolder(checkpoint, path.parent, HFConfig(read_object(checkpoint, path)), commit)
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> JsonObject:
     """The tokenizer_config.json of a folder; empty where there is none. UserError where it is no JSON object."""
     path = folder / SETTINGS
     return dict(read_object(str(folder), path)) if path.is_file() else {}
 
 
-def read_object(checkpoint: str, path: Path) -> Mapping[str, Any]:
+def read_object(checkpoint: str, path: Path) -> JsonMapping:
     """A JSON file of a folder. UserError where it holds no JSON object."""
     try:
         if path.stat().st_size > _MOST_BYTES:

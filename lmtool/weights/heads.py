@@ -6,10 +6,10 @@ Shape letters: T tokens, N documents, H hidden width, V vocabulary, C classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonMapping
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
@@ -33,7 +33,7 @@ class CheckpointModel(ModelWithHeads):
     """
 
     def __init__(
-        self, backbone: Backbone, tensors: Mapping[str, Tensor], task: Mapping[str, Any] | None = None, seed: int = 0
+        self, backbone: Backbone, tensors: Mapping[str, Tensor], task: JsonMapping | None = None, seed: int = 0
     ):
         super().__init__(backbone, seed)
         parts = {
@@ -59,7 +59,7 @@ class CheckpointModel(ModelWithHeads):
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
-    def _task_head(self, task: Mapping[str, Any] | None) -> TaskHead:
+    def _task_head(self, task: JsonMapping | None) -> TaskHead:
         """That of the task; without one, what the tensors have a head of."""
         known = None if task is None else head_of_task(task)
         return known or next((head for name, head in HEADS.items() if name in self.heads), HEADS[CLASSIFIER])
@@ -140,12 +140,12 @@ def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> 
     return None
 
 
-def form_of(model: ModelConfig, task: Mapping[str, Any]) -> SequenceForm:
+def form_of(model: ModelConfig, task: JsonMapping) -> SequenceForm:
     """How the head of a task's section reads a text. A section of another time may lack fields."""
     return model.sequence_form(task.get("head"), task.get("pooling"), task.get("head_layers"))
 
 
-def format_of(model: ModelConfig, task: Mapping[str, Any]) -> str:
+def format_of(model: ModelConfig, task: JsonMapping) -> str:
     """The format in which the task of a section reads a text. Words are read as transformers reads them."""
     head = head_of_task(task)
     over_words = head is not None and head.name == WORDS and model.transformers_form is not None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lmtool.config import plugins
 from lmtool.config.base import Config
 from lmtool.config.checkpoint import find, read_config
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
 from lmtool.errors import UserError
@@ -68,10 +69,10 @@ class Loaded:
     tokenizer: Tokenizer | None
     config: ModelConfig
     report: LoadReport
-    saved: Mapping[str, Any]
+    saved: JsonMapping
 
     @property
-    def task(self) -> Mapping[str, Any] | None:
+    def task(self) -> JsonMapping | None:
         """The section of the task that it was trained for, if one."""
         task = self.saved.get("task")
         return task if isinstance(task, dict) else None
@@ -175,7 +176,7 @@ class SavedModel:
 
     model: ModelConfig
     tensors: Mapping[str, Tensor]
-    task: Mapping[str, Any] | None
+    task: JsonMapping | None
     tuned_by: Config | None
     seed: int
     exits: tuple[int, ...] = ()
@@ -189,7 +190,7 @@ class SavedModel:
         return CheckpointModel(backbone, self.tensors, self.task, seed)
 
 
-def saved_model(checkpoint: str, saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SavedModel:
+def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tensor]) -> SavedModel:
     """The model of a saved configuration. UserError where it is not decoded."""
     task = saved.get("task")
     return SavedModel(
@@ -201,7 +202,7 @@ def saved_model(checkpoint: str, saved: Mapping[str, Any], tensors: Mapping[str,
     )
 
 
-def saved_config(checkpoint: str, offline: bool = False) -> dict[str, Any]:
+def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
     """The configuration in a checkpoint, of its model at least; not decoded yet."""
     folder = hf_folder(checkpoint, offline)
     if folder is not None:
@@ -214,7 +215,7 @@ def saved_config(checkpoint: str, offline: bool = False) -> dict[str, Any]:
     return saved
 
 
-def section(checkpoint: str, saved: Mapping[str, Any], choice: Choice) -> Any:
+def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any:
     """The strictly decoded section of a component."""
     try:
         return choice.validate(saved.get(choice.group))
@@ -255,7 +256,7 @@ def _padded(values: Tensor, real_BL: Tensor) -> Tensor:
 # without what its method needs in training alone.
 
 
-def merged(weights: Weights, saved: Mapping[str, Any]) -> Weights:
+def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
     """The weights with what a tuning method added merged into the others; the same ones where it added nothing.
 
     saved: the configuration of their checkpoint. UserError where the method cannot be merged.
@@ -293,7 +294,7 @@ def _merge(parts: ModelWithHeads, origin: str) -> None:
         raise UserError(f"checkpoint={origin}: {error.message}", error.hint) from error
 
 
-def folded(weights: Weights, shares_input: Mapping[str, Tensor], saved: Mapping[str, Any]) -> Folded | None:
+def folded(weights: Weights, shares_input: Mapping[str, Tensor], saved: Mapping[str, object]) -> Folded | None:
     """A tuned checkpoint with what training alone needs (the map of a prefix) replaced by what it computes; None where
     there is no such thing.
 

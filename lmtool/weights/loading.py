@@ -7,13 +7,13 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from lmtool.config.checkpoint import read_json, read_manifest
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.heads.lm import LMHead
@@ -160,7 +160,7 @@ class Base:
                 f"bring {self.checkpoint} back as it was when the run began",
             )
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> JsonObject:
         """What base.json holds. A commit looks like a key, and is none."""
         plain = asdict(self)
         del plain["names"]

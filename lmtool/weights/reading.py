@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtool.config.checkpoint import find
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import builder_module, entry_of, lookup
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import differing_layout
@@ -88,7 +89,7 @@ _GENERATION_KEYS = frozenset(
         "output_logits", "return_dict_in_generate", "trust_remote_code",
     }
 )  # fmt: skip
-_GENERATION_DEFAULTS: dict[str, Any] = {
+_GENERATION_DEFAULTS: JsonObject = {
     "max_length": 20, "max_new_tokens": 20, "min_length": 0, "min_new_tokens": 0, "do_sample": False, "num_beams": 1,
     "early_stopping": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
     "repetition_penalty": 1.0, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
@@ -145,7 +146,7 @@ def notes(checkpoint: str, ignored: Sequence[str]) -> list[str]:
     return [f"checkpoint={checkpoint}: not read: {'; '.join(ignored)}"] if ignored else []
 
 
-def _of_tokenizer(settings: Mapping[str, Any]) -> list[str]:
+def _of_tokenizer(settings: Mapping[str, object]) -> list[str]:
     """A token of any name is read."""
     return [
         key
@@ -157,7 +158,7 @@ def _of_tokenizer(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _of_generation(settings: Mapping[str, Any], folder: HFFolder) -> list[str]:
+def _of_generation(settings: Mapping[str, object], folder: HFFolder) -> list[str]:
     ends, rows = settings.get("eos_token_id"), folder.config.get("vocab_size")
     set_keys = [key for key, value in settings.items() if key not in _GENERATION_KEYS and value is not None]
     names = [key for key in set_keys if key not in _GENERATION_DEFAULTS and key != "eos_token_id"]
@@ -165,7 +166,7 @@ def _of_generation(settings: Mapping[str, Any], folder: HFFolder) -> list[str]:
     return names + [name for name in _changed(settings) if not _is_past_vocabulary(name, settings, rows)]
 
 
-def _is_past_vocabulary(name: str, settings: Mapping[str, Any], rows: Any) -> bool:
+def _is_past_vocabulary(name: str, settings: Mapping[str, object], rows: Any) -> bool:
     """Whether tokens that are not written are the last rows of the table, which lmtool never writes."""
     tokens = settings.get("suppress_tokens")
     if not name.startswith("suppress_tokens") or not isinstance(tokens, list) or not isinstance(rows, int):
@@ -173,7 +174,7 @@ def _is_past_vocabulary(name: str, settings: Mapping[str, Any], rows: Any) -> bo
     return tokens == list(range(rows - len(tokens), rows))
 
 
-def _changed(settings: Mapping[str, Any]) -> list[str]:
+def _changed(settings: Mapping[str, object]) -> list[str]:
     """Settings of generation that are not the default."""
     return [
         f"{key}={json.dumps(settings[key])[:30]}"

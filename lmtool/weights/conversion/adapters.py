@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, builder_module, entry_of
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
@@ -47,7 +47,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     own_tensors = {**restored.added, **_changed_tensors(adapter, base_folder, base, start, restored.changed)}
     tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
     base_tensors = _left_to_base(start, own_tensors, head)
-    settings: dict[str, Any] = {"generation": saved["generation"]} if "generation" in saved else {}
+    settings: JsonObject = {"generation": saved["generation"]} if "generation" in saved else {}
     named = True
     if head is not None:
         labelled, named = _labelled(base_folder, adapter, {**base_tensors, **own_tensors}, head)
@@ -176,7 +176,7 @@ def _labelled(
 
 
 def _require_complete(
-    adapter: Adapter, model: ModelConfig, task: Mapping[str, Any], tensors: Mapping[str, Tensor], head: TaskHead
+    adapter: Adapter, model: ModelConfig, task: Mapping[str, object], tensors: Mapping[str, Tensor], head: TaskHead
 ) -> None:
     """UserError where neither the adapter nor its base has what stands on the backbone."""
     expected = [f"heads.{head.name}"] + (["heads.pooler"] if not head.tokens and form_of(model, task).pooled else [])

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lmtool.config.nearest import nearest
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build, lookup, names
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.base import OneStack
@@ -59,7 +60,7 @@ class ArchitectureConversion:
     left_out: list[str] = field(default_factory=list)
     masks: tuple[str, str] | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """As JSON has it."""
         changed = {"resized": self.resized, "new": self.new, "left_out": self.left_out}
         return {"taken": self.taken, **changed, "masks": self.masks}
@@ -184,7 +185,7 @@ def _attribute_differences(name: str, old: nn.Module, new: nn.Module) -> Iterato
         yield f"{name}{_BIAS}"
 
 
-def _settings(module: nn.Module) -> dict[str, Any]:
+def _settings(module: nn.Module) -> JsonObject:
     """The numbers and functions that a module holds."""
     known = {key: value for key, value in vars(module).items() if not key.startswith("_") and key not in _FREE}
     return {key: value for key, value in known.items() if isinstance(value, _COMPARABLE) or callable(value)}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonMapping
 from lmtool.data.assembly import Template
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import text_format
@@ -191,7 +192,7 @@ _TEXTS = (
 )
 
 
-def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tokenizer) -> str | None:
+def layout_of(model: ModelConfig, task: Mapping[str, object] | None, tokenizer: Tokenizer) -> str | None:
     """The format in which the exported model reads a text; None where it continues one, which stands as it is, and
     where the vocabulary lacks what the format puts around texts."""
     if task is None and model.architecture == "decoder":
@@ -201,7 +202,7 @@ def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tok
 
 
 def reading_of(
-    model: ModelConfig, saved: Mapping[str, Any], task: Mapping[str, Any] | None, tokenizer: Tokenizer
+    model: ModelConfig, saved: JsonMapping, task: JsonMapping | None, tokenizer: Tokenizer
 ) -> TokenizerSettings:
     """How AutoTokenizer is to read texts. Those of a masked language model may hold masks."""
     segments = has_segments(model)

@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmtool.config.checkpoint import find
 from lmtool.config.plugins import command_line
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import builder_module, entry_of
 from lmtool.data.formats import with_format
 from lmtool.errors import CheckFailed, UserError
@@ -67,7 +67,7 @@ def tuned_checkpoint(config: ExportConfig) -> tuple[Path, Base]:
     return folder, base
 
 
-def head_to_export(saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Any] | None:
+def head_to_export(saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -> JsonMapping | None:
     """The task of a checkpoint whose head is exported; None where its answers are written by the language model."""
     task = saved.get("task")
     if not isinstance(task, dict) or not any(name.startswith(f"heads.{task['name']}.") for name in tensors):
@@ -209,7 +209,7 @@ def _card(checkpoint: str, base: Base, export: Export, folder: Path, method: str
     name, revision = _named(base)
     command = _exports_base(base)
     folder_of_base, before = (name, "") if command is None else ("FOLDER", f"# before: {command}\n")
-    given: dict[str, Any] = {
+    given: JsonObject = {
         key: export.config[key] for key in ("num_labels", "label2id", "problem_type") if key in export.config
     }
     if given:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtool.config.auto import chosen_class
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, build, lookup
 from lmtool.data.compressed import Broken, open_bytes, packed
 from lmtool.errors import CheckFailed, UserError
@@ -152,7 +153,7 @@ def import_vectors(config: ImportConfig, path: Path) -> None:
     tokenizer = of_words(WordConfig(lowercase=lowercase), [word for word in file.words if word != _UNKNOWN])
     table_VH = table_of(file, tokenizer)
     model = WordVectorsConfig(vocab_size=len(table_VH), hidden_size=table_VH.shape[1])
-    source: dict[str, Any] = {"checkpoint": config.checkpoint, "revision": None, "file": path.name, "ignored_keys": []}
+    source: JsonObject = {"checkpoint": config.checkpoint, "revision": None, "file": path.name, "ignored_keys": []}
     write_import(ImportedModel({_TABLE: table_VH}, model, tokenizer, source), folder)
     again = load(str(folder), offline=True)
     same = torch.equal(again.model.parts.state_dict()[_TABLE], table_VH)
@@ -221,13 +222,13 @@ def vectors_below(config: ImportConfig, family: str) -> None:
         raise UserError(
             f"model={family} has no table of token vectors whose width is its own", "give model=cnn or model=lstm"
         )
-    sizes: dict[str, Any] = {"vocab_size": len(table_VH), "embedding_size": table_VH.shape[1]}
+    sizes: JsonObject = {"vocab_size": len(table_VH), "embedding_size": table_VH.shape[1]}
     model: Any = entry.config.model_validate(sizes)
     tensors = {f"backbone.{name}": tensor for name, tensor in build(model, 0).state_dict().items()}
     if _TABLE not in tensors or tensors[_TABLE].shape != table_VH.shape:
         raise UserError(f"model={family} has no table of tokens alone", "give model=cnn or model=lstm")
     tensors[_TABLE] = table_VH
-    source: dict[str, Any] = {"checkpoint": config.checkpoint, "revision": None}
+    source: JsonObject = {"checkpoint": config.checkpoint, "revision": None}
     write_import(ImportedModel(tensors, model, loaded.tokenizer, source), folder)
     new = sum(tensor.numel() for tensor in tensors.values()) - table_VH.numel()
     rows = [("taken", f"{_TABLE.rpartition('.')[0]} {tuple(table_VH.shape)}"), ("new", f"all else: {new:,} values")]

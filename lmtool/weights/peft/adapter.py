@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import save_tensors
@@ -42,7 +43,7 @@ def _incompatibility(name: str, task_type: str | None, model: ModelConfig) -> st
     return _OTHERWISE.get((name, model.name))
 
 
-def prompt_to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def prompt_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
     """PEFT's configuration, and its one tensor. UserError where a text is read in another way there."""
     name, model = next(iter(tuned.tensors)), tuned.base.model
     reason = _incompatibility(name, None if len(tuned.tensors) > 1 or tuned.learned else tuned.task_type, model)
@@ -112,7 +113,7 @@ _HEADS: dict[str | None, tuple[str, ...]] = {
 """The modules that PEFT always keeps complete, by what the model is used for."""
 _BASE_LAYER = ".base_layer"
 """Where PEFT puts the map that it edits."""
-Layout = tuple[dict[str, Any], dict[str, Tensor]]
+Layout = tuple[JsonObject, dict[str, Tensor]]
 WRITERS: dict[str, Callable[[Tuned], Layout]] = {
     "lora": lora.lora_to_peft,
     "ia3": lora.ia3_to_peft,
@@ -160,7 +161,7 @@ def write_adapter(
     tuned: Tuned,
     base: str,
     revision: str | None,
-    labels: Mapping[str, Any],
+    labels: Mapping[str, object],
     output: Path,
     write_files: Callable[[Path], None],
 ) -> None:
@@ -237,7 +238,7 @@ class Adapter:
 
     folder: Path
     settings: AdapterSettings
-    labels: dict[str, Any]
+    labels: JsonObject
     updates: dict[str, Tensor]
     others: dict[str, Tensor]
 
@@ -284,7 +285,7 @@ def read_adapter(folder: Path) -> Adapter:
 def peft_logits(
     folder: Path,
     architecture: str,
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     base: Mapping[str, Tensor],
     rows: Mapping[str, Tensor],
 ) -> Tensor:

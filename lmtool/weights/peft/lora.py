@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.weights.peft.maps import HFBase, HFLinear, LinearSlice, Restored, Tuned
 from lmtool.weights.peft.settings import CONFIG, MERGE, Ia3Settings, LoraSettings
@@ -29,7 +29,7 @@ _NAMES = {
 LORA_SUFFIXES = tuple(f".{name}" for name in _NAMES.values())
 
 
-def lora_to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def lora_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
     """PEFT's configuration and tensors by module. Updates of several maps that are one there become one of as many
     ranks, block by block; outputs without an update keep their length."""
     section, tensors = tuned.section, tuned.tensors
@@ -222,7 +222,7 @@ _OUTPUTS, _INPUTS = ("k_proj", "v_proj"), ("fc_out",)
 IA3_SUFFIXES = (".ia3_l",)
 
 
-def ia3_to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def ia3_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
     """PEFT's configuration and tensors by module. Of several maps that are one there, those without a vector are
     multiplied by one. UserError where PEFT's vector does not reach what ours does."""
     tensors = tuned.tensors

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.tuning.configs.methods import Projection
@@ -94,7 +95,7 @@ class Tuned:
     base: the model it was added to, with what learned of it. task_type: PEFT's name for what the model is used for;
     None where it has none. learned: names of the base's published tensors that learned, heads and biases."""
 
-    section: Mapping[str, Any]
+    section: JsonMapping
     tensors: Mapping[str, Tensor]
     base: HFBase
     task_type: str | None
@@ -107,7 +108,7 @@ class Restored:
     names. changed: published tensors of the base that the adapter gives other values: what it edits where the method
     here edits nothing."""
 
-    section: dict[str, Any]
+    section: JsonObject
     added: dict[str, Tensor]
     changed: dict[str, Tensor]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -161,7 +161,7 @@ SETTINGS: dict[str, type[AdapterSettings]] = {
 """By PEFT's type."""
 
 
-def settings_of(path: Path, content: Mapping[str, Any]) -> AdapterSettings:
+def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
     """What an adapter_config.json says. path: of the file. UserError for a method or a variant that lmtool does not
     have, and where a key is missing or of another type."""
     method = content.get("peft_type")
