@@ -42,20 +42,20 @@ def test_the_pattern_is_the_published_one(random, heads, blocks, seed):
     plan = theirs._get_rand_attn_plan(blocks * size, size, random)
     drawn = theirs._bigbird_block_rand_mask_with_head(blocks * size, blocks * size, size, size, heads, *plan)
     ours = BlockPattern(size, random, heads, seed)
-    assert np.array_equal(ours.drawn(blocks)[1:-1], np.stack(drawn, 1))
+    assert np.array_equal(ours.random_blocks(blocks)[1:-1], np.stack(drawn, 1))
     # Global, edge and inner blocks: no key is seen twice.
-    seen = ours.sees(blocks).sum(-1)
+    seen = ours.connections(blocks).sum(-1)
     assert (seen[:, [0, -1]] == blocks).all() and (seen[:, [1, -2]] == 4 + random).all()
     assert (seen[:, 2:-2] == 5 + random).all()
-    assert ours.sees(2 * random + 5).all() and not ours.sees(2 * random + 6).all()
+    assert ours.connections(2 * random + 5).all() and not ours.connections(2 * random + 6).all()
 
 
 def test_the_pattern_depends_on_its_seed_alone():
     pattern = BlockPattern(4, 2, 3, 7)
-    assert np.array_equal(pattern.drawn(70)[:29], pattern.drawn(30)[:29])
-    assert not np.array_equal(pattern.drawn(30), BlockPattern(4, 2, 3, 8).drawn(30))
+    assert np.array_equal(pattern.random_blocks(70)[:29], pattern.random_blocks(30)[:29])
+    assert not np.array_equal(pattern.random_blocks(30), BlockPattern(4, 2, 3, 8).random_blocks(30))
     # Frozen: a run that is resumed elsewhere, years later, sees the same.
-    assert pattern.drawn(12)[5].tolist() == [[2, 1], [1, 3], [2, 1]]
+    assert pattern.random_blocks(12)[5].tolist() == [[2, 1], [1, 3], [2, 1]]
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
