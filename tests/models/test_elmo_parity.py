@@ -33,7 +33,9 @@ def elmo(**fields) -> Elmo:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5)
-    model.reader.spell(VocabularyBytes.of_bytes(ENTRIES, np.array(CONTINUES), model.reader.longest, first_id=9, last_id=5))
+    model.reader.spell(
+        VocabularyBytes.of_bytes(ENTRIES, np.array(CONTINUES), model.reader.longest, first_id=9, last_id=5)
+    )
     return model
 
 

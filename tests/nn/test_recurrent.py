@@ -48,7 +48,9 @@ def gradients(outputs: Tensor, layer: nn.Module, *inputs: Tensor) -> list[Tensor
 def test_packed_texts_equal_the_definition_text_by_text(projection, clips, reverse):
     layer, torch_generator = drawn(projection, clips), torch.Generator().manual_seed(2)
     x_TI = torch.randn(sum(LENGTHS), 3, dtype=torch.float64, generator=torch_generator).requires_grad_()
-    given = torch.randn(len(LENGTHS), layer.output_size, dtype=torch.float64, generator=torch_generator).requires_grad_()
+    given = torch.randn(
+        len(LENGTHS), layer.output_size, dtype=torch.float64, generator=torch_generator
+    ).requires_grad_()
     cell = (torch.randn(len(LENGTHS), 5, dtype=torch.float64, generator=torch_generator) / 4).requires_grad_()
 
     out_TP, after = layer(x_TI, Lockstep.of(Segments.packed(LENGTHS), reverse), State(given, cell))
