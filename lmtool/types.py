@@ -1,9 +1,9 @@
-"""The shapes that cross packages.
+"""Types shared by all packages.
 
-Shape letters: T tokens of a packed batch, N documents in it, M places that predict, H hidden width, V vocabulary,
-C classes.
+Shape letters: T tokens of a packed batch, N documents in it, M predicting positions, H hidden width, V vocabulary, C
+classes.
 
-A batch is *packed*: the real tokens of its documents laid end to end, no padding. "Document" here is one packed
+A batch is *packed*: the real tokens of its documents are concatenated without padding. A "document" here is one packed
 sequence that attention does not leave: a text, a pair of texts, a window.
 """
 
@@ -24,8 +24,8 @@ _sent = WeakTensorKeyDictionary()
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device. One of the host goes there from pinned memory, so that neither waits for the other: a
-    copy from pageable memory waits for all that the device has still to do."""
+    """The tensor on the device. Host tensors are copied from pinned memory, so that neither side waits: a copy from
+    pageable memory waits for all queued work of the device."""
     if tensor.device.type == "cpu" and device.type != "cpu":
         sent = tensor.pin_memory().to(device, non_blocking=True)
         _sent[sent] = tensor
@@ -50,9 +50,9 @@ def receive(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Segments:
-    """Where documents lie in a flat tensor: first index and number of tokens of each, on the host.
+    """Documents in a flat tensor: first index and number of tokens of each, on the host.
 
-    device: where the index tensors are wanted.
+    device: of the index tensors.
     """
 
     starts: tuple[int, ...]
@@ -61,12 +61,12 @@ class Segments:
 
     @classmethod
     def packed(cls, lengths: tuple[int, ...], device: torch.device = torch.device("cpu")) -> Segments:  # noqa: B008
-        """Documents laid end to end."""
+        """Contiguous documents."""
         return cls((0, *accumulate(lengths))[: len(lengths)], tuple(lengths), device)
 
     @cached_property
     def contiguous(self) -> bool:
-        """Whether they are laid end to end from 0, so that every token is in exactly one of them."""
+        """Whether the documents are concatenated from index 0, so that every token is in exactly one of them."""
         return self.starts == Segments.packed(self.lengths).starts
 
     @cached_property
@@ -78,19 +78,18 @@ class Segments:
 
     @cached_property
     def cu_lengths(self) -> Tensor:
-        """(N+1,) int32 on the device: 0 and the cumulative lengths of contiguous segments, as the variable-length
-        kernels want them. All layers of all stacks that read a batch share this one copy."""
+        """(N+1,) int32 on the device: cumulative lengths from 0 of contiguous segments, as the variable-length kernels
+        expect them. All layers that read a batch share this copy."""
         return send(torch.tensor((0, *accumulate(self.lengths)), dtype=torch.int32), self.device)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Documents laid end to end.
+    """Concatenated documents.
 
-    tokens: (T,) int64. lengths: N lengths that add up to T, on the host, so that plans need no device sync.
-    columns: further (T, ...) tensors by name ("segment", ...), read by the embedding or mask that names them.
-    prefixes: N numbers of tokens at the start of each document that all of it sees in a model that reads left to
-    right, on the host; () for none.
+    tokens: (T,) int64. lengths: N lengths that sum to T, on the host, so that plans need no device sync. columns: more
+    (T, ...) tensors by name ("segment", ...), read by the embedding or mask that names them. prefixes: N numbers of
+    leading tokens that the whole document attends to in a causal model, on the host; () for none.
     """
 
     tokens: Tensor
@@ -100,7 +99,7 @@ class Packed:
 
     @cached_property
     def segments(self) -> Segments:
-        """Where the documents lie."""
+        """Segments of the documents."""
         return Segments.packed(self.lengths, self.tokens.device)
 
     @property
@@ -127,12 +126,12 @@ class Packed:
 
 @dataclass(frozen=True)
 class Target:
-    """What one term predicts.
+    """What one loss term predicts.
 
-    labels: (M,) int64 classes, (M,) float32 values, (M, C) float32 soft labels or (M, 2) int64 places within a
-    document (a span's first and last token); None where the step makes them.
-    at: (M,) int64 flat token indices that predict; None means one label a document, at the place the head chooses
-    (first, last, mean). span: (M, 2) int64 flat inclusive borders. side: which side of the batch `at` counts in.
+    labels: (M,) int64 classes, (M,) float32 values, (M, C) float32 soft labels or (M, 2) int64 token offsets within a
+    document (a span's first and last token); None if the step computes them. at: (M,) int64 flat indices of predicting
+    tokens; None means one label per document, at the token the head chooses (first, last, mean). span: (M, 2) int64
+    flat inclusive boundaries. side: the side of the batch that `at` indexes.
     """
 
     labels: Tensor | None
@@ -149,10 +148,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Lanes:
-    """Which lanes of a running text the documents of a batch are segments of, on the host (data/loader.py).
+    """The lanes of joined text that the documents of a batch are segments of, on the host (data/loader.py).
 
-    numbers: the lane of each document. read: how many tokens of its lane come before it; 0 in all or in none of them.
-    count: how many lanes there are.
+    numbers: lane of each document. read: tokens of its lane before it; 0 in all documents or in none. count: number of
+    lanes.
     """
 
     numbers: tuple[int, ...]
@@ -161,7 +160,7 @@ class Lanes:
 
     @property
     def complete(self) -> bool:
-        """Whether it is all of them, in their order."""
+        """Whether the batch has every lane once, in order."""
         return self.numbers == tuple(range(self.count))
 
 
@@ -169,12 +168,11 @@ class Lanes:
 class Batch:
     """One micro-batch.
 
-    inputs: what the (encoder or decoder-only) model reads. outputs: what a second stack reads, shifted already.
-    targets: by the name of the term. examples: (N,) int64 numbers of the examples, for keyed randomness. parts: (N,)
-    int32 window or choice within the example. rows: (N,) int64 numbers of the table's rows that the documents are of,
-    by which predictions are joined; None where they are of no table. groups: (N,) int64 documents that are compared
-    with each other. lanes: of text that is read in lanes, which its documents are of. source: the batch this one was
-    moved from.
+    inputs: read by the encoder or the decoder-only model. outputs: read by a second stack, already shifted. targets: by
+    name of the term. examples: (N,) int64 example numbers, for keyed randomness. parts: (N,) int32 window or choice
+    within the example. rows: (N,) int64 table rows of the documents, by which predictions are joined; None without a
+    table. groups: (N,) int64 documents that are compared with each other. lanes: of joined text, the lanes of the
+    documents. source: the batch this one was copied from.
     """
 
     inputs: Packed
@@ -199,7 +197,7 @@ class Batch:
 
     @property
     def host(self) -> Batch:
-        """The batch as the loader made it: what is computed from this one does not wait for the device."""
+        """The batch as the loader built it: computing on it does not wait for the device."""
         return self if self.source is None else self.source
 
     @property
@@ -210,10 +208,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a forward of one micro-batch gives the loop.
+    """The result of a forward pass over one micro-batch.
 
-    sums: by term, the *sum* of the losses of its targets (a scalar with gradient). The loop divides each once by
-    its count over all micro-batches and devices. weights: by term, its coefficient in the loss.
+    sums: by term, the *sum* of the losses of its targets (a scalar with gradient). The loop divides each once by its
+    count over all micro-batches and devices. weights: by term, its coefficient in the loss.
     """
 
     sums: dict[str, Tensor]
@@ -222,10 +220,10 @@ class StepOutput:
 
 @dataclass(frozen=True)
 class Scores:
-    """What evaluation reads of one term: M targets, each with its own loss.
+    """The scores of one term in evaluation: M targets, each with its own loss.
 
     losses: (M,) float32. labels: (M,) as in the target. predictions: (M,) int64 or float32, the best class or the
-    value. documents: (M,) int64, the document of the batch each target lies in.
+    value. documents: (M,) int64, the document of each target.
     """
 
     losses: Tensor
@@ -240,14 +238,14 @@ class Scores:
 
 def part_of(name: str) -> str:
     """The part a tensor belongs to: `backbone`, `objective` or `heads.NAME`."""
-    pieces = name.split(".")
-    return ".".join(pieces[:2]) if pieces[0] == "heads" else pieces[0]
+    components = name.split(".")
+    return ".".join(components[:2]) if components[0] == "heads" else components[0]
 
 
 @dataclass
 class ParameterGroup:
-    """Parameters that share a learning rate (as a multiple of the schedule's) and a weight decay (as a multiple
-    of the optimizer's)."""
+    """Parameters that share a learning rate (as a multiple of the schedule's) and a weight decay (as a multiple of the
+    optimizer's)."""
 
     name: str
     parameters: list[tuple[str, nn.Parameter]]
@@ -257,32 +255,31 @@ class ParameterGroup:
 
 @runtime_checkable
 class Learner(Protocol):
-    """What the loop trains. It never knows more than this. An `nn.Module` whose tensors are named `backbone.`,
+    """What the loop trains; the loop knows nothing else. An `nn.Module` whose tensors are named `backbone.`,
     `heads.NAME.` and `objective.`."""
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """How much each term predicts in this batch, known without a forward."""
+        """How many targets each term has in this batch, known without a forward pass."""
 
     def __call__(self, batch: Batch, step: int) -> StepOutput: ...
 
     def penalties(self) -> dict[str, Tensor]:
-        """Terms added once a step whatever the batch (towards the pretrained weights, ...)."""
+        """Terms added once per step regardless of the batch (towards the pretrained weights, ...)."""
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """What learns. Frozen parameters are in no group."""
+        """The trainable parameters. Frozen ones are in no group."""
 
     def on_step(self, step: int) -> None:
-        """Called before the forward of each optimizer step, with the step's number from 1."""
+        """Called before the forward pass of each optimizer step, with the step number from 1."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The data of one optimizer step: its micro-batches on the host, and the cursor of the step after it.
+    """The data of one optimizer step: its micro-batches on the host, and the cursor of the next step.
 
-    cursor: plain data that `Loader.steps` takes to resume exactly there. epoch: whole and broken epochs read after
-    this step. phase: the phase of the run it belongs to, from 1; None of a run without phases. rate_scale: its learning
-    rate as a multiple of the schedule's. idle: micro-batches that are run and count nothing, where other processes have
-    more of this step, so that all run as many.
+    cursor: plain data from which `Loader.steps` resumes. epoch: epochs read after this step, fractions included. phase:
+    number of its phase, from 1; None without phases. rate_scale: learning rate as a multiple of the schedule's. idle:
+    micro-batches that run without counting, so that all processes run equally many.
     """
 
     batches: list[Batch]
@@ -295,27 +292,27 @@ class Step:
 
 @runtime_checkable
 class Loader(Protocol):
-    """Where the loop gets its data. Order is a function of (seed, epoch), so a cursor is two counters."""
+    """The loop's source of data. The order is a function of (seed, epoch), so a cursor is two counters."""
 
     def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterable[Step]:
-        """Steps from the cursor on (None: from the beginning), without end: an epoch follows the other. Of several
-        processes, the share of one, `rank` of `ranks`: its batches, and idle ones where others have more."""
+        """Endless steps from the cursor on (None: from the start), epoch after epoch. With several processes, the
+        batches of `rank` out of `ranks`, and idle ones where other ranks have more."""
 
     def steps_in_epoch(self, epoch: int) -> int: ...
 
     def facts(self) -> dict[str, Any]:
-        """Examples, tokens an epoch, mean length, truncated and padding fractions: for the screens and the report."""
+        """Examples, tokens per epoch, mean length, truncated and padding fractions: for the screens and the report."""
 
 
 @runtime_checkable
 class Phased(Loader, Protocol):
-    """A loader whose steps change at shares of the run: it must know how long the run is."""
+    """A loader whose steps change at fractions of the run, so that it has to know the run's length."""
 
     def mean_tokens(self, budget: str) -> float:
-        """Tokens of a step, mean over a run that this budget ends."""
+        """Mean tokens per step of a run that ends with this budget."""
 
     def stretch(self, budget: str) -> float:
-        """Steps of a run that this budget ends, as a multiple of those it would have if all were like the first."""
+        """Steps of a run that ends with this budget, relative to a run whose steps are all like the first."""
 
     def fix(self, steps: int, budget: str) -> None:
-        """The run has so many steps, and this budget ends it. Until it is known the first phase lasts."""
+        """Set the number of steps, and the budget that ends the run. Until then the first phase applies."""

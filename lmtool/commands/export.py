@@ -77,9 +77,9 @@ def run(config: ExportConfig) -> None:
     reloaded = load(str(folder), offline=True)
     copy = read(str(folder), offline=True)
     unused = [name for name in copy.tensors if name not in reloaded.model.parts.state_dict()]
-    comparison = compare_tensors(export.kept, copy.tensors, unused)
-    exported = replace(weights, tensors=export.kept)
-    original, _ = assemble(saved_model(config.checkpoint, saved, export.kept), loaded.tokenizer, trained=exported)
+    comparison = compare_tensors(export.exported, copy.tensors, unused)
+    exported = replace(weights, tensors=export.exported)
+    original, _ = assemble(saved_model(config.checkpoint, saved, export.exported), loaded.tokenizer, trained=exported)
     compare_outputs(comparison, original, reloaded.model.parts)
     if reloaded.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, reloaded.tokenizer)
@@ -98,7 +98,7 @@ def run(config: ExportConfig) -> None:
 
 def require_published_tensors(weights: Weights, model: ModelConfig, export: Export) -> None:
     """UserError where the backbone has more than a published one."""
-    unpublished = [name for name in weights.tensors if name.startswith("backbone.") and name not in export.kept]
+    unpublished = [name for name in weights.tensors if name.startswith("backbone.") and name not in export.exported]
     if unpublished:
         more = f" and {counted(len(unpublished) - 1, 'more tensor')} have" if len(unpublished) > 1 else " has"
         raise UserError(

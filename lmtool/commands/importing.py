@@ -11,10 +11,10 @@ from lmtool.resolver.schema.run import ImportConfig
 from lmtool.session.trained import classifies, require_same_reading
 from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_tokenizers, tied_names
 from lmtool.weights.conversion.adapters import import_adapter
-from lmtool.weights.conversion.architectures import cross
+from lmtool.weights.conversion.architectures import import_architecture
 from lmtool.weights.conversion.vocabularies import replace_tokenizer
 from lmtool.weights.conversion.word_vectors import holds_vectors, import_vectors, is_word_file, vectors_below
-from lmtool.weights.exporting import write_import
+from lmtool.weights.exporting import ImportedModel, write_import
 from lmtool.weights.folders import hf_folder, weight_file
 from lmtool.weights.load import load
 from lmtool.weights.peft.adapter import is_adapter
@@ -25,7 +25,7 @@ def run(config: ImportConfig) -> None:
     """Write the checkpoint, read it again, compare with the folder, and print what differs."""
     adapter = Path(config.checkpoint).expanduser()
     if config.model is not None:
-        (vectors_below if holds_vectors(config) else cross)(config, config.model)
+        (vectors_below if holds_vectors(config) else import_architecture)(config, config.model)
         return
     if is_word_file(adapter):
         require_no_vocabulary(config, "a file of word vectors")
@@ -57,7 +57,7 @@ def run(config: ImportConfig) -> None:
         "file": weight_file(published, config.offline).name,
         "ignored_keys": list(loaded.report.ignored),
     }
-    write_import(kept, loaded.config, loaded.tokenizer, source, folder, saved)
+    write_import(ImportedModel(kept, loaded.config, loaded.tokenizer, source, saved), folder)
 
     reloaded = load(str(folder), offline=True)
     published_rows = wide(read_hf(published, config.offline))

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -15,6 +15,11 @@ from lmtool.errors import UserError
 from lmtool.system.files import verify_beside
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import visible
+
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON or YAML object as it was parsed: what its values are is decided where they are decoded."""
+JsonMapping: TypeAlias = Mapping[str, Any]
+"""The same, read only."""
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 50

@@ -269,7 +269,7 @@ def differing_layout(tokenizer: Tokenizer, format_name: str) -> str | None:
         template = FormatTemplate.of(text_format(format_name, tokenizer), len(texts))
         runs = [np.asarray(ids, dtype=np.int64) for ids in tokenizer.encode_batch(texts)]
         wanted = assemble(template, [(ids, np.array([len(ids)])) for ids in runs])
-        ids, segments = tokenizer.laid_out(*texts)
+        ids, segments = tokenizer.encode_with_template(*texts)
         own, ours = " ".join(tokenizer.pieces(ids)), " ".join(tokenizer.pieces(wanted.tokens.tolist()))
         if ids != wanted.tokens.tolist():
             return f"{own!r}, and not {ours!r}"

@@ -50,7 +50,7 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, taken: M
     tensors |= {name: tensor for name, tensor in its.items() if name.startswith("heads.")}
     report = load_into(student, tensors, origin)
     layers = [", ".join(f"{own} = {its}" for own, its in enumerate(numbers, 1)) for numbers in taken.values()]
-    heads = ", ".join(name for name in report.taken if name != "backbone")
+    heads = ", ".join(name for name in report.loaded if name != "backbone")
     return f"embeddings; layers {'; '.join(layers)}" + (f"; {heads}" if heads else "")
 
 

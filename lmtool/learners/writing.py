@@ -102,12 +102,12 @@ class Writer(ABC):
         self.model = GenerativeModel(backbone, head, ends, start, tokenizer.vocab_size, prefix)
 
     @abstractmethod
-    def laid_out(self, ids_L: np.ndarray) -> np.ndarray:
+    def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         """A prompt with its special tokens."""
 
     def prompt(self, text: str) -> list[int]:
         """The tokens that the model reads of a text."""
-        return self.laid_out(self.encode(self.before + text)).tolist()
+        return self.encode_with_template(self.encode(self.before + text)).tolist()
 
     def prompts(self, texts: Sequence[str], origin: Sequence[tuple[str, int]]) -> list[list[int]]:
         """Those of several texts. UserError with file:line where one leaves the model no room to write."""
@@ -151,7 +151,7 @@ class Writer(ABC):
 class Continuing(Writer):
     """A decoder."""
 
-    def laid_out(self, ids_L: np.ndarray) -> np.ndarray:
+    def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         return ids_L if len(ids_L) else np.array([self.tokenizer.role("eos")])
 
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
@@ -164,7 +164,7 @@ class Continuing(Writer):
 class Replying(Continuing):
     """A decoder that writes a target behind a source and the end token between them."""
 
-    def laid_out(self, ids_L: np.ndarray) -> np.ndarray:
+    def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         return np.append(ids_L, self.tokenizer.role("eos"))
 
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
@@ -192,7 +192,7 @@ class Answering(Writer):
         self.gaps = dict(zip(tokenizer.pieces(gaps), gaps, strict=True))
         self._gap = re.compile("(" + "|".join(map(re.escape, sorted(self.gaps, key=len, reverse=True))) + ")")
 
-    def laid_out(self, ids_L: np.ndarray) -> np.ndarray:
+    def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         return self._format.single(ids_L)[0]
 
     def encode(self, text: str) -> np.ndarray:

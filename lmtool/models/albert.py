@@ -14,11 +14,11 @@ Representations", ICLR 2020. The sizes are those of https://github.com/google-re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from torch import nn
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.models.base import new, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import AlbertConfig
@@ -132,13 +132,13 @@ HF_FORMAT = HFFormat(
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
 
-def to_hf_config(config: AlbertConfig) -> dict[str, Any]:
+def to_hf_config(config: AlbertConfig) -> JsonObject:
     """With the activation, of which there are two versions."""
     activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
     return {**HF_FORMAT.to_hf_config(config), "hidden_act": activation}
 
 
-def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: JsonMapping) -> JsonObject:
     """The reverse."""
     section = HF_FORMAT.from_hf_config(data)
     return {**section, "activation": _ACTIVATIONS[data.get("hidden_act") or "gelu_new"]}

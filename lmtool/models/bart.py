@@ -36,10 +36,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
@@ -105,12 +105,12 @@ def post_norm_pairs() -> list[tuple[str, str]]:
 class TwoStackFormat(HFFormat):
     """Two stacks of the same widths."""
 
-    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         assert isinstance(config, PostNormConfig)
         ours = super().to_hf_config(config)
         return {**ours, "is_encoder_decoder": True, "decoder_layers": config.layers_of_decoder}
 
-    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         section = super().from_hf_config(data)
         expect(
             data,
@@ -195,7 +195,7 @@ def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
     return {name: tensor[None] if name == _BIAS else tensor for name, tensor in hf_tensors.items()}
 
 
-def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
     """The reverse."""
     rows = {name: tensor[0] if name == _BIAS else tensor for name, tensor in tensors.items()}
     return HF_FORMAT.from_hf(rows, config)

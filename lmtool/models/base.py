@@ -1,6 +1,6 @@
-"""What every backbone offers to the rooms above it.
+"""The interface that every backbone offers to the packages above it.
 
-Shape letters: T tokens, M of them that are read, H hidden width.
+Shape letters: T tokens, M selected tokens, H hidden width.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ AnyBackbone = TypeVar("AnyBackbone", bound="Backbone")
 
 
 class SpellingVocabulary(Protocol):
-    """A tokenizer as a model sees it that reads what the ids spell. starts_word: (V,) whether an entry begins a
-    word."""
+    """A tokenizer for models that read the bytes of its entries. starts_word: (V,) whether an entry starts a word."""
 
     roles: dict[str, int]
 
@@ -44,11 +43,11 @@ class SpellingVocabulary(Protocol):
 
 @dataclass(frozen=True)
 class VocabularyHead:
-    """How a family's language model reads tokens off its hidden states.
+    """How a family's language model computes token logits from its hidden states.
 
-    tied: by the token table; otherwise by a table of the head's own. scale: of the hidden states before the table.
-    constants: whether a constant that does not learn is added to each token's logit (BART's `final_logits_bias`). bias:
-    whether one that learns is (XLNet). cutoffs: first ids of the clusters of an adaptive softmax; none for a plain one.
+    tied: with the token table, otherwise with a separate one. scale: of the hidden states before the table. constants:
+    whether a fixed constant is added to each token's logit (BART's `final_logits_bias`). bias: whether a learned one is
+    (XLNet). cutoffs: first ids of the clusters of an adaptive softmax; empty for a plain one.
     """
 
     tied: bool = True
@@ -61,9 +60,9 @@ class VocabularyHead:
 class Backbone(nn.Module):
     """A family's model without heads.
 
-    `forward(inputs, draws=None, ..., read_M=None, tap=None)` gives hidden states (T, H), or (M, H) of the tokens with
-    the flat indices `read_M`: the last layer need not work on others. rng: dropout's, None in evaluation. tap: sees
-    or replaces the states between the layers. `embed` has the token table.
+    `forward(inputs, rng=None, ..., read_M=None, tap=None)` returns hidden states (T, H), or (M, H) of the tokens with
+    the flat indices `read_M`, so that the last layer can skip the others. rng: dropout's generator, None in evaluation.
+    tap: observes or replaces the states between the layers. `embed` holds the token table.
     """
 
     config: ModelConfig
@@ -87,42 +86,42 @@ class Backbone(nn.Module):
 
     @property
     def feature_size(self) -> int:
-        """Width of the vectors that the heads of tasks read."""
+        """Width of the vectors that task heads read."""
         return self.hidden_size * self.states_read
 
     @property
     def state_widths(self) -> tuple[int, ...]:
-        """Of the stack that reads a text, how wide the states are behind the embedding and behind each layer."""
+        """Widths of the states after the embedding and after each layer, in the stack that reads a text."""
         return (self.hidden_size,) * (1 + self.config.num_layers)
 
     @property
     def longest_text(self) -> int:
-        """Tokens of the longest text it reads, beside virtual ones."""
+        """Longest supported text in tokens, virtual ones not counted."""
         return self.config.max_positions - reserved_positions(self.embed)
 
     @property
     def head_norm_epsilon(self) -> float:
-        """Added to the variance in the norms of heads."""
+        """Epsilon of the norms in heads."""
         return self.config.norm_epsilon if isinstance(self.config, TransformerConfig) else 1e-12
 
     def spell(self, vocabulary: SpellingVocabulary) -> None:
-        """Called once, with the vocabulary whose ids it will read: a family that reads what they spell keeps that."""
+        """Called once with the vocabulary, for families that read the bytes of its entries."""
 
     def diagram(self, length: int) -> list[tuple[str, str]]:
-        """What sees what in a text of so many tokens, in titled lines; none where that goes without saying."""
+        """Titled lines that show which tokens attend to which in a text of this length; empty if it is obvious."""
         return []
 
     def initial_draw(self) -> Draw:
-        """How the matrices of this family, and of heads on it, are drawn at the start."""
+        """Initial distribution of this family's matrices, and of those in its heads."""
         raise TypeError(f"{type(self).__name__} does not say how its weights are drawn")
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Initial weights of this model or of a head on it. prefix: of the tensors' names in a checkpoint."""
+        """Set the initial weights of this model or of a head on it. prefix: of the tensor names in a checkpoint."""
         initialize(module, seed, self.initial_draw(), prefix)
 
 
 class OneStack(Stack, Backbone):
-    """A backbone of one stack."""
+    """A backbone with one stack."""
 
     embed: Embeddings
 
@@ -151,7 +150,7 @@ class OneStack(Stack, Backbone):
 
 
 class Encoder(OneStack):
-    """Every token sees its whole document."""
+    """Every token attends to its whole document."""
 
     def __init__(
         self, config: ModelConfig, embed: Embeddings, layers: Iterable[nn.Module], final_norm: nn.Module | None = None
@@ -166,7 +165,7 @@ class Encoder(OneStack):
 
 
 class Decoder(OneStack):
-    """A token sees itself and what is before it."""
+    """A token attends to itself and earlier tokens."""
 
     def __init__(
         self, config: ModelConfig, embed: Embeddings, layers: Iterable[nn.Module], final_norm: nn.Module | None = None
@@ -181,42 +180,42 @@ class Decoder(OneStack):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the tokens before these;
-        these are added to it."""
+        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: of earlier tokens; these
+        are appended."""
         return self.read(packed, rng, cache, read_M, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
-        """An empty cache for this many texts of at most `capacity` tokens, and their virtual ones."""
+        """An empty cache for this many texts of at most `capacity` tokens, virtual ones not counted."""
         return self.cache_for(self.embed, documents, capacity)
 
 
 @runtime_checkable
 class StatefulBackbone(Protocol):
-    """A backbone that carries state from one segment of a running text to the next.
+    """A backbone that carries state between segments of joined text.
 
-    Its forward takes `carried` (nn/cache.py): it reads `before`, the state in front of each document of the batch,
-    and sets `after`. Without it a document begins with the initial state, and nothing is left behind. What is kept of
-    the tokens before these in a cache is another matter: generation begins with its prompt.
+    Its forward takes `carried` (nn/cache.py), reads `before`, the state before each document of the batch, and sets
+    `after`. Without `carried` a document starts with the initial state, and no state is kept. A cache of earlier tokens
+    is separate: generation starts with its prompt.
     """
 
     def initial_state(self, lanes: int) -> State:
-        """The state of this many lanes that begin: by name (lanes, ...), on the backbone's device; the shapes of later
-        states are the same."""
+        """The state of this many new lanes, by name (lanes, ...), on the backbone's device; later states have the same
+        shapes."""
 
 
 @runtime_checkable
 class Remembers(Protocol):
-    """A backbone whose state is a memory, of any length."""
+    """A backbone whose state is a memory of adjustable length."""
 
     def remember(self, tokens: int) -> None:
-        """See this many tokens before a segment, in evaluation from now on."""
+        """Set the number of tokens remembered before a segment in evaluation."""
 
 
 def read_streams(
     backbone: Backbone, carried: CarriedState | None, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None
 ) -> Tensor:
-    """A backbone's states of a batch, (T, H) or (M, H) of `read_M`. Where the batch is of lanes, it begins with their
-    state, and what it leaves is held for their next segments."""
+    """A backbone's states for a batch, (T, H) or (M, H) of `read_M`. If the batch consists of lanes, it starts from
+    their stored state and stores the new one."""
     if carried is None or batch.lanes is None or not isinstance(backbone, StatefulBackbone):
         states: Tensor = backbone(batch.inputs, rng, read_M=read_M)
         return states
@@ -227,17 +226,17 @@ def read_streams(
 
 
 def new(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int) -> AnyBackbone:
-    """A family's model on the default device, with its initial weights."""
+    """A family's model on the default device, with initial weights."""
     model = materialize(lambda: family(config))
     model.initialize(model, seed, "backbone.")
     return model
 
 
 def positions_of(config: TransformerConfig, causal: bool, width: int | None = None, offset: int = 0) -> Position:
-    """The positions a configuration asks for, for one stack.
+    """The positions of one stack, as configured.
 
-    causal: whether tokens see only what is before them. width: of the token vectors, where not hidden_size. offset:
-    rows of a learned table before that of position 0.
+    causal: whether tokens attend only to earlier ones. width: of the token vectors, if not hidden_size. offset: rows of
+    a learned table before position 0.
     """
     sizes = PositionSizes(
         max_positions=config.max_positions,

@@ -25,7 +25,6 @@ Understanding", NAACL 2019. The sizes are those of https://github.com/google-res
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -132,7 +131,7 @@ to_hf = HF_FORMAT.to_hf
 to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
 
 
-def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
     """Also for the norms of old files (gamma, beta)."""
     return HF_FORMAT.from_hf({_norm(name): tensor for name, tensor in tensors.items()}, config)
 

@@ -1,8 +1,8 @@
-"""Words by their characters: what ELMo reads in the place of a table of tokens.
+"""Word vectors from characters: what ELMo reads instead of a token table.
 
-The ids that are read are those of the tokenizer. What they spell is known by its vocabulary (`VocabularyBytes`): pieces that
-continue a word are joined to it, so that every word is read by its own characters, whether the vocabulary lists it or
-not. A word that comes several times in a batch is computed once.
+The ids are the tokenizer's; the vocabulary knows their bytes (`VocabularyBytes`). Entries that continue a word are
+joined to it, so every word is read by its own characters, whether the vocabulary lists it or not. A word that occurs
+several times in a batch is computed once.
 
 Shape letters: T tokens, W words, U different words, V entries of the vocabulary, L symbols of a word, B bytes of an
 entry, C width of a symbol, F filters, P width of a word's vector, N texts, K symbols of a word that are read.
@@ -31,8 +31,8 @@ SYMBOLS = 262
 
 @dataclass(frozen=True)
 class VocabularyBytes:
-    """What the entries of a vocabulary spell. symbols_VB: their first bytes as symbols, 0 behind them. lengths_V: how
-    many they have. continues_V: whether an entry continues a word."""
+    """The bytes of a vocabulary's entries. symbols_VB: their first bytes as symbols, then zeros. lengths_V: number of
+    bytes. continues_V: whether an entry continues a word."""
 
     symbols_VB: np.ndarray
     lengths_V: np.ndarray
@@ -40,8 +40,8 @@ class VocabularyBytes:
 
     @classmethod
     def of(cls, vocabulary: SpellingVocabulary, longest: int) -> VocabularyBytes:
-        """longest: bytes of an entry that are kept. The tokens that begin and end a text have symbols of their own;
-        other special tokens are spelled as they are written."""
+        """longest: maximum bytes per entry. Tokens that start and end a text have special symbols; other special tokens
+        are spelled as written."""
         byte_strings, roles = vocabulary.spelled(range(vocabulary.vocab_size)), vocabulary.roles
         return cls.of_bytes(byte_strings, ~vocabulary.starts_word, longest, roles.get("bos"), roles.get("eos"))
 
@@ -54,7 +54,7 @@ class VocabularyBytes:
         first_id: int | None = None,
         last_id: int | None = None,
     ) -> VocabularyBytes:
-        """Of the bytes of each entry, in their order. first_id, last_id: the entries that begin and end texts."""
+        """From the bytes of each entry, in order. first_id, last_id: entries that start and end texts."""
         lengths = np.array([len(word) for word in byte_strings], dtype=np.int64)
         symbols = np.zeros((len(byte_strings), min(longest, max(1, int(lengths.max(initial=0))))), dtype=np.int16)
         in_entry = np.arange(symbols.shape[1]) < lengths[:, None]
@@ -68,14 +68,14 @@ class VocabularyBytes:
 
     @classmethod
     def from_ids(cls, entries: int, longest: int) -> VocabularyBytes:
-        """Each entry a word, its number: of a model that has no vocabulary yet."""
+        """Each entry is a word spelled as its number: for models that have no vocabulary yet."""
         return cls.of_bytes([str(number).encode() for number in range(entries)], np.zeros(entries, bool), longest)
 
 
 @dataclass(frozen=True)
 class WordSegments:
-    """The words of packed texts. packed: of each word its first token, and the texts by their words. first_W: where
-    that token stands; word_T: the word of each token. Both None where every token is a word."""
+    """The words of packed texts. packed: first token of each word, with text lengths in words. first_W: index of that
+    token; word_T: word of each token. Both are None if every token is a word."""
 
     packed: Packed
     first_W: Tensor | None = None
@@ -100,9 +100,9 @@ class Highway(nn.Module):
 
 
 class WordCharacters(StackInput):
-    """A word's vector of its symbols: vectors of the symbols, convolutions of several widths, of each filter the
-    largest value, relu, highways, a projection (Kim, Jernite, Sontag and Rush 2016; Peters et al. 2018). Both
-    directions read the same one: it is given twice, side by side.
+    """A word's vector from its symbols: symbol vectors, convolutions of several widths, each filter's maximum, relu,
+    highways, a projection (Kim, Jernite, Sontag and Rush 2016; Peters et al. 2018). Both directions read the same
+    vector, so it is returned twice, concatenated.
 
     symbols_VB, lengths_V, continues_V: those of `Spellings`, which come with a tokenizer (`spell`) and are in no
     checkpoint, as the tokenizer is. They stay on the host, where words are made of tokens: how many there are is known
@@ -132,7 +132,7 @@ class WordCharacters(StackInput):
         self._spelled: tuple[Tensor, Tensor, Tensor] | None = None
 
     def spell(self, vocabulary_bytes: VocabularyBytes) -> None:
-        """Read the ids of this vocabulary from now on."""
+        """Set the vocabulary of the ids."""
         self._spelled = (
             torch.from_numpy(vocabulary_bytes.symbols_VB),
             torch.from_numpy(vocabulary_bytes.lengths_V),
@@ -141,7 +141,7 @@ class WordCharacters(StackInput):
 
     @property
     def longest(self) -> int:
-        """Bytes of a word that are read."""
+        """Maximum bytes read per word."""
         return self.word_length - 2
 
     def _vocabulary_bytes(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,7 +152,7 @@ class WordCharacters(StackInput):
 
     @property
     def products(self) -> int:
-        """Values that a word's symbols are multiplied with, those of a filter at each of its places."""
+        """Number of weights multiplied per word, with each filter counted at each of its positions."""
         positions = [self.word_length - part.kernel_size[0] + 1 for part in self._filters]
         inner = [
             part.weight.numel() for part in (*self.highways.modules(), self.project) if isinstance(part, nn.Linear)
@@ -163,8 +163,8 @@ class WordCharacters(StackInput):
 
     @property
     def saved_activations(self) -> int:
-        """fp32 values that a different word keeps for the backward: of its symbols, and of each filter its largest
-        value, the place of it, and what the highways compute."""
+        """fp32 values saved for the backward per distinct word: of its symbols, of each filter the maximum and its
+        index, and of the highways."""
         features = self.project.in_features
         return self.word_length * (2 + self.characters.embedding_dim) + features * (3 + 3 * len(self.highways))
 
@@ -227,7 +227,7 @@ class WordCharacters(StackInput):
         return framed_UL, number_W
 
     def _framed(self, symbols_UB: Tensor, lengths_U: Tensor) -> Tensor:
-        """(U, word_length) with the symbols around a word, and `FILL` behind it."""
+        """(U, word_length) with the symbols around a word, padded with `FILL`."""
         framed_UL = symbols_UB.new_full((len(symbols_UB), self.word_length), FILL)
         in_entry = symbols_UB[:, : self.longest]
         framed_UL[:, 0] = WORD_BEGINS
@@ -257,5 +257,5 @@ class WordCharacters(StackInput):
         return torch.cat([vectors_WP, vectors_WP], 1)
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """Dropout alone."""
+        """Dropout only."""
         return self.dropout(vectors_TH, rng)

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.base import new
 from lmtool.models.configs import ModelConfig, TransformerConfig
@@ -143,7 +143,7 @@ def classes(family: str, *more: HFClass) -> tuple[HFClass, ...]:
 class DisentangledFormat(HFFormat):
     """What both generations say of places."""
 
-    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         assert isinstance(config, DisentangledConfig)
         return {
             **super().to_hf_config(config),
@@ -152,7 +152,7 @@ class DisentangledFormat(HFFormat):
             "pooler_hidden_size": config.hidden_size,
         }
 
-    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
         """Files of the published code have absolute positions for the enhanced mask decoder, behind which their
         `lm_predictions.` stand. Neither is a part of the encoder, or of a head that reads it: they keep their names."""
         ours, table = super().from_hf(tensors, config), "backbone.embed.position.weight"
@@ -160,7 +160,7 @@ class DisentangledFormat(HFFormat):
             ours[_ABSOLUTE] = ours.pop(table)
         return ours
 
-    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: JsonMapping) -> JsonObject:
         """UserError besides where there are no relative places."""
         section = super().from_hf_config(data)
         expect(data, self.model, pooler_hidden_size=(section["hidden_size"],))
@@ -194,7 +194,7 @@ class _DebertaFormat(DisentangledFormat):
                 merged[name] = tensor
         return super().to_hf(merged, config)
 
-    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
         """With its mask decoder's head and positions, those of a learner of `objective.enhanced_decoder` (published
         code, masked_language_model.py). UserError besides where the rows of the one map are not those of whole heads.
         """

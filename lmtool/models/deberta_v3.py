@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.models.base import new
 from lmtool.models.deberta import (
     ALLOWED,
@@ -69,7 +69,7 @@ KEYS = KeyMap(
 class _DebertaV3Format(DisentangledFormat):
     """Of buckets and shared maps."""
 
-    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         """UserError besides where places are no buckets, which other maps read."""
         section = super().from_hf_config(data)
         for key, value in (("share_att_key", True), ("norm_rel_ebd", "layer_norm")):

@@ -2,11 +2,12 @@
 
     score_ij = (q_i k_j + q_i kr_d(i,j) + k_j qr_d(i,j)) / sqrt(3 D),   d(i,j) = clip(i - j + S, 0, 2 S - 1)
 
-of contents q, k and of relative places kr, qr, which each layer maps from one table. The published code reads the same
-row for both of the last terms, which is what its weights are for; equation 4 of the paper has d(j, i) in the last one.
+with contents q, k and relative positions kr, qr, which each layer projects from one table. The published code, for
+which the weights were trained, uses the same row in both of the last terms; equation 4 of the paper has d(j, i) in the
+last one.
 
-Shape letters: R rows, A heads, D width of a head, L queries and K keys of a row, S distances to either side, P rows of
-a table, W = A*D.
+Shape letters: R rows, A heads, D head width, L queries and K keys of a row, S distances in each direction, P rows of a
+table, W = A*D.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from lmtool.types import Packed
 
 
 class RelativeTable(Position):
-    """The table of relative places. `weight`: (2 S, H). norm: of its rows, None for none. The published code drops its
-    values too in training; here they are kept."""
+    """The table of relative positions. `weight`: (2 S, H). norm: of its rows, None for none. The published code applies
+    dropout to its values in training; here it does not."""
 
     scores: ClassVar[bool] = True
 
@@ -50,7 +51,7 @@ class RelativeTable(Position):
         return self.weight if self.norm is None else self.norm(self.weight)
 
     def bucket(self, distances: Tensor) -> Tensor:
-        """Of distances query minus key, what is looked up: they themselves, or a bucket's number with their sign."""
+        """The entry for distances, query minus key: the distances themselves, or signed bucket numbers."""
         return distances
 
     def index(self, distances: Tensor) -> Tensor:
@@ -59,8 +60,8 @@ class RelativeTable(Position):
 
 
 class BucketedTable(RelativeTable):
-    """Distances up to half of the buckets by themselves, larger ones in buckets whose width grows with them (He et al.
-    2023, published code). span: buckets to either side."""
+    """Distances up to half of the buckets have their own entry, larger ones share buckets of increasing width (He et
+    al. 2023, published code). span: buckets in each direction."""
 
     def __init__(self, span: int, hidden_size: int, norm: nn.Module, max_distance: int):
         super().__init__(span, hidden_size, norm)
@@ -76,8 +77,8 @@ class BucketedTable(RelativeTable):
 
 
 class DisentangledScores(Position):
-    """What the places add to the scores of one layer. keys_PAD, queries_PAD: the table through the layer's maps, None
-    where the term is left out."""
+    """The term that relative positions add to one layer's scores. keys_PAD, queries_PAD: the projected table, None for
+    a term that is left out."""
 
     scores: ClassVar[bool] = True
 
@@ -114,13 +115,14 @@ class DisentangledScores(Position):
 
 
 def _table(rows_PAD: Tensor, chosen: Tensor | None, like: Tensor) -> Tensor:
-    """(A, D, P) of the rows that are chosen."""
+    """(A, D, P) the selected rows."""
     rows_PAD = rows_PAD if chosen is None else rows_PAD.index_select(0, chosen)
     return rows_PAD.permute(1, 2, 0).to(like.dtype)
 
 
 class DisentangledAttention(SelfAttention):
-    """Self-attention whose scores know contents and places apart. terms: those beside the contents'."""
+    """Self-attention with separate scores for contents and relative positions. terms: those besides the content
+    term."""
 
     def __init__(self, config: DisentangledConfig):
         scale = 1 / math.sqrt((1 + config.scaled_terms) * config.width_of_head)
@@ -128,11 +130,11 @@ class DisentangledAttention(SelfAttention):
         self.terms = config.scores
 
     def keys_of(self, rows_PH: Tensor) -> Tensor:
-        """(P, W) keys of places."""
+        """(P, W) keys of relative positions."""
         return self.k_proj(rows_PH)
 
     def queries_of(self, rows_PH: Tensor) -> Tensor:
-        """(P, W) queries of places."""
+        """(P, W) queries of relative positions."""
         return self.q_proj(rows_PH)
 
     def forward(
@@ -157,7 +159,7 @@ class DisentangledAttention(SelfAttention):
 
 
 class DisentangledLayer(PostNormLayer):
-    """BERT's, which may ask from other states than it reads."""
+    """BERT's layer, whose queries may come from other states than its keys and values."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         attention_out = self.self_attn(x_TH, context, context.read_M)
@@ -166,7 +168,7 @@ class DisentangledLayer(PostNormLayer):
 
 
 class Disentangled(BertLike):
-    """An encoder of layers of this attention. `relative`: the one table of relative places."""
+    """An encoder with disentangled attention. `relative`: the shared table of relative positions."""
 
     config: DisentangledConfig
     decodes_masks = True
@@ -189,7 +191,7 @@ class Disentangled(BertLike):
         self.relative = relative
 
     def seen(self, number: int, length: float) -> float:
-        """A row of relative places has no value: it is half a token."""
+        """A row of relative positions has no value, so it counts as half a token."""
         rows = min(2 * length - 1, 2 * self.relative.span)
         return length + len(set(self.config.scores)) * rows / 2
 
@@ -204,16 +206,16 @@ class Disentangled(BertLike):
         tap: Tap | None = None,
         absolute: nn.Module | None = None,
     ) -> Tensor:
-        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. absolute: vectors of absolute
-        positions (T,) for the enhanced mask decoder, which then stands in the place of the last layer."""
+        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. absolute: maps positions (T,)
+        to vectors for the enhanced mask decoder, which then replaces the last layer."""
         if absolute is None:
             return super().forward(packed, rng, read_M, tap)
         state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, self.ahead)
         return self.run(state, state.read(read_M), tap=tap, last=partial(self._decode, absolute))
 
     def _decode(self, absolute: nn.Module, x_TH: Tensor, context: Context) -> Tensor:
-        """The last layer twice over the states before it: absolute positions are added to what asks (3.2; published
-        code, masked_language_model.py)."""
+        """The last layer, applied twice to the states before it: absolute positions are added to the queries (3.2;
+        published code, masked_language_model.py)."""
         layer = self.layers[-1]
         query_TH = x_TH + absolute(context.positions_T)
         once_TH = layer(x_TH, replace(context, queries_TH=query_TH, read_M=None, watch=None))

@@ -1,8 +1,7 @@
-"""A family as transformers publishes it, declared: its classes, the names of its tensors and the keys of its
-config.json, both ways.
+"""A family's transformers format, as a declaration: its classes, tensor names and config.json keys, both ways.
 
-A family's file declares a `HFFormat` as `HF_FORMAT` and offers its methods as functions, or functions of its own
-around them where it has a quirk: `to_hf`, `from_hf`, `to_hf_config`, `from_hf_config`.
+A family's file declares a `HFFormat` as `HF_FORMAT` and exports its methods as functions, or wraps them where it has a
+quirk: `to_hf`, `from_hf`, `to_hf_config`, `from_hf_config`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
@@ -24,9 +24,9 @@ from lmtool.types import part_of
 class HFClass:
     """A class of transformers.
 
-    heads: ours that it holds besides the backbone. pairs: names (ours, published) of tensors that are its own, and go
-    before those of the family's key map. prefix: what its backbone's names begin with, where that is another prefix
-    than the family's. predicts: whether it predicts tokens.
+    heads: our heads that it holds besides the backbone. pairs: names (ours, theirs) of further tensors, which take
+    precedence over the family's key map. prefix: of its backbone's names, if it differs from the family's. predicts:
+    whether it predicts tokens.
     """
 
     name: str
@@ -37,7 +37,7 @@ class HFClass:
 
 
 def over_words(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
-    """A ...ForTokenClassification. output: its linear map. pooler: the pairs of what stands before the map."""
+    """A ...ForTokenClassification. output: its linear layer. pooler: the pairs of the layers before it."""
     return _headed(name, "token_classifier", output, pooler)
 
 
@@ -49,8 +49,8 @@ def of_answers(
 
 
 def of_choices(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
-    """A ...ForMultipleChoice, behind the pooler of the family's classifier. pooler: its pairs, where they are others
-    than the classifier's."""
+    """A ...ForMultipleChoice, after the pooler of the family's classifier. pooler: its pairs, if they differ from the
+    classifier's."""
     return replace(_headed(name, "multiple_choice", output, pooler), heads=("pooler", "multiple_choice"))
 
 
@@ -61,19 +61,20 @@ def _headed(name: str, head: str, output: str, pooler: tuple[tuple[str, str], ..
 
 @dataclass(frozen=True)
 class HFFormat:
-    """A family's published form.
+    """A family's format in transformers.
 
-    model: its name here. model_type: in a config.json. title: in messages.
-    classes: those of transformers that it is written as, by the heads of a checkpoint: the first one that fits. unlike:
-    further ones by name, and why their heads are not read. unties: whether `tie_word_embeddings=false` means tables of
-    their own.
-    keys: the names of its tensors. tied: its copies. prefix: what the file of a bare model lacks before its names.
-    outside: beginnings of names that never have the prefix. unread: endings of names that files may carry and no model
-    reads.
-    fields: our field by key of config.json. defaults: what transformers takes for keys that a file leaves out.
-    constant: keys that are written with the one value this family computes. allowed: values that are read besides, or
-    of further keys; absent and null stand for the first one. repeats: keys that repeat another. fixed: our fields that
-    the published code knows one value of. positions: their kind; None where the family says it by itself.
+    model: our name of the family. model_type: in a config.json. title: in messages.
+
+    classes: candidates for export; the first whose heads the checkpoint has is used. unlike: other classes by name, and
+    why their heads are not supported. unties: whether `tie_word_embeddings=false` means separate tables.
+
+    keys: tensor names. tied: copies of tensors. prefix: missing from the names in a bare model's file. outside:
+    beginnings of names that never have the prefix. unread: endings of names in files that no model reads.
+
+    fields: our field by key of config.json. defaults: transformers' values for missing keys. constant: keys with the
+    only value this family supports. allowed: further accepted values, or further keys; absent and null mean the first
+    one. repeats: keys that repeat another. fixed: our fields with a single value in the published code. positions:
+    their kind; None if the family handles them.
     """
 
     model: str
@@ -82,31 +83,31 @@ class HFFormat:
     keys: KeyMap
     tied: Tied
     fields: Mapping[str, str]
-    defaults: Mapping[str, Any]
+    defaults: JsonMapping
     classes: tuple[HFClass, ...]
     unlike: Mapping[str, str] = field(default_factory=dict)
     unties: bool = True
     prefix: str = ""
     outside: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-    constant: Mapping[str, Any] = field(default_factory=dict)
+    constant: Mapping[str, object] = field(default_factory=dict)
     allowed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     repeats: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)
     positions: str | None = "learned"
 
     def class_of_heads(self, heads: Collection[str]) -> HFClass:
-        """The first class all of whose heads are among these names."""
+        """The first class whose heads are all in `heads`."""
         return next(entry for entry in self.classes if set(entry.heads) <= set(heads))
 
-    def named_class(self, config: Mapping[str, Any]) -> HFClass | None:
-        """The class that a config.json names; None where it names none of `classes`."""
+    def named_class(self, config: Mapping[str, object]) -> HFClass | None:
+        """The class named in a config.json, or None."""
         names, known = config.get("architectures"), {entry.name: entry for entry in self.classes}
         return next((known[name] for name in names if name in known), None) if isinstance(names, list) else None
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-        """Our checkpoint's tensors under the names of the class of transformers that holds its heads. Tied copies are
-        not written; a tensor without a published name keeps its own. config: of the model."""
+        """Our tensors under the names of the transformers class that holds their heads. Tied copies are left out; a
+        tensor that transformers lacks keeps our name. config: of the model."""
         heads = {part_of(name).removeprefix("heads.") for name in tensors if name.startswith("heads.")}
         keys, prefix = self._names_in(self.class_of_heads(heads))
         paths = {name: keys.to_hf(name) for name in tensors}
@@ -115,8 +116,8 @@ class HFFormat:
             for name, tensor in tensors.items()
         }
 
-    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
-        """The reverse; also for a bare model. config: its config.json. UserError as in `Tied.resolve`."""
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
+        """The inverse; also for a bare model. config: its config.json. UserError as in `Tied.resolve`."""
         model_class, known_prefixes = self.named_class(config), (self.prefix, *self.outside)
         keys, prefix = self._names_in(model_class)
         moved = {self._moved(name, prefix, self.prefix): name for name in tensors}
@@ -133,19 +134,19 @@ class HFFormat:
         }
 
     def _names_in(self, model_class: HFClass | None) -> tuple[KeyMap, str]:
-        """The key map and the backbone's prefix in a class; None: one that is not known."""
+        """The key map and the backbone's prefix in a class; None for an unknown class."""
         if model_class is None:
             return self.keys, self.prefix
         prefix = self.prefix if model_class.prefix is None else model_class.prefix
         return KeyMap((*model_class.pairs, *self.keys.pairs)), prefix
 
     def _moved(self, path: str, prefix: str, other: str) -> str:
-        """A name with another prefix, where it is one of the backbone."""
+        """A name with its prefix replaced, if it belongs to the backbone."""
         known_prefixes = path.startswith(prefix) and not path.startswith(self.outside)
         return other + path.removeprefix(prefix) if known_prefixes else path
 
-    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
-        """Our configuration as a config.json. UserError where it has no place in one."""
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
+        """Our configuration as a config.json. UserError if it cannot be expressed there."""
         if self.positions is not None:
             require_positions(config, self.positions, self.title)
         for name, value in self.fixed.items():
@@ -158,8 +159,8 @@ class HFFormat:
         repeated = {key: section[other] for key, other in self.repeats.items()}
         return {"model_type": self.model_type, **section, **repeated, **self.constant}
 
-    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The model section of a config.json. UserError where it is a variant that this family does not compute."""
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
+        """The model section of a config.json. UserError for a variant that this family does not support."""
         allowed = {**{key: (value,) for key, value in self.constant.items()}, **self.allowed}
         section = sizes(data, self.fields, self.defaults)
         for key, other in self.repeats.items():
@@ -173,13 +174,13 @@ _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "m
 
 @dataclass(frozen=True)
 class JointProjectionFormat(HFFormat):
-    """One map for queries, keys and values, and linear maps that are stored as (inputs, outputs), the transpose of
-    torch's."""
+    """One joint projection for queries, keys and values, and linear weights stored as (inputs, outputs), the transpose
+    of torch's."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         return self._transposed(super().to_hf(join_projections(tensors), config))
 
-    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
         return split_projections(super().from_hf(self._transposed(tensors), config))
 
     def _transposed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.models.base import Decoder, new, positions_of
 from lmtool.models.configs import GptConfig
 from lmtool.models.family import (
@@ -138,7 +138,7 @@ to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 to_hf_config = HF_FORMAT.to_hf_config
 
 
-def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: Mapping[str, object]) -> JsonObject:
     """A file may leave n_inner out."""
     section = HF_FORMAT.from_hf_config(data)
     return {"feedforward_size": 4 * section["hidden_size"], **section}

@@ -25,8 +25,8 @@ The sizes are those of https://github.com/openai/finetune-transformer-lm.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.base import Decoder, new, positions_of
 from lmtool.models.bert import post_norm_layer
@@ -93,7 +93,7 @@ HF_FORMAT = JointProjectionFormat(
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
 
-def to_hf_config(config: Gpt1Config) -> dict[str, Any]:
+def to_hf_config(config: Gpt1Config) -> JsonObject:
     """UserError besides where the feed-forward part is not four times as wide as the rest, for which there is no
     key."""
     if config.feedforward_size != 4 * config.hidden_size:
@@ -104,7 +104,7 @@ def to_hf_config(config: Gpt1Config) -> dict[str, Any]:
     return HF_FORMAT.to_hf_config(config)
 
 
-def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: Mapping[str, object]) -> JsonObject:
     """The reverse."""
     section = HF_FORMAT.from_hf_config(data)
     return {**section, "feedforward_size": 4 * section["hidden_size"]}

@@ -1,4 +1,4 @@
-"""Renaming between our tensors and a published checkpoint's: a table of pairs, read in both directions."""
+"""Tensor names in our checkpoints and in transformers: a table of pairs, read in both directions."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmtool.errors import UserError
 
-EMPTY: Mapping[str, Any] = MappingProxyType({})
+EMPTY: Mapping[str, object] = MappingProxyType({})
 """A config.json that says nothing."""
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 class KeyMap:
-    """Pairs (ours, published) of module paths; `*` stands for a layer's number on both sides. What follows the path
-    (`.weight`, `.bias`) stays."""
+    """Pairs (ours, theirs) of module paths; `*` stands for a layer's number on both sides. The rest of the name
+    (`.weight`, `.bias`) is unchanged."""
 
     def __init__(self, pairs: tuple[tuple[str, str], ...]):
         self.pairs = pairs
@@ -28,17 +27,16 @@ class KeyMap:
         self._from = [(_pattern(hf_name), ours) for ours, hf_name in pairs]
 
     def to_hf(self, name: str) -> str | None:
-        """The published name of ours, or None."""
+        """transformers' name of one of our tensors, or None."""
         return _rename(name, self._to)
 
     def from_hf(self, name: str) -> str | None:
-        """Our name of a published one, or None."""
+        """Our name of one of transformers' tensors, or None."""
         return _rename(name, self._from)
 
 
 def encoder_pairs(name: str) -> tuple[tuple[str, str], ...]:
-    """The pairs of a Hugging Face encoder written after their BertModel, which stands under `name` in its
-    checkpoints."""
+    """The pairs of a Hugging Face encoder modeled on BertModel, whose names start with `name`."""
     layer, hf_name = "backbone.layers.*.", f"{name}.encoder.layer.*."
     return (
         ("backbone.embed.token", f"{name}.embeddings.word_embeddings"),
@@ -58,10 +56,10 @@ def encoder_pairs(name: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class Tied:
-    """The tensors that a published model has once and its file may have several times.
+    """Tensors that a published model has once and its file may contain several times.
 
-    token: the table of tokens. output: the one that predicts them, of a head whose tensors begin with `head`. tables:
-    further copies of the token table. bias: of the output, and its copy, which is the one that is read.
+    token: the token table. output: the output table, of a head whose names start with `head`. tables: further copies of
+    the token table. bias: of the output, and its copy, which is the one that is read.
     """
 
     token: str
@@ -71,13 +69,12 @@ class Tied:
     bias: tuple[str, str] | None = None
 
     def resolve(
-        self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], predicts: bool | None = None
+        self, tensors: Mapping[str, Tensor], config: Mapping[str, object], predicts: bool | None = None
     ) -> dict[str, Tensor]:
-        """The tensors of a file without copies, as transformers 5 takes them: an output table that differs from the
-        token table, or that config.json calls another one (`tie_word_embeddings`), stays; a copy whose original is
-        missing takes its place. predicts: whether the model's class predicts tokens; None where the class is unknown,
-        and the tensors of `head` tell. UserError where a class that predicts tokens lacks a copy with values of its
-        own, and where further tables differ."""
+        """A file's tensors without copies, as transformers 5 resolves them: an output table stays if it differs from
+        the token table or if config.json unties it (`tie_word_embeddings`); a copy replaces a missing original.
+        predicts: whether the model's class predicts tokens; None if the class is unknown and the tensors of `head`
+        decide. UserError if a class that predicts tokens lacks an untied table, and if further tables differ."""
         untied = dict(tensors)
         copies = [*self.tables, self.output, *([] if self.bias is None else [self.bias[1]])]
         separate_tables = config.get("tie_word_embeddings") is False
@@ -110,7 +107,7 @@ class Tied:
         return untied
 
     def separate(self, hf_name: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of a model that is not tied, each copy beside its original, for a file."""
+        """The tensors of an untied model with each copy next to its original, for a file."""
         copies = dict.fromkeys(self.tables, self.token) | ({} if self.bias is None else {self.bias[1]: self.bias[0]})
         return {**hf_name, **{name: hf_name[original].clone() for name, original in copies.items()}}
 
@@ -129,8 +126,7 @@ def _rename(name: str, table: list[tuple[re.Pattern[str], str]]) -> str | None:
 
 
 def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values of each attention as one tensor `qkv`, in this order, as GPT's published models have
-    them."""
+    """Queries, keys and values of each attention as one tensor `qkv`, in this order, as in GPT's published models."""
     merged: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
@@ -143,7 +139,7 @@ def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def split_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The reverse."""
+    """The inverse."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if ".qkv." in name:

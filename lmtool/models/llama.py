@@ -28,10 +28,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.decoder_configs import LlamaConfig
@@ -116,12 +116,12 @@ _BASE = 10_000.0
 class LlamaFormat(HFFormat):
     """What Llama's descendants share."""
 
-    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
         """A config.json that is silent on tying means two tables."""
         declared = {**config, "tie_word_embeddings": _ties(config)} if config else config
         return super().from_hf(tensors, declared)
 
-    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         """UserError besides where pairs of dimensions lie side by side."""
         data, positions = super().to_hf_config(config), config.positions
         assert isinstance(config, LlamaConfig) and isinstance(positions, RotaryPositionsConfig)
@@ -133,7 +133,7 @@ class LlamaFormat(HFFormat):
         """The key for the width of a head, in a family that has one."""
         return {"head_dim": config.width_of_head}
 
-    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: JsonMapping) -> JsonObject:
         """UserError besides for a head of a width of its own, for windows and for scaled positions."""
         section = super().from_hf_config(data)
         heads, layers = section["num_heads"], section["num_layers"]
@@ -149,11 +149,11 @@ class LlamaFormat(HFFormat):
         return {**section, "tied": _ties(data), "positions": positions}
 
 
-def _ties(config: Mapping[str, Any]) -> bool:
+def _ties(config: JsonMapping) -> bool:
     return bool(config.get("tie_word_embeddings"))
 
 
-def _rotary_base(data: Mapping[str, Any], model: str) -> float:
+def _rotary_base(data: JsonMapping, model: str) -> float:
     """Where a config.json has it now, or had it before."""
     base = data.get("rope_theta")
     for key in ("rope_parameters", "rope_scaling"):

@@ -33,11 +33,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.models.base import Encoder, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig
@@ -173,7 +173,7 @@ class _ModernBertFormat(HFFormat):
                 merged[name] = tensor
         return super().to_hf(merged, config)
 
-    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
         """Of a file whose class is not known, a classifier's tensor tells that there is one."""
         classifies = self.named_class(config) is None and any(name.startswith("classifier.") for name in tensors)
         split: dict[str, Tensor] = {}
@@ -185,7 +185,7 @@ class _ModernBertFormat(HFFormat):
                 split[name.replace("heads.masked_lm.", "heads.pooler.") if classifies else name] = tensor
         return split
 
-    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         """UserError besides where pairs of dimensions lie side by side."""
         data, positions = super().to_hf_config(config), config.positions
         assert isinstance(config, ModernbertConfig) and isinstance(positions, RotaryPositionsConfig)
@@ -198,7 +198,7 @@ class _ModernBertFormat(HFFormat):
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         }
 
-    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: JsonMapping) -> JsonObject:
         section = super().from_hf_config(data)
         every = data.get("global_attn_every_n_layers") or 3
         kinds = data.get("layer_types")

@@ -1,10 +1,11 @@
-"""Between our configurations and a published config.json: what the families' maps share. Imports no torch."""
+"""Shared functions between our configurations and transformers' config.json. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import TransformerConfig
 from lmtool.nn.configs import RotaryPositionsConfig
@@ -26,9 +27,9 @@ NEUTRAL = frozenset(
 
 
 class HFConfig(dict[str, Any]):
-    """A config.json that remembers which of its keys were asked for."""
+    """A config.json that records which of its keys were read."""
 
-    def __init__(self, data: Mapping[str, Any]):
+    def __init__(self, data: Mapping[str, object]):
         super().__init__(data)
         self._read: set[str] = set()
 
@@ -46,18 +47,18 @@ class HFConfig(dict[str, Any]):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Keys that nobody asked for and that could have meant something, sorted."""
+        """Keys that were not read and could matter, sorted."""
         return tuple(sorted(set(self) - self._read - NEUTRAL))
 
 
 def unnamed(number: int) -> str:
-    """What transformers calls a class without a name."""
+    """transformers' name for an unnamed class."""
     return f"LABEL_{number}"
 
 
-def expect(data: Mapping[str, Any], family: str, **allowed: tuple[Any, ...]) -> None:
-    """UserError where a key has a value that this family does not compute. allowed: values by key; absent and null
-    stand for the first one."""
+def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) -> None:
+    """Raise UserError if a key has a value that this family does not support. allowed: values by key; absent and null
+    mean the first one."""
     for key, values in allowed.items():
         value = data.get(key)
         if value is not None and value not in values:
@@ -66,12 +67,12 @@ def expect(data: Mapping[str, Any], family: str, **allowed: tuple[Any, ...]) -> 
 
 
 def require_learned(config: TransformerConfig, title: str) -> None:
-    """UserError where the positions are not learned ones, as the published family has them."""
+    """Raise UserError unless positions are learned, as in the published family."""
     require_positions(config, "learned", title)
 
 
 def require_positions(config: TransformerConfig, kind: str, title: str) -> None:
-    """UserError where the positions are not of the kind the published family has."""
+    """Raise UserError unless positions are of the published family's kind."""
     if config.positions.name != kind:
         raise UserError(
             f"model.positions={config.positions.name} has no place in a published {title}, which has {kind} ones",
@@ -80,7 +81,7 @@ def require_positions(config: TransformerConfig, kind: str, title: str) -> None:
 
 
 def require_half_split(positions: RotaryPositionsConfig, title: str) -> None:
-    """UserError where pairs of dimensions lie side by side, unlike in the published families with rotary positions."""
+    """Raise UserError if rotary pairs are interleaved, unlike in the published families."""
     if positions.layout != "half_split":
         raise UserError(
             f"model.positions.layout={positions.layout} has no place in a published {title}",
@@ -88,9 +89,9 @@ def require_half_split(positions: RotaryPositionsConfig, title: str) -> None:
         )
 
 
-def sizes(data: Mapping[str, Any], names: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A model section. names: our field by their key. defaults: of transformers, by their key, for what old files
-    leave out."""
+def sizes(data: Mapping[str, object], names: Mapping[str, str], defaults: Mapping[str, object]) -> JsonObject:
+    """A model section. names: our field by their key. defaults: transformers' values by their key, for keys that old
+    files lack."""
     return {
         field: data[key] if data.get(key) is not None else defaults[key]
         for key, field in names.items()

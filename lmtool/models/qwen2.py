@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.models.base import new
 from lmtool.models.decoder_configs import LlamaConfig, Qwen2Config
 from lmtool.models.llama import FIELDS, KEYS, TIED, Llama, LlamaFormat, classes
@@ -38,7 +39,7 @@ class _Qwen2Format(LlamaFormat):
     def head_size(self, config: LlamaConfig) -> dict[str, int]:
         return {}
 
-    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         for key in ("sliding_window", "max_window_layers"):
             data.get(key)  # of windows, which use_sliding_window is refused for
         return super().from_hf_config(data)

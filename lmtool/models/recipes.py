@@ -1,7 +1,7 @@
-"""What a family's paper prescribes, and so what `auto` stands for in a run of it: `conf/recipe/FAMILY.yaml`.
+"""Recipes: a family's published settings, which `auto` stands for: `conf/recipe/FAMILY.yaml`.
 
-A plugin's recipe stands in the folder `recipe/` beside the module of its model's class. A section that a family has no
-recipe for is that of the class it derives from, else that of `conf/recipe/default.yaml`. Imports no torch.
+A plugin's recipe is in the folder `recipe/` next to the module of its model's class. A section that a family's recipe
+lacks comes from the class it derives from, otherwise from `conf/recipe/default.yaml`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pydantic import Field, ValidationError, model_validator
 from lmtool.config import groups, saved
 from lmtool.config.auto import merge
 from lmtool.config.base import Config
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 
-Section = dict[str, Any]
+Section = JsonObject
 
 GROUP = "recipe"
 ABSOLUTE_STEPS = ("adam", "adamw", "muon")
@@ -30,34 +31,34 @@ steps of 2,048 tokens: bert_tiny ends at 6.61 with 6e-4, 6.49 with 1e-3, 6.86 wi
 
 
 class Finetuning(Config):
-    """How the weights move."""
+    """Optimization settings."""
 
     optimizer: Section = Field({}, description="What optimizer=auto stands for.")
     schedule: Section = Field({}, description="What schedule=auto stands for.")
 
 
 class Pretraining(Finetuning):
-    """What is learned, and how the weights move."""
+    """Objective and optimization settings."""
 
     objective: Section = Field({}, description="What objective=auto stands for.")
 
 
 class Sections(Config):
-    """What `auto` stands for in each command; a section that is empty is taken from elsewhere."""
+    """What `auto` stands for in each command; an empty section is inherited."""
 
     tokenizer: Section = Field({}, description="What tokenizer=auto stands for, in both commands.")
     pretrain: Pretraining = Field(default_factory=Pretraining, description="The sections of lmtool pretrain.")
     finetune: Finetuning = Field(default_factory=Finetuning, description="The sections of lmtool finetune.")
 
     def by_key(self) -> dict[str, Section]:
-        """The sections that are there, as `pretrain.optimizer`."""
+        """The sections that are not empty, by key such as `pretrain.optimizer`."""
         commands = {"pretrain": self.pretrain, "finetune": self.finetune}
         nested = {f"{command}.{key}": section for command, sections in commands.items() for key, section in sections}
         return {key: section for key, section in ({"tokenizer": self.tokenizer} | nested).items() if section}
 
 
 class Recipe(Sections):
-    """One YAML of the group. Its learning rates are for the width that is the default of the family's class."""
+    """One YAML of the group. Its learning rates are for the default width of the family's class."""
 
     widths: dict[int, Sections] = Field(
         {}, description="Values that a width has instead, published or measured, by model.hidden_size."
@@ -71,19 +72,20 @@ class Recipe(Sections):
         return self
 
     def at(self, width: int, recipe_width: int) -> dict[str, Section]:
-        """Its sections by key, at a width. An optimizer's learning rate that is not known there is fitted to it."""
+        """The sections by key for a width. A learning rate that the recipe does not list for this width is fitted to
+        it."""
         sections, known = self.by_key(), self.widths.get(width, Sections()).by_key()
         fitted = {key: fit(section, width, recipe_width) for key, section in sections.items()}
         return {key: merge(section, known.get(key, {})) for key, section in fitted.items()}
 
 
 def fit(section: Section, width: int, recipe_width: int) -> Section:
-    """An optimizer section with its learning rate fitted to a width; every other section as it is.
+    """An optimizer section with its learning rate fitted to a width; other sections unchanged.
 
-    A narrower model than the section is for gets a larger rate, in inverse proportion to the width (Yang et al. 2022,
-    "Tensor Programs V", for Adam; the published tables of GPT-3, RoBERTa and ELECTRA stay within a factor of 1.5 of
-    it), `LARGEST_FITTED` at most. A wider one keeps the rate. In finetuning from BERT's 5e-5, widths 256 to 512 get
-    1.5e-4 to 7.5e-5, within the rates Google lists for its compact BERTs (3e-4, 1e-4, 5e-5, 3e-5; Turc et al. 2019).
+    A model narrower than the recipe's gets a larger rate, in inverse proportion to the width (Yang et al. 2022, "Tensor
+    Programs V", for Adam; the published tables of GPT-3, RoBERTa and ELECTRA stay within a factor of 1.5 of it), at
+    most `LARGEST_FITTED`. A wider one keeps the rate. Finetuning from BERT's 5e-5, widths 256 to 512 get 1.5e-4 to
+    7.5e-5, within the rates Google lists for its compact BERTs (3e-4, 1e-4, 5e-5, 3e-5; Turc et al. 2019).
     """
     rate = section.get("lr")
     if rate is None or section.get("name") not in ABSOLUTE_STEPS or section.get("scale_parameter"):
@@ -92,13 +94,13 @@ def fit(section: Section, width: int, recipe_width: int) -> Section:
     return {**section, "lr": float(f"{narrower:.3g}")}
 
 
-def recipe_of(family: type[Config], width: int) -> dict[str, Any]:
+def recipe_of(family: type[Config], width: int) -> JsonObject:
     """The sections that `auto` stands for in a run of a family at a width: {"tokenizer": ..., "pretrain": {"objective":
-    ..., ...}, "finetune": {...}}. Raises UserError where a recipe is not one."""
+    ..., ...}, "finetune": {...}}. Raises UserError for an invalid recipe."""
     sections = read(_default()).at(width, _recipe_width(family))
     for parent, path in _layers(family):
         sections |= read(path).at(width, _recipe_width(parent))
-    nested: dict[str, Any] = {"tokenizer": sections.pop("tokenizer", {}), "pretrain": {}, "finetune": {}}
+    nested: JsonObject = {"tokenizer": sections.pop("tokenizer", {}), "pretrain": {}, "finetune": {}}
     for key, section in sections.items():
         command, _, name = key.partition(".")
         nested[command][name] = section
@@ -106,25 +108,25 @@ def recipe_of(family: type[Config], width: int) -> dict[str, Any]:
 
 
 def of_tuning(method: type[Config], name: str) -> dict[str, Section]:
-    """The sections `optimizer` and `schedule` that a tuning method has a recipe for, `tuning/NAME.yaml` beside those of
-    the families: the same at every width. Raises UserError where it is none."""
+    """The sections `optimizer` and `schedule` of a tuning method's recipe, `tuning/NAME.yaml` next to those of the
+    families, the same at every width. Raises UserError for an invalid recipe."""
     path = tuning_file(method, name)
     return {} if path is None else {key: section for key, section in read(path).finetune if section}
 
 
 def tuning_file(method: type[Config], name: str) -> Path | None:
-    """The recipe of this name of a tuning method, where there is one."""
+    """The recipe file of a tuning method, or None."""
     path = _folder(method) / "tuning" / f"{name}.yaml"
     return path if path.is_file() else None
 
 
 def files_of(family: type[Config]) -> list[Path]:
-    """The recipes of a family, those that count first: its own, those of the classes it derives from, the default."""
+    """A family's recipe files by precedence: its own, those of the classes it derives from, the default."""
     return [*(path for _, path in reversed(_layers(family))), _default()]
 
 
 def _layers(family: type[Config]) -> list[tuple[type[Config], Path]]:
-    """A family's class and those it derives from, as far as they have a recipe; its own last."""
+    """A family's class and its base classes that have a recipe, its own last."""
     layers = []
     for parent in reversed(family.__mro__):
         field = parent.model_fields.get("name") if issubclass(parent, Config) else None
@@ -135,7 +137,7 @@ def _layers(family: type[Config]) -> list[tuple[type[Config], Path]]:
 
 
 def _folder(family: type[Config]) -> Path:
-    """Where the recipe of a class stands."""
+    """The folder of a class's recipe."""
     package, own = (name.partition(".")[0] for name in (family.__module__, __name__))
     file = sys.modules[family.__module__].__file__
     return groups.conf_dir() / GROUP if package == own or file is None else Path(file).parent / GROUP
@@ -151,7 +153,7 @@ def _recipe_width(family: Any) -> int:
 
 @lru_cache
 def read(path: Path) -> Recipe:
-    """A recipe from its YAML. Raises UserError with the first key that is wrong."""
+    """Read a recipe from its YAML. Raises UserError with the first invalid key."""
     hint = f"see {_default()}"
     try:
         return Recipe.model_validate(saved.read_yaml(path, hint))

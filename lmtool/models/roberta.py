@@ -16,10 +16,10 @@ that of position 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.models.base import new, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig
@@ -105,19 +105,19 @@ HF_FORMAT = HFFormat(
 to_hf = HF_FORMAT.to_hf
 
 
-def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
     """Without the pooler that some classifiers' files carry and that they do not read."""
     if "classifier.dense.weight" in tensors:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("roberta.pooler.")}
     return HF_FORMAT.from_hf(tensors, config)
 
 
-def to_hf_config(config: RobertaConfig) -> dict[str, Any]:
+def to_hf_config(config: RobertaConfig) -> JsonObject:
     """The table of positions counts the rows that no token reads."""
     return {**HF_FORMAT.to_hf_config(config), "max_position_embeddings": config.max_positions + OFFSET}
 
 
-def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: Mapping[str, object]) -> JsonObject:
     """The reverse."""
     section = HF_FORMAT.from_hf_config(data)
     return {**section, "max_positions": section["max_positions"] - OFFSET}

@@ -36,10 +36,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig
@@ -191,7 +191,7 @@ def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
     return {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in hf_tensors.items()}
 
 
-def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
     """The reverse. A head that only repeats the shared table is dropped; version 1.1 has its own, which starts as the
     shared table where the file has none, as transformers reads such a file. UserError where there is no decoder."""
     plain = {name.removeprefix(_INSIDE).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()}
@@ -210,13 +210,13 @@ def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) ->
 _TOKEN = "backbone.embed.token.weight"
 
 
-def _scales(config: Mapping[str, Any]) -> bool:
+def _scales(config: Mapping[str, object]) -> bool:
     """Whether hidden states are scaled before they meet the table (1.0)."""
     tied_output = config.get("tie_word_embeddings") is not False
     return bool(config["scale_decoder_outputs"]) if "scale_decoder_outputs" in config else tied_output
 
 
-def to_hf_config(config: T5Config) -> dict[str, Any]:
+def to_hf_config(config: T5Config) -> JsonObject:
     """Its one rate of dropout is ours of activations."""
     return {
         **HF_FORMAT.to_hf_config(config),
@@ -228,7 +228,7 @@ def to_hf_config(config: T5Config) -> dict[str, Any]:
     }
 
 
-def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: Mapping[str, object]) -> JsonObject:
     """The reverse."""
     section = HF_FORMAT.from_hf_config(data)
     gated = data.get("feed_forward_proj", "relu") == "gated-gelu"

@@ -34,11 +34,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models import bart
 from lmtool.models.bart import post_norm_pairs
@@ -63,7 +63,7 @@ class Transformer(EncoderDecoder):
         encoder, decoder = post_norm_layers(config, "relu", config.activation_dropout)
         super().__init__(
             config,
-            Embeddings(config.vocab_size, width, positions[0], config.dropout, scale=math.sqrt(width)),
+            Embeddings(config.vocab_size, width, positions[0], config.dropout).scaled(math.sqrt(width)),
             Stack(encoder),
             DecoderStack(decoder, StackInput(positions[1], config.dropout)),
         )
@@ -118,7 +118,7 @@ def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
     return hf_tensors
 
 
-def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
     """The reverse. UserError for a Marian model that adds constants to its logits, which this family has not."""
     if _BIAS in tensors and tensors[_BIAS].any():
         raise UserError(
@@ -144,7 +144,7 @@ def _channels(width: int, to_hf_names: bool) -> Tensor:
     return order if to_hf_names else order.argsort()
 
 
-def to_hf_config(config: Transformer2017Config) -> dict[str, Any]:
+def to_hf_config(config: Transformer2017Config) -> JsonObject:
     """UserError besides for another base of the positions, and for an odd width."""
     hf_tensors = HF_FORMAT.to_hf_config(config)
     base = getattr(config.positions, "base", _BASE)
@@ -162,7 +162,7 @@ def to_hf_config(config: Transformer2017Config) -> dict[str, Any]:
     return {**hf_tensors, "init_std": 0.02}
 
 
-def from_hf_config(data: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(data: Mapping[str, object]) -> JsonObject:
     """The reverse."""
     if data.get("activation_function") is None or data.get("scale_embedding") is None:
         # Marian's defaults are another activation, and no scale.

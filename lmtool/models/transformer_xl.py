@@ -69,7 +69,7 @@ class TransformerXl(Decoder):
             for _ in range(config.num_layers)
         ]
         position = positions_of(config, causal=True)
-        embed = Embeddings(config.vocab_size, width, position, config.dropout, scale=math.sqrt(width))
+        embed = Embeddings(config.vocab_size, width, position, config.dropout).scaled(math.sqrt(width))
         super().__init__(config, embed, layers)
         self.dropout = Dropout(config.dropout)
         self.relative = Distances(width, config.num_heads, config.clamp_distance)

@@ -3,15 +3,15 @@ after Dai et al. 2019, "Transformer-XL", 3.3):
 
     score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j) + (q_i + w) s_ij) / sqrt(D)
 
-of queries q and keys k, of r, which each layer maps from sinusoids of the distance, and of s, one vector where both
-tokens are of the same segment and another where they are not; u, v and w are learned biases.
+with queries q, keys k, r, which each layer projects from sinusoids of the distance, and s, one vector for two tokens of
+the same segment and another for different ones; u, v and w are learned biases.
 
-The content stream knows every token. The query stream stands at some of them and knows their places alone, which it
-asks the content stream from: its states predict the tokens that it does not see. Ranks say who sees whom: i sees j of
-the content where rank_j <= rank_i, from the query stream where rank_j < rank_i.
+The content stream encodes every token. The query stream knows only the positions of some of them and attends to the
+content stream: its states predict these tokens without seeing them. Ranks define the masks: i attends to j if rank_j <=
+rank_i, in the query stream if rank_j < rank_i.
 
-Shape letters: T tokens, M of them that are asked for, S both streams one after the other, Q queries, Z keys, R rows of
-a tile, L queries and K keys of a row, A heads, D width of a head, P distances, H hidden width.
+Shape letters: T tokens, M predicted tokens, S both streams concatenated, Q queries, Z keys, R rows of a tile, L queries
+and K keys of a row, A heads, D head width, P distances, H hidden width.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _SEEN_BY_ALL = torch.iinfo(torch.int64).min
 
 
 class StreamTile(NamedTuple):
-    """What the queries of one tile see. same_R1LK: whether query and key are of one segment, None without segments.
-    barrier_R1LK: 0 or -inf, None where all is seen. index_R1LK: the row of each distance, those of the longest text in
-    the tile counted from its farthest; None where both sides run on, one place after the other."""
+    """The mask and indices of one tile. same_R1LK: whether query and key are in the same segment, None without
+    segments. barrier_R1LK: 0 or -inf, None if everything is visible. index_R1LK: row of each distance, counted from
+    the largest distance of the tile; None if positions are consecutive on both sides."""
 
     same_R1LK: Tensor | None
     barrier_R1LK: Tensor | None
@@ -45,11 +45,12 @@ class StreamTile(NamedTuple):
 
 
 class StreamAttention:
-    """How the queries of a stream stand to the keys.
+    """How a stream's queries attend to the keys.
 
-    layout: of the one to the other. positions_Q: positions of the queries among the keys of their documents; None where
-    every document's run on from one and the same. segments, ranks: of queries and keys, None where there are none.
-    strict: whether a query sees lower ranks alone. One that sees nothing is let see all: who reads it gives it zeros.
+    layout: of queries and keys. positions_Q: positions of the queries among the keys of their documents; None if every
+    document's are consecutive from the same start. segments, ranks: of queries and keys, None if there are none.
+    strict: whether a query attends to lower ranks only. A query without visible keys attends to all; the caller zeroes
+    its result.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class StreamAttention:
         self._tiles: dict[int, tuple[Tensor, StreamTile]] = {}
 
     def of_tile(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> StreamTile:
-        """Made once for all layers."""
+        """Computed once for all layers."""
         if id(query_RL) not in self._tiles:
             index_R1LK = None
             if self.positions_Q is not None:
@@ -80,7 +81,7 @@ class StreamAttention:
     def _pairwise(
         pair: tuple[Tensor, Tensor] | None, query_RL: Tensor, key_RK: Tensor, compare: Callable[..., Tensor]
     ) -> Tensor | None:
-        """(R, 1, L, K): compare(of the key, of the query)."""
+        """(R, 1, L, K): compare(key's value, query's value)."""
         if pair is None:
             return None
         queries, keys = pair
@@ -94,8 +95,8 @@ class StreamAttention:
 
 
 class SignedDistances(Position):
-    """Sinusoids of the distance, query minus key; nothing learned. The published code drops them too in training; here
-    they are kept. What a model of one stream has for its positions."""
+    """Sinusoids of the distance, query minus key; nothing is learned. The published code applies dropout to them in
+    training; here it does not. The positions of a model with one stream."""
 
     scores: ClassVar[bool] = True
 
@@ -106,7 +107,7 @@ class SignedDistances(Position):
         self._streams: tuple[Packed, Layout, Streams] | None = None
 
     def rows(self, keys: int, queries: int, like: Tensor) -> Tensor:
-        """(P, H) of the distances keys - 1, ..., -queries, in the type of `like` or more."""
+        """(P, H) for the distances keys - 1, ..., -queries, in the type of `like` or more."""
         key = keys, queries, like.device, torch.promote_types(like.dtype, torch.float32)
         # The layers of a forward ask for the same ones.
         if self._rows is None or self._rows[0] != key:
@@ -124,8 +125,8 @@ class SignedDistances(Position):
 
 
 class Streams(Position):
-    """What a forward knows of its streams: the sight of the content, and of the tokens that are asked for, if any.
-    blind_M: which of these see nothing."""
+    """The streams of a forward pass: attention of the content, and of the predicted tokens, if there are any. blind_M:
+    which of these have no visible key."""
 
     scores: ClassVar[bool] = True
 
@@ -140,14 +141,14 @@ class Streams(Position):
         self.distances, self.content, self.query, self.blind_M = distances, content, query, blind_M
 
     def rows(self, like: Tensor) -> Tensor:
-        """(P, H) of all distances there are."""
+        """(P, H) for all distances."""
         layout = self.content.layout
         return self.distances.rows(max(layout.key.lengths, default=1), max(layout.query.lengths, default=1), like)
 
 
 def content_stream(packed: Packed, layout: Layout) -> StreamAttention:
-    """The content stream: every token asks. Keys in front of a text, of a prefix or a memory, are of segment 0, and
-    seen by all."""
+    """The content stream: every token is a query. Keys of a prefix or a memory have segment 0 and are visible to
+    all."""
     starts = set(layout.query_start)
     pairs = {name: (column, _of_keys(column, packed, layout, before)) for name, column, before in _columns(packed)}
     positions_Q = None if len(starts) <= 1 else layout.query_positions
@@ -155,8 +156,8 @@ def content_stream(packed: Packed, layout: Layout) -> StreamAttention:
 
 
 def query_stream(packed: Packed, content: Layout, query_M: Tensor) -> tuple[StreamAttention, Tensor]:
-    """The query stream of the tokens with the flat indices `query_M`, rising, on the host; and (M,) which of them see
-    no key at all. content: the layout of the content stream. ValueError without ranks."""
+    """The query stream of the tokens with the flat indices `query_M`, increasing, on the host; and (M,) which of them
+    have no visible key. content: layout of the content stream. ValueError without ranks."""
     if "rank" not in packed.columns:
         raise ValueError("a query stream needs the column rank")
     device = packed.tokens.device
@@ -177,7 +178,7 @@ def query_stream(packed: Packed, content: Layout, query_M: Tensor) -> tuple[Stre
 
 
 def _columns(packed: Packed) -> list[tuple[str, Tensor, int]]:
-    """The columns that attention reads, and what stands for keys in front of a text. Without segments all is of the
+    """The columns that attention reads, and their values for keys before a text. Without segments all tokens are in the
     first one."""
     segments_T = packed.columns.get("segment")
     columns = [("segment", torch.zeros_like(packed.tokens) if segments_T is None else segments_T, 0)]
@@ -185,7 +186,7 @@ def _columns(packed: Packed) -> list[tuple[str, Tensor, int]]:
 
 
 def _of_keys(column_T: Tensor, packed: Packed, layout: Layout, before: int) -> Tensor:
-    """(Z,) a column of tokens as one of keys."""
+    """(Z,) a column of tokens, extended to the keys."""
     if layout.key is layout.query:
         return column_T
     starts_N = torch.tensor(layout.key.starts) + torch.tensor(layout.query_start)
@@ -194,9 +195,9 @@ def _of_keys(column_T: Tensor, packed: Packed, layout: Layout, before: int) -> T
 
 
 class RelativeScores(Position):
-    """What places and segments add to the scores of one layer, and what its ranks hide. rows_PAD: distances through the
-    layer's map. distance_A1D, segment_A1D: what is to be added to the queries, which have u and are scaled, for these.
-    segments_A2D: of the same segment, and of another."""
+    """The term that distances and segments add to one layer's scores, and the mask of its ranks. rows_PAD: projected
+    distances. distance_A1D, segment_A1D: added to the queries for them, which are scaled and include u.
+    segments_A2D: for the same segment and for another."""
 
     scores: ClassVar[bool] = True
 
@@ -239,7 +240,7 @@ class RelativeScores(Position):
 
 
 class TwoStreamAttention(SelfAttention):
-    """Self-attention whose scores know contents, distances and segments, in one stream or two. No map has a bias.
+    """Self-attention over contents, distances and segments, in one stream or two. No projection has a bias.
 
     content_bias, place_bias, segment_bias: u, v and w, (A, D). segments: (2, A, D).
     """
@@ -259,8 +260,8 @@ class TwoStreamAttention(SelfAttention):
     def forward(
         self, x_SH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
     ) -> Tensor:
-        """As every self-attention; with tokens that are asked for, x_SH is the content and behind it the query stream.
-        There `read_M` means the query stream alone."""
+        """As in every self-attention; with predicted tokens, x_SH is the content followed by the query stream, and
+        `read_M` selects the query stream only."""
         position = context.position
         streams = position if isinstance(position, Streams) else cast(SignedDistances, position).streams(context)
         rows_PAD = self.heads(self.pos_proj(streams.rows(x_SH)))
@@ -276,7 +277,7 @@ class TwoStreamAttention(SelfAttention):
         return self.attend_and_project(q_TAD, k_ZAD, v_ZAD, streams.content.layout, bias, context, read_M)
 
     def _two_streams(self, x_SH: Tensor, context: Context, streams: Streams, rows_PAD: Tensor, last: bool) -> Tensor:
-        """(S, H), or (M, H) of the query stream in the last layer. A memory stands in front of the content's keys."""
+        """(S, H), or (M, H) of the query stream in the last layer. A memory precedes the content's keys."""
         assert streams.query is not None and streams.blind_M is not None
         tokens = len(context.packed.tokens)
         x_ZH, x_MH = x_SH[:tokens], x_SH[tokens:]
@@ -295,7 +296,7 @@ class TwoStreamAttention(SelfAttention):
         self, q_QAD: Tensor, k_ZAD: Tensor, v_ZAD: Tensor, stream: StreamAttention, rows_PAD: Tensor, context: Context,
         first: int,
     ) -> Tensor:  # fmt: skip
-        """(Q, A, D) of one stream. first: where its rows begin among those of both."""
+        """(Q, A, D) of one stream. first: index of its first row among those of both."""
         rng = self.dropout.rng(context.rng)
         if rng is not None:
             rng = rng.rows(torch.arange(first, first + len(q_QAD), device=q_QAD.device))
@@ -303,7 +304,7 @@ class TwoStreamAttention(SelfAttention):
         return attend(q_QAD, k_ZAD, v_ZAD, stream.layout, bias, self.scale, self.dropout.rate, rng)
 
     def relative(self, stream: StreamAttention, rows_PAD: Tensor) -> RelativeScores:
-        """What adds to the scores of a stream."""
+        """The term added to a stream's scores."""
         scale = 1 / math.sqrt(self.head_size)
         distance_AD = (self.place_bias - self.content_bias) * scale
         segment_AD = (self.segment_bias - self.content_bias) * scale

@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.base import Encoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
@@ -213,13 +213,13 @@ class _XlnetFormat(HFFormat):
             {name: _unfolded(name, tensor, config.num_heads) for name, tensor in tensors.items()}, config
         )
 
-    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any] = EMPTY) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
         return {name: _folded(name, tensor) for name, tensor in super().from_hf(tensors, config).items()}
 
-    def to_hf_config(self, config: TransformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         return {**super().to_hf_config(config), "d_head": config.width_of_head}
 
-    def from_hf_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         section = super().from_hf_config(data)
         expect(data, self.model, d_head=(section["hidden_size"] // section["num_heads"],))
         return {**section, "attention_dropout": section["dropout"]}

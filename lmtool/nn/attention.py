@@ -1,11 +1,11 @@
-"""The one door of attention, and the module that stands in front of it.
+"""Attention: the function that picks a kernel, and the modules that call it.
 
-`attend` chooses the path: a variable-length kernel on CUDA where one serves, else tiles of documents of about equal
-length; tiles of blocks where the mask is one of blocks. `reference_attention` is the plain loop that says what all must
-give; tests hold them equal.
+`attend` uses a variable-length kernel on CUDA where one applies, block tiles for a block mask, and tiles of documents
+of similar length otherwise. `reference_attention` is the plain loop that defines the result; tests hold all paths equal
+to it.
 
-Shape letters: T query tokens, S key tokens, M tokens that are read, A heads, D width of a head, H = A*D hidden width,
-L queries and K keys of a document.
+Shape letters: T query tokens, S key tokens, M selected tokens, A heads, D head width, H = A*D hidden width, L queries
+and K keys of a document.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def attend(
 ) -> Tensor:
     """softmax(q k^T scale + bias) v within each document, as its mask allows (Vaswani et al. 2017, 3.2.1).
 
-    bias: adds to the scores, and where it weighs (Shaw) also to the result. scale: 1/sqrt(D) where None. dropout:
-    share of the weights dropped where draws are given; rng: those of this place in the model. Returns (T, A, D) in
-    the type of q; zeros for queries whose document has no keys.
+    bias: added to the scores and, if it `weighs` (Shaw), to the result. scale: None for 1/sqrt(D). dropout: fraction of
+    the weights that is dropped if there is a generator. rng: the generator at this location. Returns (T, A, D) in the
+    type of q; zeros for queries whose document has no keys.
     """
     rate = 0.0 if rng is None else dropout
     if rate and isinstance(rng, DeviceRng):
@@ -77,7 +77,7 @@ def reference_attention(
     bias: Position | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """What `attend` must give, one document after the other, in plain torch. For tests."""
+    """What `attend` must return, document by document in plain torch. For tests."""
     out_TAD = torch.zeros_like(q_TAD)
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     device = q_TAD.device
@@ -120,27 +120,27 @@ _MANY = 0.5
 
 
 def only(x_TH: Tensor, read_M: Tensor | None) -> Tensor:
-    """(M, H) the tokens that are read further on; all of them where None."""
+    """(M, H) the selected tokens; all of them if None."""
     return x_TH if read_M is None else x_TH.index_select(0, read_M)
 
 
 def joins(*projections: nn.Module) -> bool:
-    """Whether they may be computed as one: plain linears without hooks, all with a bias or none. An edited one (LoRA, a
-    hook) is called by itself."""
+    """Whether the projections can be computed as one: plain linears without hooks, all with a bias or none. An edited
+    one (LoRA, a hook) is called separately."""
     plain = [module for module in projections if is_plain(module, nn.Linear)]
     return len(plain) == len(projections) and len({module.bias is None for module in plain}) == 1
 
 
 def joint_projection(x_TH: Tensor, *projections: nn.Module) -> Tensor:
-    """(T, sum of the widths) projections that join, side by side. Joined at use into one product they take 3 to 18%
-    less time."""
+    """(T, sum of the widths) several projections, concatenated. Joining them at use into one product saves 3 to 18% of
+    the time."""
     linears = cast(tuple[nn.Linear, ...], projections)
     biases: list[Tensor] = [module.bias for module in linears if module.bias is not None]
     return F.linear(x_TH, torch.cat([module.weight for module in linears]), torch.cat(biases) if biases else None)
 
 
 def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    """The three projections, joined where they can be; for few tokens the joining costs more than it saves."""
+    """The three projections, joined if possible; for few tokens joining costs more than it saves."""
     few = not torch.is_grad_enabled() and not torch.compiler.is_compiling() and len(x_TH) < _FEW
     if few or not joins(q_proj, k_proj, v_proj):
         return q_proj(x_TH), k_proj(x_TH), v_proj(x_TH)
@@ -152,9 +152,9 @@ def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Modul
 class MultiHead(nn.Module):
     """The four projections of multi-head attention (Vaswani et al. 2017, 3.2.2).
 
-    head_size: width of a head; hidden_size / num_heads where None. bias: whether the projections have one. scale: of
-    the scores; 1/sqrt(head_size) where None (T5 has 1). key_value_heads: how many heads keys and values have, each for
-    as many heads of queries (Ainslie et al. 2023); num_heads where None.
+    head_size: None for hidden_size / num_heads. bias: whether the projections have one. scale: of the scores; None for
+    1/sqrt(head_size) (T5 has 1). key_value_heads: number of key and value heads, each shared by equally many query
+    heads (Ainslie et al. 2023); None for num_heads.
     """
 
     def __init__(
@@ -190,11 +190,11 @@ class MultiHead(nn.Module):
         return self.q_proj.out_features // self.num_heads
 
     def heads(self, x_TW: Tensor) -> Tensor:
-        """(T, A*D) to (T, A, D); of keys and values their own number of heads."""
+        """(T, A*D) to (T, A, D); keys and values may have fewer heads."""
         return x_TW.unflatten(-1, (-1, self.head_size))
 
     def for_queries(self, x_SAD: Tensor) -> Tensor:
-        """Keys or values, a head for each of the queries'."""
+        """Keys or values, repeated so that each query head has one."""
         queries = self.num_heads // self.key_value_heads
         return x_SAD if queries == 1 else x_SAD.repeat_interleave(queries, 1)
 
@@ -208,7 +208,7 @@ class MultiHead(nn.Module):
         context: Context,
         read_M: Tensor | None,
     ) -> Tensor:
-        """(T, H), or (M, H) of `read_M`: attention and the last map. What it computes with goes to whoever asks."""
+        """(T, H), or (M, H) of `read_M`: attention and the output projection. Reports its inputs to an observer."""
         k_SAD, v_SAD = self.for_queries(k_SAD), self.for_queries(v_SAD)
         take = context.observer(self.kind)
         if take is not None:
@@ -243,8 +243,8 @@ _TILES = "documents of like length together, no padding read"
 def attention_path(
     model: nn.Module, device: torch.device, dtype: torch.dtype, prefixes: Collection[bool] = (False,)
 ) -> str:
-    """How the attentions of a model compute in training, in words. prefixes: True where there are texts with a prefix
-    that all of the text sees, False where there are texts without."""
+    """How a model's attentions compute in training, for the screen. prefixes: contains True if texts have a prefix that
+    the whole text attends to, False if texts have none."""
     paths: dict[str, str] = {}
     led: set[SelfAttention] = set()
     windows: dict[nn.Module, tuple[int, int] | None] = {}
@@ -290,7 +290,8 @@ class SelfAttention(MultiHead):
     def projected(
         self, x_TH: Tensor, turns: Turns | None, position: Position, norm: nn.Module | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(T, A, D) queries, keys and values. turns: of the tokens' positions. norm: of the states, before all."""
+        """(T, A, D) queries, keys and values. turns: rotations for the tokens' positions. norm: applied to the states
+        first."""
         x_TH = x_TH if norm is None else norm(x_TH)
         q_TAD, k_TAD, v_TAD = map(self.heads, project(x_TH, self.q_proj, self.k_proj, self.v_proj))
         if turns is not None:
@@ -299,20 +300,20 @@ class SelfAttention(MultiHead):
 
     @region(1)
     def project_jointly(self, x_TH: Tensor, norm: nn.Module | None) -> Tensor:
-        """(T, 3H) queries, keys and values side by side."""
+        """(T, 3H) queries, keys and values, concatenated."""
         return joint_projection(x_TH if norm is None else norm(x_TH), self.q_proj, self.k_proj, self.v_proj)
 
     @region(1, 2)
     def project_subset(self, x_TH: Tensor, read_M: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-        """(M, H) queries of the tokens that are read, and (T, 2H) keys and values of all side by side."""
+        """(M, H) queries of the selected tokens, and (T, 2H) keys and values of all, concatenated."""
         x_TH = x_TH if norm is None else norm(x_TH)
         return self.q_proj(only(x_TH, read_M)), joint_projection(x_TH, self.k_proj, self.v_proj)
 
     def forward(
         self, x_TH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
     ) -> Tensor:
-        """(T, H) to (T, H). read_M: flat indices of the tokens whose result is wanted, (M, H) then. norm: of what it
-        reads."""
+        """(T, H) to (T, H). read_M: flat indices of the tokens whose result is needed, (M, H) then. norm: applied to
+        the input."""
         position, rng = context.position, self.dropout.rng(context.rng)
         turns = position.turns(context.positions_T, x_TH.dtype)
         if isinstance(rng, TokenRng) and turns is None and self._in_one_piece(context):
@@ -329,11 +330,12 @@ class SelfAttention(MultiHead):
         return self.attend_and_project(q_TAD, k_TAD, v_TAD, context.layout, self.bias(position), context, read_M)
 
     def bias(self, position: Position) -> Position | None:
-        """What adds to the scores of this layer."""
+        """The term added to this layer's scores, or None."""
         return position if position.scores else None
 
     def _in_one_piece(self, context: Context) -> bool:
-        """Whether nothing stands between the projections and the products, and nobody looks there."""
+        """Whether projections and attention can be computed by one function: nothing is between them, and nobody
+        observes."""
         layout = context.layout
         between = context.position.scores or context.cache is not None or context.prefix is not None
         between = between or isinstance(layout.mask, Blocks)
@@ -350,12 +352,12 @@ class SelfAttention(MultiHead):
 
 class CrossAttention(MultiHead):
     """Queries from the decoder, keys and values from the encoder (Vaswani et al. 2017, 3.2.3). It has no positions:
-    those of the two texts do not compare."""
+    those of two texts are not comparable."""
 
     kind = "cross_attn"
 
     def keys_values(self, encoded: EncoderState, prefix: LayerPrefix | None = None) -> tuple[Tensor, Tensor]:
-        """(S, A, D) keys and values of the encoder's hidden states, behind those of a prefix where there is one."""
+        """(S, A, D) keys and values of the encoder's hidden states, after those of a prefix if there is one."""
         if self in encoded.cached:
             return encoded.cached[self]
         keys_values = self.heads(self.k_proj(encoded.hidden_SH)), self.heads(self.v_proj(encoded.hidden_SH))
@@ -366,8 +368,8 @@ class CrossAttention(MultiHead):
         return keys_values
 
     def forward(self, x_TH: Tensor, context: Context, read_M: Tensor | None = None) -> Tensor:
-        """(T, H) to (T, H). read_M: flat indices of the tokens whose result is wanted, (M, H) then. ValueError where
-        the context has no encoder."""
+        """(T, H) to (T, H). read_M: flat indices of the tokens whose result is needed, (M, H) then. ValueError if the
+        context has no encoder output."""
         if context.encoded is None or context.cross_layout is None:
             raise ValueError("cross-attention reads an encoder; the context has none")
         k_SAD, v_SAD = self.keys_values(context.encoded, context.cross_prefix)

@@ -1,12 +1,13 @@
-"""Attention of blocks to the blocks they see: what `Blocks` allows is computed, and no more, so that its cost grows
-with the number of blocks and not with its square (Zaheer et al. 2020, appendix D).
+"""Block-sparse attention: only the blocks that `Blocks` allows are computed, so the cost grows linearly with the number
+of blocks (Zaheer et al. 2020, appendix D).
 
-Each document is filled up to whole blocks, here alone: what is filled in is seen by nobody. A block of one head is a
-unit; a tile has rows of query units, and of the key units that they see, gathered. A document that is dense is one row.
-The first and the last block of the others are a row too, whose keys are the whole document: two of N blocks see all.
+Each document is padded to complete blocks, in this module only; nothing attends to the padding. A block of one head is
+a unit; a tile has rows of query units and the gathered key units they attend to. A dense document is one row. The first
+and the last block of the others also form a row, whose keys are the whole document: two of N blocks attend to
+everything.
 
-Shape letters: T query tokens, S key tokens, A heads, D width of a head, R rows of a tile, B tokens of a block, N blocks
-of all documents laid end to end, U = N*A units, X random blocks, P prefix keys.
+Shape letters: T query tokens, S key tokens, A heads, D head width, R rows of a tile, B tokens of a block, N blocks of
+all documents, concatenated, U = N*A units, X random blocks, P prefix keys.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from lmtool.types import Segments, send
 
 @dataclass(frozen=True)
 class BlockPattern:
-    """size: tokens of a block. random: blocks that each of the others draws. heads: each draws its own. seed: of the
-    layer."""
+    """size: tokens per block. random: random blocks of each inner block. heads: each has its own random blocks. seed:
+    of the layer."""
 
     size: int
     random: int
@@ -38,35 +39,35 @@ class BlockPattern:
 
     @property
     def candidates(self) -> int:
-        """So many blocks at the start of a text are those that may be drawn. One of no more blocks than that is
-        dense: each of its tokens sees all."""
+        """Number of leading blocks from which random ones are chosen. A text with no more blocks is dense: each of its
+        tokens attends to all."""
         return 2 * self.random + 5
 
     @property
     def longest_dense(self) -> int:
-        """Tokens of the longest text that is dense."""
+        """Length in tokens of the longest dense text."""
         return self.candidates * self.size
 
     def blocks(self, length: int) -> int:
-        """Of a text of this many tokens, the last one filled up."""
+        """Number of blocks of a text of this length, the last one padded."""
         return -(-length // self.size)
 
     def seen(self, length: float) -> float:
-        """Tokens that one of a text of this length sees, mean, where all blocks are full."""
+        """Mean number of tokens that a token attends to in a text of this length, if all blocks are full."""
         blocks, inner = length / self.size, 5 + self.random
         if length <= self.longest_dense:
             return length
         return self.size * (2 * blocks + 2 * (inner - 1) + (blocks - 4) * inner) / blocks
 
     def random_blocks(self, blocks: int) -> np.ndarray:
-        """(N, A, X) the random blocks of each block, -1 for the first one's and the last one's."""
+        """(N, A, X) the random blocks of each block, -1 for the first and the last one."""
         # A table of twice the blocks serves the texts of half as many.
         table_NAX = _table(self, 1 << max(5, (blocks - 1).bit_length()))[:blocks].copy()
         table_NAX[-1] = -1
         return table_NAX
 
     def connections(self, blocks: int) -> np.ndarray:
-        """(A, N, N) bool: whether a block sees another, of a text of so many blocks."""
+        """(A, N, N) bool: whether a block attends to another in a text of this many blocks."""
         numbers = np.arange(blocks)
         connected_ANN = np.broadcast_to(np.abs(numbers[:, None] - numbers) <= 1, (self.heads, blocks, blocks)).copy()
         connected_ANN[:, [0, -1]] = connected_ANN[:, :, [0, -1]] = True
@@ -78,8 +79,7 @@ class BlockPattern:
         return connected_ANN
 
     def diagram(self, length: int) -> list[tuple[str, str]]:
-        """Of a text of so many tokens titled lines: one for each block, in which a sign stands for each that it may
-        see."""
+        """Titled lines for a text of this length: one per block, with a sign for each block it attends to."""
         blocks = self.blocks(length)
         if blocks <= self.candidates:
             return [("blocks", f"{blocks} of {self.size} tokens, dense")]
@@ -93,8 +93,8 @@ class BlockPattern:
 
 @lru_cache(maxsize=128)
 def _table(pattern: BlockPattern, blocks: int) -> np.ndarray:
-    """(N, A, X) as in `random_blocks`. The generator is numpy's old one, whose numbers never change: one permutation a block
-    and head, of which the first allowed ones are taken."""
+    """(N, A, X) as in `random_blocks`. Uses numpy's legacy generator, whose numbers never change: one permutation per
+    block and head, of which the first allowed entries are used."""
     generator, among = np.random.RandomState(pattern.seed), pattern.candidates
     table_NAX = np.full((blocks, pattern.heads, pattern.random), -1)
     for block in range(1, blocks):
@@ -109,8 +109,8 @@ def _table(pattern: BlockPattern, blocks: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A token sees the tokens of the blocks that its own sees, and the first `ahead` keys: those of a prefix. lengths:
-    of the documents, whose blocks are counted from their first token behind the prefix."""
+    """A token attends to the blocks that its block is connected to, and to the first `ahead` keys, those of a prefix.
+    lengths: of the documents, whose blocks are counted from their first token after the prefix."""
 
     pattern: BlockPattern
     lengths: tuple[int, ...]
@@ -118,8 +118,8 @@ class Blocks:
     window: ClassVar[None] = None
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
-        """(R, A, L, K): the heads see different ones. What a whole text is compared with: attention itself computes no
-        more than what is seen, see `block_sparse`."""
+        """(R, A, L, K), because the heads differ. Only for comparison: attention itself computes just the visible
+        blocks."""
         rows = len(documents_R)
         allow = []
         for row, number in enumerate(documents_R.tolist()):
@@ -142,8 +142,8 @@ def block_attention(
     rate: float,
     rng: DropoutRng | None,
 ) -> Tensor:
-    """What `attend` gives, (T, A, D), under a mask that is `Blocks`. layout: of documents to themselves. rate: of the
-    weights that the draws drop."""
+    """The result of `attend` for a `Blocks` mask, (T, A, D). layout: of documents to themselves. rate: fraction of the
+    weights dropped by `rng`."""
     heads, dtype = q_TAD.shape[1], q_TAD.dtype
     plan = layout.plans.get(heads)
     if plan is None:
@@ -164,23 +164,22 @@ def block_attention(
 
 
 def _units(x_TAD: Tensor, index: TileIndex, size: int) -> Tensor:
-    """(U, B*D) the units of the documents, filled up."""
+    """(U, B*D) the padded units of the documents."""
     x_NBAD = gathered(x_TAD, index).view(-1, size, *x_TAD.shape[1:])
     return x_NBAD.transpose(1, 2).reshape(-1, size * x_TAD.shape[2])
 
 
 @dataclass(frozen=True)
 class BlockTile(MaskedRows):
-    """Rows that see equally many blocks. queries: how many units of queries they are. keys: numbers of the units that
-    are seen, a run of them for each row and head. prefix: flat indices of the prefix keys, a run for each row; None
-    where there are none."""
+    """Rows with equally many visible blocks. queries: number of query units. keys: visible units, one run per row and
+    head. prefix: flat indices of the prefix keys, one run per row; None if there are none."""
 
     queries: int
     keys: Tensor
     prefix: Tensor | None
 
     def seen_keys(self, units_UX: Tensor, x_SAD: Tensor) -> Tensor:
-        """(R, A, K, D) keys or values, those of a prefix in front. x_SAD: of the tokens."""
+        """(R, A, K, D) keys or values, those of a prefix first. x_SAD: of the tokens."""
         # Several rows see a unit, so its gradient is added up.
         seen = units_UX.index_select(0, self.keys).view(len(self.query_RL), x_SAD.shape[1], -1, x_SAD.shape[2])
         if self.prefix is None:
@@ -191,7 +190,7 @@ class BlockTile(MaskedRows):
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """size: of a block. queries, keys: how the tokens stand in the blocks. units: how the units of queries stand in the
+    """size: of a block. queries, keys: index of the tokens in the blocks. units: index of the query units in the
     tiles."""
 
     size: int
@@ -202,7 +201,7 @@ class BlockPlan:
 
 
 class _Rows(NamedTuple):
-    """Blocks of a tile by their numbers: those that ask, those that all heads see, and those that each draws."""
+    """Blocks of a tile: query blocks, key blocks shared by all heads, and random key blocks of each head."""
 
     query_RN: np.ndarray
     key_RN: np.ndarray
@@ -257,7 +256,8 @@ def _tile(
 
 
 def _filled(segments: Segments, blocks_D: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(N, B) the token at each place of the blocks, the last one of a document repeated; and which are no padding."""
+    """(N, B) the token in each slot of the blocks, with a document's last one repeated as padding; and which slots are
+    real."""
     slots_D = blocks_D * size
     steps = np.arange(slots_D.sum()) - np.repeat(np.cumsum(slots_D) - slots_D, slots_D)
     start, length = (np.repeat(np.array(each, np.int64), slots_D) for each in (segments.starts, segments.lengths))
@@ -272,7 +272,7 @@ def _tile_index(token_NB: np.ndarray, real_NB: np.ndarray, segments: Segments) -
 
 
 def _tiles(mask: Blocks, blocks_D: np.ndarray) -> Iterator[_Rows]:
-    """The rows of every tile. Blocks are counted over all documents; none is in two rows of queries."""
+    """The rows of every tile. Blocks are numbered across all documents; each is in one query row."""
     first_D, pattern = np.cumsum(blocks_D) - blocks_D, mask.pattern
     for blocks in sorted(set(blocks_D.tolist()) - {0}):
         first_R1 = first_D[blocks_D == blocks][:, None]

@@ -1,10 +1,10 @@
-"""One layer of a transformer, its norms behind the sublayers or before them. Takes its parts as arguments.
+"""Transformer layers with post-norm or pre-norm sublayers, assembled from parts passed as arguments.
 
-Where a context reads some tokens alone, what comes behind the attention, three quarters of a layer's work, is done for
-those alone. In a stack that is its last layer. Behind each sublayer is a slot, which is empty until an adapter is put
-there, see `nn/feedforward.py`.
+If the context selects some tokens, everything after the attention, three quarters of a layer's work, is computed for
+those only; in a stack this happens in the last layer. After each sublayer is an adapter slot, empty by default, see
+`nn/feedforward.py`.
 
-Shape letters: T tokens, M of them that are read, H hidden width.
+Shape letters: T tokens, M selected tokens, H hidden width.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ class _Layer(nn.Module):
 
 
 class PostNormLayer(_Layer):
-    """Sublayer, add, normalise (Vaswani et al. 2017; BERT)."""
+    """Sublayer, add, normalize (Vaswani et al. 2017; BERT)."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
+        """(T, H) to (T, H), or (M, H) of the selected tokens."""
         attention_out = self.self_attn(x_TH, context, context.read_M)
         return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
 
     @region(1, 2)
     def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """What comes behind the attention, (T, H)."""
+        """The rest of the layer, (T, H)."""
         x_TH = self.norm1(x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH, self.norm1))
         fed_TH = self.dropout2(self.ffn(x_TH, rng), rng)
         return self.norm2(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm2))
 
 
 class PreNormLayer(_Layer):
-    """Normalise, sublayer, add (GPT-2): the residual stream itself is never normalised."""
+    """Normalize, sublayer, add (GPT-2): the residual stream itself is never normalized."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
+        """(T, H) to (T, H), or (M, H) of the selected tokens."""
         attention_out = self.self_attn(x_TH, context, context.read_M, self.norm1)
         return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
 
     @region(1, 2)
     def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """What comes behind the attention, (T, H)."""
+        """The rest of the layer, (T, H)."""
         x_TH = x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH)
         normed_TH = self.norm2(x_TH)
         fed_TH = self.dropout2(self.ffn(normed_TH, rng), rng)
@@ -99,32 +99,32 @@ class _CrossLayer(nn.Module):
 
 
 class PostNormCrossLayer(_CrossLayer):
-    """Sublayer, add, normalise (Vaswani et al. 2017; BART)."""
+    """Sublayer, add, normalize (Vaswani et al. 2017; BART)."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
+        """(T, H) to (T, H), or (M, H) of the selected tokens."""
         x_TH = self.between(x_TH, self.self_attn(x_TH, context), rng=context.rng)
         attention_out = self.cross_attn(x_TH, context, context.read_M)
         return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
 
     @region(1, 2)
     def between(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """What stands between the attentions, (T, H)."""
+        """The part between self-attention and cross-attention, (T, H)."""
         return self.norm1(x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH, self.norm1))
 
     @region(1, 2)
     def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """What comes behind the second, (T, H)."""
+        """The part after cross-attention, (T, H)."""
         x_TH = self.norm2(x_TH + self.dropout2(attention_TH, rng))
         fed_TH = self.dropout3(self.ffn(x_TH, rng), rng)
         return self.norm3(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm3))
 
 
 class PreNormCrossLayer(_CrossLayer):
-    """Normalise, sublayer, add (T5)."""
+    """Normalize, sublayer, add (T5)."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        """(T, H) to (T, H), or (M, H) of the tokens that the context reads."""
+        """(T, H) to (T, H), or (M, H) of the selected tokens."""
         attention_out = self.self_attn(x_TH, context, norm=self.norm1)
         x_TH, normed_TH = self.between(x_TH, attention_out, rng=context.rng)
         attention_out = self.cross_attn(normed_TH, context, context.read_M)
@@ -132,13 +132,13 @@ class PreNormCrossLayer(_CrossLayer):
 
     @region(1, 2)
     def between(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> tuple[Tensor, Tensor]:
-        """What stands between the attentions: (T, H) the residual stream, and what the second reads of it."""
+        """The part between the attentions: (T, H) the residual stream, and the input of cross-attention."""
         x_TH = x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH)
         return x_TH, self.norm2(x_TH)
 
     @region(1, 2)
     def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """What comes behind the second, (T, H)."""
+        """The part after cross-attention, (T, H)."""
         x_TH = x_TH + self.dropout2(attention_TH, rng)
         normed_TH = self.norm3(x_TH)
         fed_TH = self.dropout3(self.ffn(normed_TH, rng), rng)

@@ -1,4 +1,4 @@
-"""What a model remembers of tokens it has read: a decoder's cache, and the state carried along running text."""
+"""What a model remembers of earlier tokens: a decoder's cache, and state carried along joined text."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _GROWTH = 64
 
 
 class Cache:
-    """For `documents` texts of at most `capacity` tokens, without gradients.
+    """A cache for `documents` texts of at most `capacity` tokens, without gradients.
 
-    ahead: places in front of each text, of a prefix; they come on top of the capacity. lengths: tokens read of each.
-    room: places a row has by now. fresh: whether the tokens that came last are
-    the first of all texts. layers: what each layer keeps, given to it in its context; new_layer makes one of the
-    cache, keys and values where None. It has `select(rows_R)` and `accumulates`, as `LayerCache` has.
+    ahead: prefix positions before each text, on top of the capacity. lengths: tokens read of each text. room: positions
+    allocated per row. fresh: whether the latest tokens are the first of all texts. layers: what each layer caches,
+    passed in its context; new_layer builds one from the cache, None for keys and values. It has `select(rows_R)` and
+    `accumulates`, as `LayerCache` does.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Cache:
         self._before: Sequence[int] = ()
 
     def extend(self, packed: Packed) -> Tensor:
-        """Make room for new tokens and give their positions, (T,): once a forward, before the layers. `packed` has a
-        document for each of the cache's, possibly of length 0."""
+        """Make room for new tokens and return their positions, (T,). Called once per forward, before the layers.
+        `packed` has one document for each of the cache's, possibly empty."""
         self._before = tuple(self.lengths)
         self.fresh = not any(self._before)
         self.lengths = [old + new for old, new in zip(self._before, packed.lengths, strict=True)]
@@ -72,7 +72,7 @@ class Cache:
         return positions_T
 
     def layout(self, packed: Packed, mask: Mask) -> Layout:
-        """How the new tokens stand to all that are there."""
+        """The layout of the new tokens' attention to all cached ones."""
         if self.fresh:
             return Layout.of(packed, mask, self.ahead)
         one_each = self.documents > 1 and all(length == 1 for length in packed.lengths)
@@ -84,7 +84,7 @@ class Cache:
         return Layout(packed.segments, keys, mask, tuple(before + self.ahead for before in self._before))
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these documents alone, in this order; one may come several times."""
+        """Keep only these documents, in this order; a document may be repeated."""
         self.documents = len(rows)
         self.lengths = [self.lengths[row] for row in rows]
         rows_R = send(torch.tensor(rows), self.places_T.device)
@@ -93,8 +93,8 @@ class Cache:
 
 
 class LayerCache:
-    """The keys and values of one layer, allocated when the first ones show type and device. accumulates: a forward adds to
-    what the next one reads, so that a layer may not read the same tokens twice."""
+    """Keys and values of one layer, allocated with the type and device of the first ones. accumulates: a forward
+    changes what the next one reads, so a layer must not read the same tokens twice."""
 
     accumulates = True
 
@@ -104,8 +104,8 @@ class LayerCache:
         self._values_NCAD: Tensor | None = None
 
     def append(self, k_TAD: Tensor, v_TAD: Tensor, prefix: LayerPrefix | None = None) -> tuple[Tensor, Tensor]:
-        """Write the new tokens behind the old ones, the first ones behind the prefix; give what the layout's keys
-        are: the new ones themselves where there were none before, else all rows, (N*C, A, D)."""
+        """Append the new tokens, the first ones after the prefix. Returns the layout's keys and values: the new ones if
+        the cache was empty, otherwise all rows, (N*C, A, D)."""
         self._keys_NCAD = self._written(self._keys_NCAD, k_TAD)
         self._values_NCAD = self._written(self._values_NCAD, v_TAD)
         if prefix is not None:
@@ -126,7 +126,7 @@ class LayerCache:
         return rows_NCAD
 
     def select(self, rows_R: Tensor) -> None:
-        """Keep these documents alone."""
+        """Keep only these documents."""
         if self._keys_NCAD is not None and self._values_NCAD is not None:
             self._keys_NCAD = self._keys_NCAD.index_select(0, rows_R)
             self._values_NCAD = self._values_NCAD.index_select(0, rows_R)
@@ -143,11 +143,11 @@ State = dict[str, Tensor]
 
 @dataclass
 class Carried:
-    """What one forward begins with and leaves behind, of the N documents of its batch in their order.
+    """The state before and after one forward, for the N documents of its batch in order.
 
-    before: the state in front of each document, without gradient. read: on the host, how many tokens of its lane come
-    before each document: 0 where the lane begins, with the initial state. after: the state behind each, of the same
-    shapes, which the forward sets.
+    before: state before each document, without gradient. read: on the host, how many tokens of its lane come before
+    each document; 0 if the lane starts, with the initial state. after: state after each document, of the same shapes,
+    set by the forward.
     """
 
     before: State
@@ -156,17 +156,17 @@ class Carried:
 
 
 class CarriedState(nn.Module):
-    """The state of every lane, which a learner holds from batch to batch. It is no weight: a checkpoint has it in a
-    file of its own. tensors: (L, ...) each; none before the first batch."""
+    """The state of every lane, held by a learner between batches. It is not a weight: a checkpoint stores it in a
+    separate file. tensors: (L, ...) each; empty before the first batch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensors: State = {}
 
     def begin(self, lanes: Lanes, initial: Callable[[int], State]) -> Carried:
-        """The state in front of the segments of a batch. initial: the state of so many lanes that begin.
+        """The state before the segments of a batch. initial: builds the state of `count` new lanes.
 
-        ValueError where lanes are under way and nothing is held of them: batches before this one were left out.
+        ValueError if lanes have started but no state is held: earlier batches were skipped.
         """
         if not any(lanes.read):
             return Carried(initial(len(lanes.numbers)), lanes.read)
@@ -177,8 +177,8 @@ class CarriedState(nn.Module):
         return Carried({name: x.index_select(0, _rows(lanes, x)) for name, x in self.tensors.items()}, lanes.read)
 
     def keep(self, lanes: Lanes, carried: Carried, initial: Callable[[int], State]) -> None:
-        """Hold what a forward left, without gradient. Tensors are replaced, never written to: a backward may still want
-        those of before. RuntimeError where the forward left nothing."""
+        """Store the state that a forward left, without gradient. Tensors are replaced, never modified, because a
+        backward may still need the old ones. RuntimeError if the forward left no state."""
         if carried.after is None:
             raise RuntimeError("a model that carries state left none behind a segment")
         after = {name: x.detach().to(carried.before[name].dtype) for name, x in carried.after.items()}
@@ -193,17 +193,17 @@ def _rows(lanes: Lanes, like: Tensor) -> Tensor:
 
 
 def _states(model: nn.Module) -> dict[str, CarriedState]:
-    """Those held in a model, by the names of the modules."""
+    """The carried states in a model, by module name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, CarriedState)}
 
 
 def carried_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All state held in a model, by names of its own, for a checkpoint; empty where there is none."""
+    """All carried state in a model by name, for a checkpoint; empty if there is none."""
     return {f"{path}.{name}": x for path, state in _states(model).items() for name, x in state.tensors.items()}
 
 
 def load_carried(model: nn.Module, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    """Hold what `carried_tensors` gave."""
+    """Restore what `carried_tensors` returned."""
     for path, state in _states(model).items():
         prefixed = {name: x for name, x in tensors.items() if name.rpartition(".")[0] == path}
         state.tensors = {name.rpartition(".")[2]: send(x, device) for name, x in prefixed.items()}
@@ -211,7 +211,8 @@ def load_carried(model: nn.Module, tensors: Mapping[str, Tensor], device: torch.
 
 @contextmanager
 def set_aside(model: nn.Module) -> Iterator[None]:
-    """Within, a model holds no state; behind it, what it held before: for a pass over other text in between."""
+    """Clear a model's carried state inside the context and restore it afterwards: for a pass over other text in
+    between."""
     previous = {state: state.tensors for state in _states(model).values()}
     for state in previous:
         state.tensors = {}

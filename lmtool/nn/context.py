@@ -1,7 +1,7 @@
-"""What a layer is given beside its states: where its tokens lie, what they may see, and what is asked of it.
+"""The context of a layer: where its tokens are, which tokens they attend to, and which results are needed.
 
-Shape letters: T tokens, S tokens of the encoder, M tokens that are read, H hidden width, A heads, D width of a head,
-L queries and K keys of a document.
+Shape letters: T tokens, S encoder tokens, M selected tokens, H hidden width, A heads, D head width, L queries and K
+keys of a document.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ AttentionObserver = Callable[[AttentionInputs], None]
 
 @dataclass
 class EncoderState:
-    """What a decoder reads of its encoder.
+    """The encoder output that a decoder attends to.
 
-    hidden_SH: the last hidden states of the inputs. segments: its documents. keep: keep each layer's keys and values
-    for the next call, as generation wants; without gradients only. cached: those keys and values, (S, A, D) each, by the
-    attention they belong to. mask: which tokens of an input are read. outputs: texts of the decoder, one after the
-    other, that read the same input. rng: dropout's of the inputs' tokens, for what the decoder makes of their states.
+    hidden_SH: last hidden states of the inputs. segments: documents of the inputs. keep: cache each layer's keys and
+    values for the next call, for generation without gradients. cached: those keys and values, (S, A, D) each, by
+    attention module. mask: input tokens that are visible. outputs: consecutive decoder texts that share an input. rng:
+    dropout's generator for the input tokens, applied to what the decoder computes from their states.
     """
 
     hidden_SH: Tensor
@@ -46,8 +46,7 @@ class EncoderState:
     _layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict, repr=False)
 
     def layout(self, outputs: Packed, ahead: int = 0) -> Layout:
-        """How the tokens of the decoder stand to those of the encoder: each sees its whole input, and as many keys of
-        a prefix in front of it as `ahead` says."""
+        """The cross-attention layout: each decoder token attends to its whole input, after `ahead` prefix keys."""
         keys, mask = with_prefix(self.segments, ahead), self.mask
         if ahead and isinstance(mask, First):
             mask = First(tuple(length + ahead for length in mask.lengths))
@@ -63,8 +62,8 @@ class EncoderState:
         return self._layouts[lengths]
 
     def in_rows(self) -> EncoderState:
-        """The same for generation: every input in a row of the longest one's length, which costs no gathering of keys
-        at each step. The further tokens are hidden by the mask. ValueError where an input has no tokens."""
+        """The same state for generation, with every input padded to the longest length, so that no step has to gather
+        keys. The mask hides the padding. ValueError if an input has no tokens."""
         lengths, device = self.segments.lengths, self.hidden_SH.device
         if not min(lengths):
             raise ValueError("an input has no tokens")
@@ -78,7 +77,7 @@ class EncoderState:
         return EncoderState(hidden, segments, True, mask=First(lengths))
 
     def select(self, rows: Sequence[int], outputs: int) -> None:
-        """Keep the inputs of these rows alone, each for this many outputs. After `in_rows`."""
+        """Keep only the inputs in these rows, with `outputs` decoder texts each. Call after `in_rows`."""
         self.outputs, self._layouts = outputs, {}
         inputs = len(self.segments.lengths)
         if list(rows) == list(range(inputs)):
@@ -98,16 +97,15 @@ class EncoderState:
 
 @dataclass(frozen=True)
 class Context:
-    """One layer's place in one forward.
+    """Everything a layer reads besides its hidden states in one forward pass.
 
-    packed: the texts that the states belong to. layout: which of their tokens see which. positions_T: where they stand
-    in their documents. position: how attention uses that. rng: dropout's, None in evaluation. cache: what the layer
-    keeps of the tokens before these. encoded, cross_layout: what a decoder reads of its encoder, and how its tokens
-    stand to that. read_M: flat indices of the tokens whose result is wanted; None for all. watch: asks who takes
-    what an attention of the layer computes with. prefix, cross_prefix: keys and values in front of those of the texts,
-    and of those of the encoder; None where there are none, and where they are kept with the others by now. queries_TH:
-    the states that ask, and that a layer adds to, where they are not those it reads. memory_NFH: states in front of
-    those of each text, as many, that the layer read before; they are keys and values, and ask nothing.
+    packed: the texts. layout: which tokens attend to which. positions_T: positions within the documents. position: how
+    attention uses them. rng: dropout's generator, None in evaluation. cache: the layer's cache of earlier tokens.
+    encoded, cross_layout: a decoder's encoder output, and the layout of attention to it. read_M: flat indices of the
+    tokens whose result is needed; None for all. watch: returns the observer of an attention, if any. prefix,
+    cross_prefix: keys and values before those of the texts and of the encoder; None if there are none or if a cache
+    already holds them. queries_TH: states that form the queries and the residual, if they differ from the layer's
+    input. memory_NFH: earlier states of each text, used as keys and values only.
     """
 
     packed: Packed
@@ -127,15 +125,15 @@ class Context:
 
     @classmethod
     def of(cls, packed: Packed, mask: Mask, position: Position | None = None, **more: Any) -> Self:
-        """Of a layer by itself, on a packed batch. position: none where None."""
+        """The context of a single layer on a packed batch. position: None for no positions."""
         position = Position() if position is None else position
         return cls(packed, Layout.of(packed, mask), packed.positions, position, **more)
 
     @cached_property
     def read_rng(self) -> DropoutRng | None:
-        """The draws of the tokens whose result is wanted."""
+        """The generator of the tokens whose result is needed."""
         return select_rng(self.rng, self.read_M)
 
     def observer(self, kind: AttentionKind) -> AttentionObserver | None:
-        """Who takes what an attention of this layer computes with; None: nobody."""
+        """The observer of this layer's attention inputs, or None."""
         return None if self.watch is None else self.watch(kind)

@@ -1,12 +1,12 @@
-"""Dropout that belongs to the token, not to the batch.
+"""Dropout keyed by token instead of by batch.
 
-On a CPU whether an activation is dropped is a pure function of (seed, step, example, part, position, place, channel),
-so a step's gradient does not depend on how its examples were packed or split into micro-batches, and nothing has to
-be restored on resume. A place is named, not counted: by the module that drops (its site), the layer that applies it
-and the forward of the step. So a layer that is computed a second time (activation checkpointing) drops the same, in
-whatever order the others are called. It is also the fast way: 0.6 ms against 2.6 ms of F.dropout, forward and backward
-of (2048, 256) in fp32 on one thread of an AVX-512 core. On CUDA, where each of its integer operations would be a
-kernel, dropout is torch's own, from the device's generator, seeded at each place.
+On a CPU, whether an activation is dropped is a pure function of (seed, step, example, part, position, location,
+channel). A step's gradient therefore does not depend on how its examples were packed or split into micro-batches, and a
+resumed run has no generator state to restore. A location is identified by names, not by a counter: the dropout module
+(its site), the layer that applies it, and the forward pass within the step. A layer recomputed for activation
+checkpointing therefore drops the same values. Keyed dropout is also faster: 0.6 ms instead of 2.6 ms for F.dropout,
+forward and backward of (2048, 256) in fp32 on one thread of an AVX-512 core. On CUDA, where every integer operation
+would be a kernel, torch's own dropout is used, with the device's generator seeded at each location.
 
 Shape letters: T tokens, N documents, H channels, R rows, A heads, L queries, S keys.
 """
@@ -40,9 +40,9 @@ _BLOCK = 1 << 17
 
 
 def mix(values: Tensor) -> Tensor:
-    """A hash of contiguous int64 tensors of any shape, in place: two rounds of xor-shift and multiply (multiplier and
-    shifts by degski, "Invertible integer hash functions", 2018), then a shift. Torch shifts with the sign, which costs
-    a xor the top bit: the rounds can spare it, but the last step adds instead, since all of its bits are used."""
+    """Hash int64 tensors of any shape in place: two rounds of xor-shift and multiply (multiplier and shifts by degski,
+    "Invertible integer hash functions", 2018), then a shift. Torch shifts arithmetically, which costs a xor its top
+    bit. The rounds can spare that bit; the last step adds instead, because all of its bits are used."""
     if torch.compiler.is_compiling():  # it cuts blocks of its own
         for _ in range(2):
             values = (values ^ (values >> 32)) * _MULTIPLIER
@@ -63,7 +63,7 @@ def token_keys(
     seed: int, step: int, examples_N: Tensor, parts_N: Tensor, packed: Packed, outputs: bool = False
 ) -> Tensor:
     """(T,) int64 on the device of the batch: a hash of (seed, step, example, part, position) of each token. outputs:
-    for the decoder's side of an encoder-decoder, whose tokens have keys of their own."""
+    for the decoder side of an encoder-decoder, whose tokens have separate keys."""
     device = packed.tokens.device
     keys_N = mix(examples_N.to(device, torch.int64) * _GOLDEN + _signed(key(seed, "dropout", step)))
     keys_N = mix(parts_N.to(device, torch.int64) * _GOLDEN + keys_N)
@@ -74,8 +74,9 @@ def token_keys(
 
 @lru_cache(maxsize=1024)
 def hash_constants(location: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Hashed int64 constants of a place, one for four channels each. A row of the last dimension starts at the same
-    number whatever its length, so padding the channels does not change them. Every step asks for the same ones."""
+    """Hashed int64 constants of a location, one for every four channels. A row of the last dimension starts at the same
+    number regardless of its length, so padding the channels does not change them. Cached, because every step uses
+    the same ones."""
     return _constants(_signed(location), shape, device)
 
 
@@ -86,24 +87,24 @@ def _constants(location: int | Tensor, shape: tuple[int, ...], device: torch.dev
 
 
 def keep_mask(keys: Tensor, constants: Tensor, channels: int, rate: float) -> Tensor:
-    """int16, 0 for dropped channels and 1 for kept ones: keys (..., 1) and constants (..., lanes) give
-    (..., channels)."""
+    """int16: 0 for dropped channels, 1 for kept ones. Keys (..., 1) and constants (..., hashes) give (...,
+    channels)."""
     return _threshold(mix(keys + constants).view(torch.int16)[..., :channels].contiguous(), rate)
 
 
 def _threshold(bits: Tensor, rate: float) -> Tensor:
-    """In place, since a comparison into bools takes 14 times as long."""
+    """In place, because a comparison that returns bools takes 14 times as long."""
     return bits.ge_(round(rate * _LEVELS) - _LEVELS // 2)
 
 
 def _factor(rate: float) -> float:
-    """What is kept is multiplied with it."""
+    """Scale applied to kept values: 1/(1 - rate), with the rate rounded to 16 bits."""
     return _LEVELS / (_LEVELS - round(rate * _LEVELS))
 
 
 def factors(mask: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
-    """What an activation of `dtype` is multiplied with: 0 where `mask` (integers) is 0, and 1/(1-rate) where it is 1.
-    May be computed in the memory of `mask`."""
+    """Factors for activations of `dtype`: 0 where `mask` (integers) is 0, 1/(1 - rate) where it is 1. May reuse the
+    memory of `mask`."""
     scale = _factor(rate)
     if dtype in (torch.bfloat16, torch.float16) and not torch.compiler.is_compiling():
         # The scale's bits times 0 or 1, as integers: a conversion of the choices takes five times as long.
@@ -113,9 +114,9 @@ def factors(mask: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
 
 
 class RngTensors(NamedTuple):
-    """The draws of one `Dropout` as tensors, for compiled code, which would be compiled again for each other number.
-    keys_T: of the tokens. location: (), a hash of where in the model. Both None: torch's own dropout, from a generator
-    that was seeded for it."""
+    """The generator of one `Dropout` as tensors, for compiled code, which would otherwise be recompiled for every
+    number. keys_T: keys of the tokens. location: (), a hash of the location in the model. Both None: torch's own
+    dropout, whose generator has been seeded."""
 
     keys_T: Tensor | None = None
     location: Tensor | None = None
@@ -134,8 +135,8 @@ def _as_tensor(location: int, device: torch.device) -> Tensor:
 
 
 class _KeyedDropout(torch.autograd.Function):
-    """x * factors(...). The choices are stored for the backward, a byte each: to draw them again takes three to five
-    times as long as to read them."""
+    """x * factors(...). The mask is stored for the backward pass, one byte per value: computing it again takes three to
+    five times as long as reading it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, constants: Tensor, rate: float) -> Tensor:
@@ -152,8 +153,8 @@ class _KeyedDropout(torch.autograd.Function):
 
 
 def matrix_factors(weight_RC: Tensor, draw: int, rate: float) -> Tensor:
-    """(R, C) what the values of a matrix are multiplied with: 0 for a share `rate` of them, 1/(1-rate) for the others.
-    A function of `draw` alone, on every device."""
+    """(R, C) dropout factors for a matrix: 0 for a fraction `rate` of its values, 1/(1 - rate) for the others. A
+    function of `draw` alone on every device."""
     rows, columns = weight_RC.shape
     keys_R = mix(torch.arange(rows, device=weight_RC.device) * _GOLDEN + _signed(draw))
     constants = hash_constants(0, (-(-columns // _CHANNELS_PER_HASH),), weight_RC.device)
@@ -161,41 +162,42 @@ def matrix_factors(weight_RC: Tensor, draw: int, rate: float) -> Tensor:
 
 
 class DropoutRng(Protocol):
-    """The randomness of one forward, at a place of the model. The same place draws the same."""
+    """The random numbers of one forward pass at a location of the model. The same location always gets the same
+    numbers."""
 
     def at(self, site: int) -> DropoutRng:
-        """The draws of a place within this one: a module's, a layer's, a second forward's."""
+        """The generator of a location within this one: of a module, a layer or a second forward pass."""
 
     def drop(self, x_TH: Tensor, rate: float) -> Tensor:
-        """Dropout of the hidden states of the tokens the draws were made for."""
+        """Apply dropout to the hidden states of this generator's tokens."""
 
     def rng_tensors(self) -> RngTensors:
-        """These for compiled code that drops at once."""
+        """The generator as tensors, for compiled code."""
 
     def rows(self, index_N: Tensor) -> DropoutRng:
-        """The draws of some of the tokens, for a head that reads only those."""
+        """The generator of some of the tokens, for a head that reads only those."""
 
     def for_outputs(self) -> DropoutRng:
-        """The draws of the tokens that the decoder of an encoder-decoder reads."""
+        """The generator of the tokens that the decoder of an encoder-decoder reads."""
 
     def inserted(self, source_S: Tensor, number_S: Tensor) -> DropoutRng:
-        """The draws of the tokens with virtual ones among them: the token that stands at each place or beside it, and
-        the number of the virtual one there (0: none)."""
+        """The generator after inserting virtual tokens. source_S: the token at or next to each position. number_S: the
+        number of the virtual token there, 0 for none."""
 
 
 def select_rng(rng: DropoutRng | None, read_M: Tensor | None) -> DropoutRng | None:
-    """The draws of the tokens that are read further on; all of them where None."""
+    """The generator of the selected tokens; of all if None."""
     return rng if rng is None or read_M is None else rng.rows(read_M)
 
 
 def rng_at(rng: DropoutRng | None, location: int) -> DropoutRng | None:
-    """The draws of a place, where there are any."""
+    """The generator of a location, or None without a generator."""
     return None if rng is None else rng.at(location)
 
 
 class TokenRng:
-    """Keyed draws for the tokens of a batch. keys_T: (T,) int64, see `token_keys`. output_keys_T: those of the
-    batch's outputs, where it has them. location: a hash of where in the model."""
+    """Keyed randomness for the tokens of a batch. keys_T: (T,) int64, see `token_keys`. output_keys_T: those of the
+    decoder's tokens, if there are any. location: a hash of the location in the model."""
 
     def __init__(self, keys_T: Tensor, output_keys_T: Tensor | None = None, location: int = 0):
         self.keys_T = keys_T
@@ -211,8 +213,8 @@ class TokenRng:
         return _KeyedDropout.apply(x_TH, self.keys_T[:, None], constants, rate)
 
     def drop_weights(self, weights_RALS: Tensor, query_RL: Tensor, rate: float) -> Tensor:
-        """Dropout of attention weights. query_RL: flat index of each query token. A weight's draw depends on the
-        query token, the head and the number of the key in its document, not on the tile."""
+        """Dropout of attention weights. query_RL: flat index of each query token. Each weight's random number depends
+        on the query token, the head and the index of the key in its document, not on the tile."""
         hashes = -(-weights_RALS.shape[-1] // _CHANNELS_PER_HASH)
         constants = hash_constants(self._location, (weights_RALS.shape[1], 1, hashes), weights_RALS.device)
         return _KeyedDropout.apply(weights_RALS, self.keys_T[query_RL][:, None, :, None], constants, rate)
@@ -223,9 +225,9 @@ class TokenRng:
     def weight_masks(
         self, tokens_P: Tensor, shapes: Sequence[tuple[int, int, int]], heads: int, rate: float
     ) -> tuple[list[Tensor], float]:
-        """The choices of `drop_weights` for several tiles at once, uint8, 0 for what is dropped, and what the others
-        are multiplied with. shapes: of each tile, (rows times heads, L queries, S keys), these a multiple of four.
-        tokens_P: the token at each query's place in the tiles, their rows end to end."""
+        """The masks of `drop_weights` for several tiles at once, uint8, 0 for dropped weights, and the scale of the
+        kept ones. shapes: (rows times heads, L queries, S keys) of each tile, with S a multiple of four. tokens_P:
+        the token of each query in the tiles, rows concatenated."""
         keys_P, at, end = self.keys_T[tokens_P], 0, 0
         numbers = keys_P.new_empty(sum(rows * queries * keys // _CHANNELS_PER_HASH for rows, queries, keys in shapes))
         for rows, queries, keys in shapes:
@@ -254,7 +256,7 @@ class TokenRng:
 
 
 class DeviceRng:
-    """Torch's own dropout from the default generator of a device, seeded anew at each place."""
+    """Torch's own dropout from a device's default generator, reseeded at each location."""
 
     def __init__(self, seed: int, device: torch.device):
         self._seed, self._device = seed, device
@@ -263,7 +265,7 @@ class DeviceRng:
         return DeviceRng(key(self._seed, "dropout", site), self._device)
 
     def begin(self) -> None:
-        """Seed the generator, before a kernel of torch's own draws from it."""
+        """Seed the generator before one of torch's kernels draws from it."""
         seed_generators(self._device, self._seed)
 
     def drop(self, x_TH: Tensor, rate: float) -> Tensor:
@@ -285,7 +287,7 @@ class DeviceRng:
 
 
 def seed_generators(device: torch.device, seed: int) -> None:
-    """Seed the default generators of the CPU and of the device, which torch's own dropout draws from. That takes 7 us,
+    """Seed the default generators of the CPU and of the device, from which torch's own dropout draws. This takes 7 us,
     `torch.manual_seed` about 1 ms."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -293,10 +295,11 @@ def seed_generators(device: torch.device, seed: int) -> None:
 
 
 class Dropout(nn.Module):
-    """Drops `rate` of the channels where it is given draws; without them (evaluation) it passes its input on.
+    """Drops a fraction `rate` of the channels if it is given a generator; without one (evaluation) it returns its
+    input.
 
-    site: where in the model it stands, from its name (`name_dropouts`). A forward calls it once. preset_rng: draws that
-    whoever calls it cannot know, given ahead of the call. rng_tensors: its draws in compiled code, see `regions`.
+    site: identifies the module, from its name (`name_dropouts`). A forward pass calls it once. preset_rng: a generator
+    set before the call, for callers that cannot pass one. rng_tensors: the generator in compiled code, see `regions`.
     """
 
     def __init__(self, rate: float):
@@ -307,7 +310,7 @@ class Dropout(nn.Module):
         self.rng_tensors: RngTensors | None = None
 
     def rng(self, rng: DropoutRng | None) -> DropoutRng | None:
-        """The draws of this place, for whoever drops in another form; None where nothing is dropped."""
+        """The generator of this site, for other forms of dropout; None if nothing is dropped."""
         if rng is None or self.rate == 0.0:
             return None
         if self.site is None:
@@ -315,7 +318,8 @@ class Dropout(nn.Module):
         return rng.at(self.site)
 
     def set_rng_tensors(self, rng: DropoutRng | None) -> list[Tensor]:
-        """Keep these draws, or those that were handed to it, for compiled code. Returns those that count tokens."""
+        """Store this generator, or the preset one, for compiled code. Returns the tensors whose first dimension counts
+        tokens."""
         site_rng = self.rng(rng if self.preset_rng is None else self.preset_rng)
         self.rng_tensors = None if site_rng is None else site_rng.rng_tensors()
         return [] if self.rng_tensors is None or self.rng_tensors.keys_T is None else [self.rng_tensors.keys_T]
@@ -331,8 +335,8 @@ class Dropout(nn.Module):
 
 
 def name_dropouts(module: nn.Module, prefix: str = "") -> None:
-    """Give every `Dropout` in a module the site of its name. prefix: what stands before the names of this module in
-    the whole model."""
+    """Set the site of every `Dropout` in a module from its name. prefix: prepended to the names, for a part of a larger
+    model."""
     for name, part in module.named_modules():
         if isinstance(part, Dropout):
             part.site = zlib.crc32(f"{prefix}{name}".encode())

@@ -1,11 +1,11 @@
-"""Tokens to vectors, in two calls: `tokens` looks them up, `finish` adds what depends on the place.
+"""Tokens to vectors, in two calls: `tokens` looks them up, `finish` adds what depends on the position.
 
-Between the two, virtual tokens are inserted. Shape letters: T tokens, H hidden width, V rows of the token table.
+Virtual tokens are inserted between the two. Shape letters: T tokens, H hidden width, V rows of the token table.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +19,10 @@ from lmtool.types import Packed
 
 
 class StackInput(nn.Module):
-    """What a stack adds to its token vectors: positions, and where a family has them segments and a norm; then
-    dropout.
+    """What a stack adds to its token vectors: positions, for some families segments and a norm, and dropout.
 
-    segment: the table, None for none; the ids are the column "segment", 0 where a batch has none. norm: applied to
-    the sum. virtual: learned vectors among those of the tokens, for who tunes a model by them; no family has any.
+    segment: table of segments, or None; the ids are the column "segment", 0 if a batch has none. norm: applied to the
+    sum. virtual: learned vectors inserted among the tokens, set by prompt tuning, otherwise None.
     """
 
     virtual: VirtualTokens | None
@@ -44,11 +43,11 @@ class StackInput(nn.Module):
 
     @property
     def virtual_count(self) -> int:
-        """Virtual tokens of a text."""
+        """Virtual tokens per text."""
         return 0 if self.virtual is None else len(self.virtual)
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """Positions, segments, norm and dropout. positions_T: where the tokens stand in their documents."""
+        """Add positions and segments, then norm and dropout. positions_T: positions within the documents."""
         x_TH = self.position.embed(vectors_TH, positions_T)
         if self.segment is not None:
             ids_T = packed.columns.get("segment")
@@ -59,14 +58,13 @@ class StackInput(nn.Module):
 
 
 def reserved_positions(embed: StackInput, ahead: int = 0) -> int:
-    """Positions that a text lacks, since virtual tokens and a prefix of this length have them; none where positions
-    have no end."""
+    """Positions that virtual tokens and a prefix of this length take from a text; 0 if positions are unbounded."""
     return embed.virtual_count + ahead if embed.position.ends else 0
 
 
 class _LookUp(torch.autograd.Function):
-    """table[ids]. The table's gradient is sparse: the rows that were read, each once, with the sum that a dense
-    gradient has there, bit by bit."""
+    """table[ids] with a sparse gradient for the table: each row that was read, once, with the same sum as in the dense
+    gradient, bit by bit."""
 
     @staticmethod
     def forward(ctx: Any, table_VE: Tensor, ids_T: Tensor) -> Tensor:
@@ -86,11 +84,10 @@ class _LookUp(torch.autograd.Function):
 class Embeddings(StackInput):
     """Token vectors, and what a stack adds to them.
 
-    token: (V, E). further: tables of tokens behind those of the vocabulary, which belong to heads. segments: rows of
-    the segment table, 0 for none. scale: of the token vectors. project: maps what comes out to the stack's width, where
-    the tables are narrower (ALBERT, ELECTRA); without it E is H. by_rows: a leaf in the token table's memory, whose
-    gradient is sparse, of the rows that were read; it stands for the table in the lookup where a loop knows what to do
-    with it (`training.row_gradients`).
+    token: (V, E). further: tables of tokens after the vocabulary, which belong to heads. segments: rows of the segment
+    table, 0 for none. scale: of the token vectors, see `scaled`. project: maps to the stack's width if the tables are
+    narrower (ALBERT, ELECTRA); otherwise E is H. by_rows: a leaf that shares the token table's memory and gets a sparse
+    gradient; replaces the table in the lookup if the training loop supports it (`training.row_gradients`).
     """
 
     by_rows: Tensor | None = None
@@ -103,24 +100,28 @@ class Embeddings(StackInput):
         dropout: float,
         segments: int = 0,
         norm: nn.Module | None = None,
-        scale: float = 1.0,
         project: nn.Module | None = None,
     ):
         segment = nn.Embedding(segments, hidden_size) if segments else None
         super().__init__(position, dropout, segment, norm)
         self.token = nn.Embedding(vocab_size, hidden_size)
         self.further: tuple[nn.Embedding, ...] = ()  # in a tuple: their tensors are the heads'
-        self.scale = scale
+        self.scale = 1.0
         self.project = project
 
+    def scaled(self, scale: float) -> Self:
+        """These embeddings, with token vectors multiplied by `scale`."""
+        self.scale = scale
+        return self
+
     def extend(self, table: nn.Embedding) -> int:
-        """Tokens with a table of their own, behind all there are. Returns the id of the first."""
+        """Add tokens with a separate table, after all existing ones. Returns the id of the first."""
         first = self.token.num_embeddings + sum(other.num_embeddings for other in self.further)
         self.further = (*self.further, table)
         return first
 
     def _look_up(self, ids_T: Tensor) -> Tensor:
-        """The token table's rows. The gradient of an edited table is not by rows, nor in a compiled forward."""
+        """Rows of the token table. An edited table and a compiled forward get dense gradients."""
         leaf, weight = self.by_rows, self.token.weight
         if leaf is None or torch.compiler.is_compiling() or not (torch.is_grad_enabled() and weight.requires_grad):
             return self.token(ids_T)
@@ -141,6 +142,6 @@ class Embeddings(StackInput):
         return vectors_TH if self.scale == 1.0 else vectors_TH * self.scale
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """(T, E) token vectors to the (T, H) a stack reads."""
+        """(T, E) token vectors to the (T, H) input of a stack."""
         x_TH = super().finish(vectors_TH, packed, positions_T, rng)
         return x_TH if self.project is None else self.project(x_TH)

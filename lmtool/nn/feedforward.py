@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between. dropout: of what the activation gives."""
+    """Two linear maps with an activation between them. dropout: applied to the activations."""
 
     def __init__(
         self, hidden_size: int, feedforward_size: int, activation: Activation, bias: bool = True, dropout: float = 0.0
@@ -39,7 +39,7 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def inner(self, x_TH: Tensor) -> Tensor:
-        """(T, H) to what `fc_out` reads."""
+        """(T, H) to the input of `fc_out`."""
         return self.activation(self.fc_in(x_TH))
 
     def forward(self, x_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
@@ -71,13 +71,13 @@ class GatedFeedForward(FeedForward):
 
 
 class AdapterSlot(nn.Module):
-    """The slot behind a sublayer and its dropout, before the residual sum; empty."""
+    """The slot after a sublayer and its dropout, before the residual sum; empty."""
 
     def forward(
         self, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None = None, read_MH: Tensor | None = None
     ) -> Tensor:
-        """(M, H): what is added to the residual. out_MH: what the sublayer gives. norm: behind the sum; None where
-        nothing is normalised there. read_MH: what a feed-forward part read; None where it read the residual."""
+        """(M, H): the term added to the residual. out_MH: output of the sublayer. norm: applied after the sum, or None.
+        read_MH: input of a feed-forward sublayer; None if it is the residual."""
         return out_MH
 
 
@@ -93,9 +93,9 @@ def _adapter_input(
 
 
 class BottleneckAdapter(AdapterSlot):
-    """Down to a bottleneck, an activation, up again, added to what the sublayer gives (Houlsby et al. 2019, 2.1).
+    """A bottleneck with an activation, added to the sublayer's output (Houlsby et al. 2019, 2.1).
 
-    scale: of what is added; None: it learns, from 1 on.
+    scale: of the added term; None: learned, starting at 1.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class BottleneckAdapter(AdapterSlot):
         self.scale: Tensor | float = nn.Parameter(torch.ones(1)) if scale is None else scale
 
     def change(self, input_MH: Tensor) -> Tensor:
-        """(M, H) what is added, of what is read."""
+        """(M, H) the added term. input_MH: input of the adapter."""
         change_MH = self.up(self.activation(self.down(input_MH)))
         # Most are not scaled: a multiplication by 1 would cost as much as another one.
         return change_MH if isinstance(self.scale, float) and self.scale == 1.0 else change_MH * self.scale
@@ -121,8 +121,8 @@ class BottleneckAdapter(AdapterSlot):
 
 
 class StackedAdapters(AdapterSlot):
-    """Adapters one after the other, each in the place of the sublayer for the next (Pfeiffer et al. 2020, "MAD-X",
-    2.3): those below are trained already, the one on top learns."""
+    """A stack of adapters, each taking the sublayer's place for the next (Pfeiffer et al. 2020, "MAD-X", 2.3): those
+    below are already trained, the top one learns."""
 
     def __init__(self, below: Iterable[BottleneckAdapter], top: BottleneckAdapter):
         super().__init__()
@@ -138,8 +138,8 @@ class StackedAdapters(AdapterSlot):
 
 
 class FusedAdapters(AdapterSlot):
-    """Several trained adapters of the same place, mixed for each token by an attention over them (Pfeiffer et al. 2021,
-    "AdapterFusion", 3.2): the query is what they read, keys and values are what they add."""
+    """Several trained adapters of the same slot, mixed for each token by attention over them (Pfeiffer et al. 2021,
+    "AdapterFusion", 3.2): the query is their input, keys and values are their outputs."""
 
     def __init__(self, hidden_size: int, adapters: Sequence[BottleneckAdapter]):
         super().__init__()
@@ -160,6 +160,6 @@ class FusedAdapters(AdapterSlot):
         return out_MH + self.value(mixture_MH)
 
     def distance(self) -> Tensor:
-        """The squared distance of the values' map from the identity, which is kept small in training (3.2)."""
+        """Squared distance of the value map from the identity, penalized in training (3.2)."""
         weight = self.value.weight
         return (weight - torch.eye(len(weight), dtype=weight.dtype, device=weight.device)).square().sum()

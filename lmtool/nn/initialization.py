@@ -1,7 +1,7 @@
-"""Initial weights: a pure function of (seed, name of the tensor), the same on every device.
+"""Initial weights: a pure function of (seed, tensor name), the same on every device.
 
-A tensor's draws depend on its own name only, so a model's weights do not change when a head is added to it. What else
-a name decides, where a module's dropout draws, is given with them.
+A tensor's values depend only on its own name, so adding a head does not change a model's other weights. Dropout sites,
+which depend on names too, are set at the same time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def truncated_normal(std: float) -> Draw:
-    """Normal, redrawn beyond two standard deviations: what is left has 0.880 of `std` (BERT's published code)."""
+    """Normal, resampled beyond two standard deviations: the result has a standard deviation of 0.880 `std` (BERT's
+    published code)."""
 
     def draw(tensor: Tensor, generator: torch.Generator) -> None:
         # A third of the time of torch's trunc_normal_, which goes by the inverse error function.
@@ -46,7 +47,7 @@ def normal(std: float) -> Draw:
 
 
 def normal_by_inputs(factor: float) -> Draw:
-    """Normal around 0, of a width of `factor` over the root of what a row of the matrix reads."""
+    """Normal around 0 with standard deviation `factor` / sqrt(inputs of the matrix)."""
 
     def draw(tensor: Tensor, generator: torch.Generator) -> None:
         tensor.normal_(0.0, factor / math.sqrt(tensor.shape[-1]), generator=generator)
@@ -64,8 +65,8 @@ def uniform(bound: float) -> Draw:
 
 
 def orthogonal_blocks(tensor: Tensor, generator: torch.Generator) -> None:
-    """Square blocks below each other, an orthogonal matrix each: the maps of a recurrent state, a gate each (Saxe,
-    McClelland and Ganguli 2014)."""
+    """Stacked square blocks, each an orthogonal matrix: recurrent maps, one block per gate (Saxe, McClelland and
+    Ganguli 2014)."""
     for block in tensor.split(tensor.shape[1]):
         nn.init.orthogonal_(block, generator=generator)
 
@@ -76,21 +77,21 @@ def zero(tensor: Tensor, generator: torch.Generator) -> None:
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
-    """A generator on the CPU for the tensor of this name."""
+    """A CPU generator for the tensor of this name."""
     generator = torch.Generator()
     generator.manual_seed(key(seed, "init", zlib.crc32(name.encode())) & (2**63 - 1))
     return generator
 
 
 def initialize(module: nn.Module, seed: int, draw: Draw, prefix: str = "") -> None:
-    """Matrices by `draw`, biases 0, norms 1 and 0; and the sites of dropout. prefix: what stands before the names of
-    this module's tensors in the whole model. Tensors on the meta device have no values and are passed by."""
+    """Matrices by `draw`, biases 0, norm gains 1; sets dropout's sites too. prefix: prepended to this module's tensor
+    names, for a part of a larger model. Skips tensors on the meta device."""
     initialize_each(module, seed, lambda name, part: draw, prefix)
 
 
 @torch.no_grad()
 def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Module], Draw], prefix: str = "") -> None:
-    """`initialize` with a draw for each part: draw_of takes the part's name in the module and the part."""
+    """`initialize` with a function per module: draw_of takes a module's name and the module."""
     name_dropouts(module, prefix)
     for path, part in module.named_modules():
         for kind, parameter in part.named_parameters(recurse=False):
@@ -107,8 +108,8 @@ def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Mod
 
 
 class _Undrawn(TorchFunctionMode):
-    """Modules made inside keep what memory holds: torch's own draws are left out. On the meta device, where they draw
-    nothing, torch would import its compiler for them, which takes a second."""
+    """Skips torch's own initialization of modules built inside the context. On the meta device, where it has no effect,
+    torch would import its compiler for it, which takes a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -118,8 +119,8 @@ class _Undrawn(TorchFunctionMode):
 
 
 def materialize(make: Callable[[], AnyModule]) -> AnyModule:
-    """Make a module on the default device without torch's own initialisation, which would cost seconds at full size
-    and move the global generator. Its values are undefined until `initialize`."""
+    """Build a module on the default device without torch's own initialization, which would take seconds at full size
+    and advance the global generator. Its values are undefined until `initialize`."""
     device = torch.get_default_device()
     with torch.device("meta"), _Undrawn():
         module = make()

@@ -41,8 +41,8 @@ def has_flash(device: torch.device) -> bool:
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> Kernel | None:
-    """The kernel for attention of this kind without a bias; None where tiles serve. dropout: share of the weights that
-    a device's generator drops."""
+    """The kernel for attention without a bias; None for tiles. dropout: fraction of the weights dropped by the device's
+    generator."""
     if dtype not in (torch.float16, torch.bfloat16) or head_size % 8 or head_size > 256 or not has_flash(device):
         return None
     return "jagged" if dropout else "flash"
@@ -54,7 +54,7 @@ def has_window(kernel: Kernel, window: tuple[int, int] | None) -> bool:
 
 
 def serves(kernel: Kernel, layout: Layout) -> bool:
-    """Whether a kernel can do this layout: its mask, and where queries and keys lie."""
+    """Whether a kernel supports this layout: its mask, and the positions of queries and keys."""
     window = layout.mask.window
     if (
         not has_window(kernel, window)
@@ -94,7 +94,7 @@ def flash_attention(q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout,
 def jagged_attention(
     q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, scale: float | None, dropout: float
 ) -> Tensor:
-    """(T, A, D), with this share of the weights dropped by the device's generator."""
+    """(T, A, D), with a fraction `dropout` of the weights dropped by the device's generator."""
     query, key = layout.query.occupied, layout.key.occupied
 
     def nested(x_TAD: Tensor, segments: Segments) -> Tensor:
@@ -126,9 +126,9 @@ def jagged_attention(
 def fused_attention(
     joint_TX: Tensor, heads: int, layout: Layout, scale: float | None, rate: float, rng: TokenRng
 ) -> Tensor:
-    """(T, A*D) softmax(q k^T scale) v within each document. joint_TX: (T, 3*A*D), the queries, keys and values of all
-    heads side by side. layout: of packed documents to themselves. scale: 1/sqrt(D) where None. rate: of the weights
-    that the draws drop."""
+    """(T, A*D) softmax(q k^T scale) v within each document. joint_TX: (T, 3*A*D), queries, keys and values of all
+    heads, concatenated. layout: of packed documents to themselves. scale: None for 1/sqrt(D). rate: fraction of the
+    weights dropped by `rng`."""
     plan = layout.plans.get(heads)
     if plan is None:
         plan = layout.plans[heads] = head_plan(layout, heads)
@@ -146,10 +146,10 @@ def fused_attention_of(
     rate: float,
     rng: TokenRng,
 ) -> Tensor:
-    """(M, A*D) of some tokens, one at least, in any order. query_MX: (M, A*D) their queries. joint_TX: (T, 2*A*D) the
-    keys and values of all. read_M: which tokens they are. The rest as in `fused_attention`.
+    """(M, A*D) for at least one selected token, in any order. query_MX: (M, A*D) their queries. joint_TX: (T, 2*A*D)
+    keys and values of all tokens. read_M: indices of the selected tokens. The rest as in `fused_attention`.
 
-    Where a tenth of the tokens ask, an attention takes 0.78 of the time, plan included; a step of four layers 0.987.
+    If a tenth of the tokens are selected, attention takes 0.78 of the time, plan included; a step of four layers 0.987.
     """
     scale = 1 / math.sqrt(query_MX.shape[1] // heads) if scale is None else scale
     return _apply(query_MX, joint_TX, head_plan(layout, heads, read_M.numpy()), scale, rate, rng)
@@ -162,9 +162,9 @@ def _apply(query_MX: Tensor | None, joint_TX: Tensor, *arguments: Any) -> Tensor
 
 @dataclass(frozen=True)
 class HeadTile:
-    """Documents of about the same length, one a row, each head on its own. rows: B. queries, keys: L, K. query, key:
-    number of the first vector among the queries of all tiles, and among the keys and values. added: what is added to
-    its scores, 0 or -inf, (B or 1, L or 1, K); None for nothing."""
+    """Documents of similar length, one per row, heads separate. rows: B. queries, keys: L, K. query, key: index of the
+    first vector among the queries of all tiles, and among keys and values. added: term added to the scores, 0 or
+    -inf, (B or 1, L or 1, K); None for none."""
 
     rows: int
     queries: int
@@ -184,12 +184,12 @@ class HeadTile:
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """Where the heads of the tokens stand in the tiles; all numbers count vectors of width D.
+    """Index of the tokens' heads in the tiles; all numbers count vectors of width D.
 
-    queries: (P*A,) for each tile (R, A, L): number in (M, A). padding: the places of `queries` that are no token.
-    outputs: (M*A,) back from there. keys: (2*S*A,) for each tile (2, R, A, K): number in (T, 2, A). to_keys: (T*2*A,)
-    back from there. unused: numbers in (T, 2, A) of documents that nobody asks about, which are in no tile. places_P:
-    the token at each place of queries.
+    queries: (P*A,) for each tile (R, A, L): index into (M, A). padding: entries of `queries` that are no token.
+    outputs: (M*A,) the inverse. keys: (2*S*A,) for each tile (2, R, A, K): index into (T, 2, A). to_keys: (T*2*A,) the
+    inverse. unused: indices into (T, 2, A) of documents without queries, which are in no tile. tokens_P: token of each
+    query.
     """
 
     tiles: tuple[HeadTile, ...]
@@ -204,19 +204,19 @@ class HeadPlan:
 
     @cached_property
     def inputs(self) -> Tensor:
-        """`queries` and `keys` one after the other as numbers in (T, 3, A), where all tokens ask."""
+        """`queries` and `keys` concatenated as indices into (T, 3, A), if all tokens are queries."""
         parts = (self.queries, self.heads, 0), (self.keys, 2 * self.heads, self.heads)
         return torch.cat([part // width * (3 * self.heads) + part % width + before for part, width, before in parts])
 
     @cached_property
     def gradients(self) -> Tensor:
-        """(T*3*A,) back from `inputs`."""
+        """(T*3*A,) the inverse of `inputs`."""
         keys = self.to_keys.view(-1, 2 * self.heads) + len(self.queries)
         return torch.cat([self.outputs.view(-1, self.heads), keys], 1).flatten()
 
 
 def head_plan(layout: Layout, heads: int, read_M: np.ndarray | None = None) -> HeadPlan:
-    """The plan of a layout of documents to themselves, on the host. read_M: the tokens that ask, all where None."""
+    """The plan of a layout of documents to themselves, on the host. read_M: tokens that are queries; None for all."""
     starts_N, lengths_N = np.array(layout.query.starts, np.int64), np.array(layout.query.lengths, np.int64)
     documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
     query_M = np.arange(len(documents_T)) if read_M is None else read_M
@@ -262,8 +262,8 @@ def head_plan(layout: Layout, heads: int, read_M: np.ndarray | None = None) -> H
 
 
 def _rows(first_R: np.ndarray, counts_R: np.ndarray, width: int, heads: int) -> tuple[np.ndarray, ...]:
-    """Runs of numbers as rows: (R, W) the numbers, the last one repeated to the width; (R, W) which are real; (R, W, A)
-    the place of each head where they stand as (R, A, W)."""
+    """Ranges of numbers as rows: (R, W) the numbers, the last one repeated to the width; (R, W) which are real; (R, W,
+    A) the index of each head in (R, A, W)."""
     steps_W, counts_R1 = np.arange(width), counts_R[:, None]
     index_RAW = np.arange(len(counts_R) * heads * width).reshape(len(counts_R), heads, width)
     numbers_RW = first_R[:, None] + np.minimum(steps_W, counts_R1 - 1)
@@ -277,7 +277,7 @@ def _flat(numbers: list[np.ndarray]) -> Tensor:
 def _added(
     layout: Layout, rows_R: np.ndarray, positions_RL: np.ndarray, real_RK: np.ndarray, heads: int
 ) -> Tensor | None:
-    """What is added to the scores of a tile, (R*A or 1, L or 1, K). positions_RL: positions of the queries."""
+    """The mask as a term added to a tile's scores, (R*A or 1, L or 1, K). positions_RL: of the queries."""
     seen_1K, real_R1K = torch.arange(real_RK.shape[1])[None], torch.from_numpy(real_RK)[:, None]
     allow = layout.mask.allow(torch.from_numpy(positions_RL)[:, :, None], seen_1K[:, None], torch.from_numpy(rows_R))
     # What is read left to right does not see the padding behind it.
@@ -293,7 +293,7 @@ def _added(
 
 
 class _FusedAttention(torch.autograd.Function):
-    """query: None where the queries stand in `joint`."""
+    """query: None if the queries are part of `joint`."""
 
     @staticmethod
     def forward(
@@ -358,5 +358,5 @@ def _scores(q_BLD: Tensor, k_BKD: Tensor, added: Tensor | None, scale: float) ->
 
 
 def _wide(x: Tensor) -> Tensor:
-    """fp32 for half precision, else as it is."""
+    """fp32 for half precision, otherwise unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -1,11 +1,12 @@
-"""Which tokens see which: documents as segments of flat tensors, a named mask, and the plan of tiles.
+"""Which tokens attend to which: documents as segments of flat tensors, a mask, and a plan of tiles.
 
-Packed documents, padded rows and a cache buffer with room to spare are all starts and lengths. A batch's plan is made
-once and shared by the layers: documents whose lengths fall into the same class of 16 stand as the rows of one tile.
-Width 16 was within 20% of the fastest everywhere on a CPU; padding to the batch's longest was 2.3 to 6.3 times slower.
+Packed documents, padded rows and partly filled cache buffers are all described by starts and lengths. The plan is made
+once per batch and shared by all layers: documents whose lengths fall into the same class of 16 form the rows of one
+tile. Width 16 was within 20% of the fastest everywhere on a CPU; padding to the batch's longest document was 2.3 to 6.3
+times slower.
 
-Shape letters: T query tokens, S key tokens, N documents, R rows of a tile, L queries and K keys of a row, P places in
-all tiles together, M of them real.
+Shape letters: T query tokens, S key tokens, N documents, R rows of a tile, L queries and K keys of a row, P slots in
+all tiles together, M of them real tokens.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ WindowSize = tuple[int, int]
 
 
 class Mask(Protocol):
-    """Says which keys a query sees. Both positions count the keys of the document.
+    """Says which keys a query attends to. Positions count the keys of the document.
 
-    window: (left, right) keys a query sees beside its own, -1 for all, where that says it all: the variable-length
-    kernels have it built in; None otherwise.
+    window: (left, right) keys a query attends to around its own, -1 for all, if that describes the mask completely, as
+    the variable-length kernels need it; otherwise None.
     """
 
     @property
     def window(self) -> WindowSize | None: ...
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
-        """(R, L, K) bool, (R, A, L, K) where the heads differ, or None where all is visible. Padding is not the mask's
-        concern."""
+        """(R, L, K) bool, (R, A, L, K) if the heads differ, or None if everything is visible. The mask does not deal
+        with padding."""
 
 
 @dataclass(frozen=True)
 class Full:
-    """Every token sees its whole document."""
+    """Every token attends to its whole document."""
 
     window: ClassVar[WindowSize] = (-1, -1)
 
@@ -54,7 +55,7 @@ class Full:
 
 @dataclass(frozen=True)
 class Causal:
-    """A token sees itself and what comes before it."""
+    """A token attends to itself and earlier tokens."""
 
     window: ClassVar[WindowSize] = (-1, 0)
 
@@ -64,8 +65,8 @@ class Causal:
 
 @dataclass(frozen=True)
 class Window:
-    """A token sees those at most `reach` places away on either side, itself, and the first `ahead` keys: those of a
-    prefix (Beltagy et al. 2020, "Longformer", 3.1)."""
+    """A token attends to tokens at most `reach` positions away on either side, to itself, and to the first `ahead`
+    keys, those of a prefix (Beltagy et al. 2020, "Longformer", 3.1)."""
 
     reach: int
     ahead: int = 0
@@ -80,7 +81,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Recent:
-    """A token sees itself and what comes before it, `count` tokens in all."""
+    """A token attends to itself and earlier tokens, `count` tokens in all."""
 
     count: int
 
@@ -94,7 +95,7 @@ class Recent:
 
 @dataclass(frozen=True)
 class PrefixLM:
-    """Causal, except that the first `prefixes[n]` tokens of document n are seen by all of it."""
+    """Causal, except that every token of document n attends to its first `prefixes[n]` tokens."""
 
     prefixes: tuple[int, ...]
     window: ClassVar[None] = None
@@ -106,7 +107,8 @@ class PrefixLM:
 
 @dataclass(frozen=True)
 class First:
-    """Every query sees the first `lengths[n]` keys of document n: rows of one length with padding behind them."""
+    """Every query attends to the first `lengths[n]` keys of document n: rows of equal length, with padding at the
+    end."""
 
     lengths: tuple[int, ...]
     window: ClassVar[None] = None
@@ -116,24 +118,23 @@ class First:
 
 
 def with_prefix(segments: Segments, ahead: int) -> Segments:
-    """The documents laid end to end, with so many places more in front of each that has tokens; the same ones for
-    0."""
+    """The documents concatenated, with `ahead` extra keys before each that has tokens; unchanged for 0."""
     if not ahead:
         return segments
     return Segments.packed(tuple(length + ahead if length else 0 for length in segments.lengths), segments.device)
 
 
 def causal_mask(packed: Packed) -> Causal | PrefixLM:
-    """The mask of a stack that reads left to right, but for the prefixes of its documents."""
+    """The mask of a causal stack, with the prefixes of its documents."""
     return PrefixLM(packed.prefixes) if packed.prefixes else Causal()
 
 
 @dataclass(frozen=True)
 class MaskedRows:
-    """What rows of queries see of rows of keys.
+    """Rows of queries and the keys they attend to.
 
-    query_RL: flat indices of the queries. allow: (R or 1, A or 1, L or 1, K) bool, None where all may be seen. causal:
-    `allow` is the plain lower triangle, which the fused kernel has built in.
+    query_RL: flat indices of the queries. allow: (R or 1, A or 1, L or 1, K) bool, None if all keys are visible.
+    causal: whether `allow` is the plain lower triangle, which the fused kernel has built in.
     """
 
     query_RL: Tensor
@@ -142,17 +143,17 @@ class MaskedRows:
 
     @cached_property
     def barrier(self) -> Tensor | None:
-        """What `allow` adds to scores: 0 where a key may be seen, else -inf. Made once for all layers, and
-        with it the scores and their softmax take a quarter less time, forward and backward, than with a filling."""
+        """`allow` as a term added to scores: 0 or -inf. Computed once for all layers; adding it takes a quarter less
+        time than masking, scores, softmax and backward included."""
         return None if self.allow is None else torch.where(self.allow, 0.0, -torch.inf)
 
 
 @dataclass(frozen=True)
 class Tile(MaskedRows):
-    """Documents of about the same length, one a row; short ones repeat their last token to the width.
+    """Documents of similar length, one per row; shorter ones repeat their last token.
 
     key_RK: flat indices of the keys. query_positions_RL, key_positions_RK: positions among the keys of the document;
-    one row for all where they begin alike (in padding they count on).
+    one row for all if they start at the same position (padding continues the count).
     """
 
     key_RK: Tensor
@@ -162,11 +163,11 @@ class Tile(MaskedRows):
 
 @dataclass(frozen=True)
 class TileIndex:
-    """How the tokens of one side stand in the tiles, all tiles laid end to end.
+    """How tokens map to the slots of all tiles, concatenated.
 
-    into_P: the token at each place. real_M, tokens_M: the places that are no padding, and the token at each; ordered
-    by token. padding: the other places. complete: `tokens_M` is 0, 1, 2, ... without a gap. identity: so is `into_P`,
-    nothing has to move.
+    into_P: the token in each slot. real_M, tokens_M: the slots that hold real tokens, and those tokens, ordered by
+    token. padding: the other slots. complete: `tokens_M` is 0, 1, 2, ... without gaps. identity: `into_P` is too, so
+    that nothing has to move.
     """
 
     into_P: Tensor
@@ -178,8 +179,8 @@ class TileIndex:
 
     @classmethod
     def of(cls, into_P: Tensor, real_P: Tensor, tokens: int | None, device: torch.device) -> TileIndex:
-        """Made on the host for a device. real_P: which places are no padding. tokens: how many there are, where they
-        are laid end to end."""
+        """Built on the host for a device. real_P: slots that hold real tokens. tokens: the number of tokens, if they
+        are contiguous."""
         real_M = real_P.nonzero().flatten()
         tokens_M, order_M = into_P[real_M].sort()
         complete = len(tokens_M) == tokens
@@ -193,11 +194,10 @@ class TileIndex:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the queries of a batch stand to its keys.
+    """How the queries of a batch relate to its keys.
 
-    query, key: segments of the same N documents on both sides; an encoder-decoder's cross-attention gives two of
-    different lengths. query_start: (N,) position of each document's first query among its keys: 0 in training, the
-    length of the cache in decoding.
+    query, key: segments of the same N documents on both sides; in cross-attention their lengths differ. query_start:
+    (N,) position of each document's first query among its keys: 0 in training, the length of the cache in decoding.
     """
 
     query: Segments
@@ -213,31 +213,30 @@ class Layout:
 
     @classmethod
     def of(cls, packed: Packed, mask: Mask, ahead: int = 0) -> Layout:
-        """Self-attention within each document of a packed batch. ahead: keys in front of each document that are no
-        tokens of it."""
+        """Self-attention within each document of a packed batch. ahead: prefix keys before each document."""
         keys = with_prefix(packed.segments, ahead)
         return cls(packed.segments, keys, mask, (ahead,) * len(packed.lengths))
 
     @property
     def device(self) -> torch.device:
-        """Where the index tensors are wanted."""
+        """Device of the index tensors."""
         return self.query.device
 
     @cached_property
     def packed(self) -> bool:
-        """Whether both sides are laid end to end."""
+        """Whether both sides are contiguous."""
         return self.query.contiguous and self.key.contiguous
 
     @cached_property
     def ends_together(self) -> bool:
-        """Whether the last query of every document stands at its last key, from where the variable-length kernels
-        count the window of a mask. One without queries has no window."""
+        """Whether the last query of every document is at its last key, from which the variable-length kernels count a
+        mask's window. Documents without queries are ignored."""
         ends = zip(self.query_start, self.query.lengths, self.key.lengths, strict=True)
         return all(start + queries == keys or not queries for start, queries, keys in ends)
 
     @cached_property
     def paired(self) -> bool:
-        """Whether every document has tokens on both sides, or on neither."""
+        """Whether every document has tokens on both sides or on neither."""
         return all(
             bool(queries) == bool(keys) for queries, keys in zip(self.query.lengths, self.key.lengths, strict=True)
         )
@@ -250,7 +249,7 @@ class Layout:
 
     @cached_property
     def plans(self) -> dict[int, Any]:
-        """Further plans that are made once for all layers, by the number of heads (`keyed`)."""
+        """Further plans shared by all layers, by number of heads (`kernels`)."""
         return {}
 
     @cached_property
@@ -263,15 +262,15 @@ class Layout:
 
     @cached_property
     def query_positions(self) -> Tensor:
-        """(T,) position of each query among the keys of its document; queries lie end to end."""
+        """(T,) position of each query among the keys of its document; queries are contiguous."""
         starts, lengths = torch.tensor(self.query_start), torch.tensor(self.query.lengths)
         first_T = torch.repeat_interleave(torch.tensor(Segments.packed(self.query.lengths).starts) - starts, lengths)
         return send(torch.arange(len(first_T)) - first_T, self.device)
 
     @cached_property
     def classes(self) -> tuple[list[int], ...]:
-        """The documents that attend, by the classes of their lengths: the rows of a tile. Those without queries or
-        keys are in none: their outputs are zero."""
+        """The documents by length class, which form the rows of a tile. Documents without queries or keys are in none;
+        their outputs are zero."""
         classes: dict[tuple[int, int], list[int]] = defaultdict(list)
         for number, (queries, keys) in enumerate(zip(self.query.lengths, self.key.lengths, strict=True)):
             if queries and keys:
@@ -333,8 +332,8 @@ class Layout:
 
 
 class _TokenRows(NamedTuple):
-    """Documents as rows, on the host: (R, L) flat indices of their tokens, (R, L) their positions, (R,) lengths, and
-    whether those differ. Short rows repeat their last token."""
+    """Documents as rows, on the host: (R, L) flat token indices, (R, L) positions, (R,) lengths, and whether the
+    lengths differ. Shorter rows repeat their last token."""
 
     index_RL: Tensor
     positions_RL: Tensor

@@ -1,10 +1,10 @@
-"""Where a token stands, as an object with hooks. A model calls all of them; a kind answers where it acts.
+"""Token positions, as objects with hooks. A model calls every hook; each kind implements those it needs.
 
-Every kind is a function of the positions it is given and keeps no table but what is learned, so a model may be made
-on the meta device and read texts of any length (but for `Learned`).
+Every kind is a function of the positions passed to it and stores only learned tables, so a model can be built on the
+meta device and read texts of any length (except with `Learned`).
 
-Shape letters: T tokens, H width of the token vectors, A heads, D width of a head, R rows, L queries, K keys, C the
-clipping distance.
+Shape letters: T tokens, H width of the token vectors, A heads, D head width, R rows, L queries, K keys, C clipping
+distance.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Turns = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class PositionSizes:
-    """What a stack says of itself to its positions.
+    """Sizes of a stack, for its positions.
 
-    max_positions: longest sequence in tokens. hidden_size: H. num_heads: A. head_size: D. causal: whether tokens see
-    only what is before them. offset: rows of a learned table before that of position 0 (RoBERTa and BART: 2).
+    max_positions: longest sequence in tokens. hidden_size: H. num_heads: A. head_size: D. causal: whether tokens attend
+    only to earlier ones. offset: rows of a learned table before position 0 (RoBERTa and BART: 2).
     """
 
     max_positions: int
@@ -50,7 +50,7 @@ class PositionSizes:
 
 
 class Position(nn.Module):
-    """No positions at all: the base of every kind. Positions count within the document, from 0."""
+    """No positions: the base of every kind. Positions count from 0 within the document."""
 
     scores: ClassVar[bool] = False
     """Whether `score` adds to the attention scores; the variable-length kernels cannot, so they are passed by then."""
@@ -60,43 +60,45 @@ class Position(nn.Module):
     """Whether there is a last position."""
 
     def check(self, longest: int, virtual: int = 0) -> None:
-        """Refuse documents longer than the kind can number. longest: tokens, of which some are virtual."""
+        """Raise UserError for documents longer than the kind supports. longest: in tokens, `virtual` of them
+        virtual."""
 
     def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
         """Add to the token vectors (learned, sinusoidal)."""
         return x_TH
 
     def turns(self, positions_T: Tensor, dtype: torch.dtype) -> Turns | None:
-        """How far tokens at these positions are turned (rotary), for states of this type; None: not at all."""
+        """Rotations of tokens at these positions (rotary), for states of this type; None for none."""
         return None
 
     def rotate(self, q_TAD: Tensor, k_TAD: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
-        """Turn queries and keys (rotary), before the keys reach a cache."""
+        """Rotate queries and keys (rotary), before the keys are cached."""
         return q_TAD, k_TAD
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
-        """What is added to the scores (T5 buckets, ALiBi, Shaw); broadcasts to (R, A, L, K). The queries are scaled
-        already. Positions have R rows, or one for all."""
+        """A term added to the scores (T5 buckets, ALiBi, Shaw); broadcasts to (R, A, L, K). The queries are already
+        scaled. Positions have R rows, or one for all."""
         return q_RALD.new_zeros(())
 
     def terms(
         self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor
     ) -> dict[str, Tensor]:
-        """By name the terms that `score` adds up."""
+        """The terms that `score` sums, by name."""
         return {"places": self.score(q_RALD, k_RAKD, query_positions_RL, key_positions_RK)}
 
     def value(self, weights_RALK: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
-        """What is added to the result of the attention (Shaw); broadcasts to (R, A, L, D)."""
+        """A term added to the result of the attention (Shaw); broadcasts to (R, A, L, D)."""
         return weights_RALK.new_zeros(())
 
     def of_tokens(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> Position:
-        """The same for these queries and keys, given as flat indices: of a kind that knows more of them than where
-        they stand."""
+        """The same kind for these queries and keys, given as flat indices: for kinds that depend on more than the
+        position."""
         return self
 
 
 class Learned(Position):
-    """A table of one vector a position (Gehring et al. 2017; BERT, GPT-2). `weight`: (offset + max_positions, H)."""
+    """A table with one vector per position (Gehring et al. 2017; BERT, GPT-2). `weight`: (offset + max_positions,
+    H)."""
 
     ends: ClassVar[bool] = True
 
@@ -134,7 +136,7 @@ class Sinusoidal(Position):
 
 
 class Shaw(Position):
-    """A vector of the clipped distance beside each key, another beside each value (Shaw et al. 2018, 3.2):
+    """A vector of the clipped distance added to each key, another added to each value (Shaw et al. 2018, 3.2):
 
         score_ij = scale q_i (k_j + keys[clip(j - i)])        z_i = sum_j weight_ij (v_j + values[clip(j - i)])
 
@@ -169,7 +171,7 @@ class Shaw(Position):
 
 class T5Buckets(Position):
     """A number for each head and bucket of distances, added to the scores (Raffel et al. 2020, 2.1). `weight`:
-    (buckets, A). A causal stack has all of its buckets for what is behind; others half of them for each direction."""
+    (buckets, A). A causal stack uses all buckets for earlier tokens; others half of them for each direction."""
 
     scores: ClassVar[bool] = True
 
@@ -196,9 +198,9 @@ class T5Buckets(Position):
 
 
 class Rotary(Position):
-    """Each pair i of a head's dimensions is turned by p / base^(2i/D) (Su et al. 2021, 3.2), so that a score depends
-    on the distance alone. layout: half_split pairs dimensions i and i + D/2, interleaved 2i and 2i + 1; the two
-    differ by an order of the dimensions only, which matters to published weights."""
+    """Each pair i of a head's dimensions is rotated by p / base^(2i/D) (Su et al. 2021, 3.2), so that a score depends
+    only on the distance. layout: half_split pairs dimensions i and i + D/2, interleaved 2i and 2i + 1; the two
+    differ only in the order of dimensions, which matters for published weights."""
 
     def __init__(self, head_size: int, base: float = 10000.0, layout: Pairs = "half_split"):
         super().__init__()
@@ -230,7 +232,7 @@ class Rotary(Position):
 
 class Alibi(Position):
     """-m |i - j| added to the scores, with m = 2^(-8h/A) for head h = 1..A (Press et al. 2022, 3; symmetric for
-    encoders as in Portes et al. 2023, MosaicBERT). Nothing learned."""
+    encoders as in Portes et al. 2023, MosaicBERT). Nothing is learned."""
 
     scores: ClassVar[bool] = True
 
@@ -244,8 +246,8 @@ class Alibi(Position):
 
 
 def _angles(positions_T: Tensor, width: int, base: float) -> Tensor:
-    """(T, ceil(width / 2)) float64: p / base^(2i/width). In double, since at position 5e6 single precision is off by a
-    third of a radian."""
+    """(T, ceil(width / 2)) float64: p / base^(2i/width). In double precision, because at position 5e6 single precision
+    is off by a third of a radian."""
     steps = torch.arange(0, width, 2, dtype=torch.float64, device=positions_T.device)
     return positions_T.double()[:, None] * base ** (-steps / width)
 

@@ -1,4 +1,4 @@
-"""Learned vectors in front of a text: keys and values in each layer (prefix tuning), virtual tokens (soft prompts)."""
+"""Learned vectors before or in a text: keys and values in each layer (prefix tuning), virtual tokens (soft prompts)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from lmtool.types import Packed, Segments, send
 
 @dataclass(frozen=True)
 class LayerPrefix:
-    """The prefix of one layer. keys_PW, values_PW. index_S: the rows of prefix and tokens, one behind the other, that
-    the attention reads."""
+    """The prefix of one layer. keys_PW, values_PW. index_S: for each key of the attention, its row among prefix and
+    tokens, concatenated."""
 
     keys_PW: Tensor
     values_PW: Tensor
     index_S: Tensor
 
     def before(self, k_TAD: Tensor, v_TAD: Tensor) -> tuple[Tensor, Tensor]:
-        """(S, A, D) keys and values: of each document the prefix and its own."""
+        """(S, A, D) keys and values: for each document the prefix, then its own."""
         keys_PAD, values_PAD = self.heads(k_TAD)
         keys_SAD = torch.cat([keys_PAD, k_TAD]).index_select(0, self.index_S)
         return keys_SAD, torch.cat([values_PAD, v_TAD]).index_select(0, self.index_S)
@@ -44,8 +44,8 @@ class LayerPrefix:
 
 
 class KeyPrefix(nn.Module):
-    """The prefixes of `depth` layers (Li and Liang 2021, 4.2). `weight`: (P, depth * 2 * W), in each row the key of a
-    layer, then its value, one layer behind the other."""
+    """The prefixes of `depth` layers (Li and Liang 2021, 4.2). `weight`: (P, depth * 2 * W), each row with key and
+    value of every layer in turn."""
 
     def __init__(self, count: int, depth: int, width: int):
         super().__init__()
@@ -60,7 +60,7 @@ class KeyPrefix(nn.Module):
         return self.weight
 
     def layers(self, segments: Segments) -> list[LayerPrefix]:
-        """The prefix of each layer, for documents that lie so."""
+        """The prefix of each layer, for documents in these segments."""
         index_S = in_front(segments, len(self))
         parts = self.rows().chunk(2 * self.depth, -1)
         pairs = zip(parts[::2], parts[1::2], strict=True)
@@ -68,8 +68,8 @@ class KeyPrefix(nn.Module):
 
 
 def in_front(segments: Segments, count: int) -> Tensor:
-    """(S,) for each place of the documents laid end to end, `count` rows in front of each that has tokens: the row
-    that stands there, among those rows and the tokens behind them."""
+    """(S,) for each position of the documents with `count` prefix rows before each that has tokens: its row among
+    prefix and tokens, concatenated."""
     lengths = torch.tensor(with_prefix(segments, count).lengths, dtype=torch.int64)
     first_S = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
     steps_S = torch.arange(len(first_S)) - first_S
@@ -90,11 +90,11 @@ def in_front(segments: Segments, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Insertion:
-    """How virtual tokens stand among those of a batch.
+    """Virtual tokens inserted among those of a batch.
 
-    packed: all of them; a virtual token has the columns of the token that it stands beside. number_S: 0 for a token of
-    the batch, 1..P for a virtual one. source_S: the token of the batch that stands there, or beside it. batch_T: where
-    the tokens of the batch stand.
+    packed: all tokens; a virtual one has the columns of the token next to it. number_S: 0 for a token of the batch,
+    1..P for a virtual one. source_S: the batch's token at, or next to, each position. batch_T: positions of the batch's
+    tokens.
     """
 
     packed: Packed
@@ -104,8 +104,8 @@ class Insertion:
 
 
 class VirtualTokens(nn.Module):
-    """`count` vectors in each text, behind its first `after` tokens (Lester et al. 2021: before all of them; behind
-    a class token: 1). `weight`: (P, E)."""
+    """`count` vectors in each text, after its first `after` tokens (Lester et al. 2021: 0; after a class token: 1).
+    `weight`: (P, E)."""
 
     def __init__(self, count: int, width: int, after: int = 0):
         super().__init__()
@@ -116,12 +116,12 @@ class VirtualTokens(nn.Module):
         return len(self.weight)
 
     def vectors(self) -> Tensor:
-        """(P, E): what stands in the texts."""
+        """(P, E): the inserted vectors."""
         return self.weight
 
     def insertion(self, packed: Packed, before: Sequence[int] | None = None) -> Insertion:
-        """Where they stand in these texts. before: tokens of each document that a cache has read; a document that goes
-        on has its virtual tokens there. ValueError where a text that begins has fewer than `after` tokens."""
+        """Insertion into these texts. before: cached tokens of each document; a continued document already has its
+        virtual tokens. ValueError if a new text has fewer than `after` tokens."""
         read = [0] * len(packed.lengths) if before is None else before
         starting = [length > 0 and not past for length, past in zip(packed.lengths, read, strict=True)]
         if any(starts and length < self.after for length, starts in zip(packed.lengths, starting, strict=True)):
@@ -146,7 +146,7 @@ class VirtualTokens(nn.Module):
         return Insertion(Packed(tokens_S, lengths, columns, prefixes), number_S, source_S, batch_T)
 
     def among(self, vectors_TE: Tensor, insertion: Insertion) -> Tensor:
-        """(S, E): the vectors of the batch's tokens, and these where they stand."""
+        """(S, E): the batch's token vectors with the virtual ones inserted."""
         if len(insertion.number_S) == len(vectors_TE):
             return vectors_TE  # no text begins here
         token_SE = vectors_TE.index_select(0, insertion.source_S)

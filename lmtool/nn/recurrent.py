@@ -1,13 +1,13 @@
 """A recurrent layer over packed texts: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory", with the forget gate
 of Gers, Schmidhuber and Cummins 2000, and the projection of Sak, Senior and Beaufays 2014.
 
-Texts run in lockstep, the longest first, so that a step works on those that are not at their end and nothing is padded
-(torch's PackedSequence). What the gates read of the inputs is one product over all tokens; what they read of the state
-is one a step. The backward is written out: weights get their gradient in one product over all steps, not a sum of one a
-step. On a core it takes 0.4 to 0.7 of the time of `torch.nn.LSTM`, which has no clips.
+Texts run in lockstep, the longest first, so that a step covers the unfinished texts and nothing is padded (torch's
+PackedSequence). The gates' products with the inputs are one product over all tokens; their products with the state are
+one per step. The backward is written out: weights get their gradient from one product over all steps instead of a sum
+over steps. On one core it takes 0.4 to 0.7 of the time of `torch.nn.LSTM`, which has no clipping.
 
-Shape letters: T tokens, N texts, R texts at a step, I width of the inputs, C of the cell, P of what is output: C, or
-that of the projection.
+Shape letters: T tokens, N texts, R texts at a step, I input width, C cell width, P output width: C, or that of the
+projection.
 """
 
 from __future__ import annotations
@@ -30,24 +30,23 @@ from lmtool.types import Segments, send
 
 
 class State(NamedTuple):
-    """What is carried from step to step, of each text in its order in the batch. output_NP: what the layer gave last.
-    cell_NC: its memory."""
+    """State between steps, for each text in batch order. output_NP: the layer's last output. cell_NC: its memory."""
 
     output_NP: Tensor
     cell_NC: Tensor
 
     def detached(self) -> State:
-        """The same values without their past, which no gradient reaches."""
+        """The same values, detached from the graph."""
         return State(self.output_NP.detach(), self.cell_NC.detach())
 
 
 @dataclass(frozen=True)
 class Lockstep:
-    """The steps in which packed texts are read together, in one direction. All layers that read a batch share it.
+    """The steps in which packed texts are read together, in one direction. Shared by all layers that read a batch.
 
-    sizes: texts at each step, on the host. tokens_T: the token read at each place, step by step, within a step those of
-    longer texts first. position_T: the place of each token. order_N: the texts, longest first. last_N: the place where
-    each text ends, in the order of the batch; 0 of an empty one. empty_N: which texts are empty, None where none is.
+    sizes: texts at each step, on the host. tokens_T: the token read at each index, step by step, longer texts first.
+    position_T: index of each token. order_N: the texts, longest first. last_N: index of each text's last token, in
+    batch order; 0 for an empty text. empty_N: which texts are empty, None if none is.
     """
 
     sizes: tuple[int, ...]
@@ -59,7 +58,7 @@ class Lockstep:
 
     @classmethod
     def of(cls, texts: Segments, reverse: bool = False) -> Lockstep:
-        """texts: laid end to end from 0. reverse: each from its last token to its first."""
+        """texts: contiguous from 0. reverse: read each text from its last token to its first."""
         lengths, starts = np.asarray(texts.lengths, dtype=np.int64), np.asarray(texts.starts, dtype=np.int64)
         order = np.argsort(-lengths, kind="stable")
         sorted_lengths = lengths[order]
@@ -81,10 +80,10 @@ class Lockstep:
 
 
 class LstmCell(nn.Module):
-    """One layer in one direction; gates stand in the order input, forget, cell, output, as in torch.
+    """One layer in one direction; gates in the order input, forget, cell, output, as in torch.
 
-    projection_size: P, None for no projection. cell_clip, projection_clip: bounds of the cell's and of the projected
-    values at every step, None for none. The names of the weights are torch's; there is one bias.
+    projection_size: P, None for no projection. cell_clip, projection_clip: bounds of the cell and of the projected
+    values at every step, None for none. Weight names are torch's; there is one bias.
     """
 
     def __init__(
@@ -117,8 +116,8 @@ class LstmCell(nn.Module):
         self.bias[self.cell_size : 2 * self.cell_size] = 1.0
 
     def forward(self, x_TI: Tensor, steps: Lockstep, state: State | None = None) -> tuple[Tensor, State]:
-        """(T, P) what the layer gives at each token, and the states behind the last one of each text. state: those
-        before the first; None for zeros. An empty text keeps the one it has."""
+        """(T, P) outputs, and the states after the last token of each text. state: before the first token; None for
+        zeros. An empty text keeps its state."""
         gates_TG = F.linear(x_TI, self.weight_ih, self.bias).index_select(0, steps.tokens_T)
         # Sums over many steps are kept in full precision, whatever the products are computed in.
         kind = torch.promote_types(gates_TG.dtype, torch.float32)
@@ -139,7 +138,7 @@ class LstmCell(nn.Module):
 
 
 def _ends(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
-    """(N, X) the values at the end of each text; of an empty one those before it."""
+    """(N, X) the values at the end of each text; of an empty one the values before it."""
     if not len(values_TX):
         return before_NX
     ends_NX = values_TX.index_select(0, steps.last_N)
@@ -147,8 +146,8 @@ def _ends(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
 
 
 class _Recurrence(torch.autograd.Function):
-    """All steps of a layer. gates: (T, 4C) what they read of the inputs, step by step. output, cell: (N, P) and (N, C)
-    before the first step. sizes: texts at each. Gives (T, P) and the cells (T, C). Differentiable once."""
+    """All steps of a layer. gates: (T, 4C) products with the inputs, step by step. output, cell: (N, P) and (N, C)
+    before the first step. sizes: texts at each step. Returns (T, P) and the cells (T, C). Differentiable once."""
 
     @staticmethod
     def forward(
@@ -258,7 +257,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _before(values: Tensor, first: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """(T, X) the values of the step before, at each place. first: (N, X) those before the first step."""
+    """(T, X) the values of the previous step at each index. first: (N, X) before the first step."""
     parts, start = [first[: sizes[0]]] if sizes else [values[:0]], 0
     for size, following in zip(sizes, sizes[1:], strict=False):
         parts.append(values[start : start + following])
@@ -273,12 +272,12 @@ def _before(values: Tensor, first: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=8)
 def steps_of(texts: Segments, reverse: bool = False) -> Lockstep:
-    """The steps of packed texts, left to right, or right to left: once for all layers that read a batch."""
+    """The steps of packed texts, left to right or right to left, cached for all layers that read a batch."""
     return Lockstep.of(texts, reverse)
 
 
 class StateCache:
-    """The states of a recurrent layer behind the tokens it has read, in the place of keys and values."""
+    """The states of a recurrent layer after the tokens it has read, instead of keys and values."""
 
     accumulates = True
 
@@ -286,17 +285,17 @@ class StateCache:
         self.state: tuple[Tensor, ...] | None = None
 
     def keep(self, state: tuple[Tensor, ...]) -> None:
-        """Take the state behind the new tokens: the next ones begin with it."""
+        """Store the state after the new tokens, from which the next ones start."""
         self.state = state
 
     def select(self, rows_R: Tensor) -> None:
-        """Keep these documents alone."""
+        """Keep only these documents."""
         if self.state is not None:
             self.state = tuple(part.index_select(0, rows_R) for part in self.state)
 
 
 class SegmentStates(StateCache):
-    """The states in front of a segment and, apart from them, those behind it: a layer may read its segment again."""
+    """The states before a segment and, separately, those after it: a layer may read its segment again."""
 
     accumulates = False
 
@@ -309,7 +308,7 @@ class SegmentStates(StateCache):
 
 
 class RecurrentLayer(nn.Module):
-    """An LSTM as a layer of a stack, left to right, and dropout behind it."""
+    """An LSTM as a left-to-right layer of a stack, followed by dropout."""
 
     def __init__(self, cell: LstmCell, dropout: float):
         super().__init__()
@@ -317,7 +316,7 @@ class RecurrentLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x_TI: Tensor, context: Context) -> Tensor:
-        """(T, I) to (T, P), or (M, P) of the tokens that the context reads."""
+        """(T, I) to (T, P), or (M, P) of the selected tokens."""
         cache: StateCache | None = context.cache
         before = None if cache is None or cache.state is None else State(*cache.state)
         output_TP, state = self.cell(x_TI, steps_of(context.packed.segments), before)
@@ -336,13 +335,11 @@ class BidirectionalGru(nn.Module):
         self.dropout = Dropout(dropout)
 
     def saved_activations(self, keys: float = 0.0) -> float:
-        """Of a token, the values that a forward keeps for its backward: what it reads, and in each direction gates, the
-        parts that make them, states."""
+        """Values saved per token for the backward: inputs and, for each direction, gates, their parts and states."""
         return self.cell.input_size + 2 * 7 * self.cell.hidden_size
 
     def forward(self, x_TI: Tensor, context: Context) -> Tensor:
-        """(T, I) to (T, 2C), or (M, 2C) of the tokens that the context reads: the states left to right, and those right
-        to left."""
+        """(T, I) to (T, 2C), or (M, 2C) of the selected tokens: states left to right, then right to left."""
         steps = steps_of(context.packed.segments)
         if len(x_TI):
             wide_TI = x_TI.to(next(self.cell.parameters()).dtype)

@@ -1,9 +1,10 @@
-"""The parts of a model that are functions of tensors alone, and may be compiled: what stands between the attentions.
+"""The parts of a model that may be compiled: functions of tensors alone, between the attentions.
 
-An attention reads the lengths of its texts on the host, and takes another plan or kernel for others; a compiler would
-make another graph of each batch. So it stays as it is, and what lies between is compiled by itself, once for all layers
-of a kind (torchtitan's regional compilation). Number of tokens is dynamic; everything else that differs between layers
-or steps comes in as a tensor, dropout's draws too (`Placed`). Names of parameters are those of the plain model.
+Attention reads the lengths of its texts on the host and picks a plan and a kernel by them, so a compiler would build a
+new graph for each batch. It therefore stays uncompiled, and everything between is compiled separately, once for all
+layers of a kind (torchtitan's regional compilation). The number of tokens is dynamic; everything else that differs
+between layers or steps is passed as a tensor, including dropout's generator (`RngTensors`). Parameter names are those
+of the uncompiled model.
 
 Shape letters: T tokens.
 """
@@ -25,7 +26,7 @@ Function = Callable[..., Any]
 
 
 class CompiledRegions:
-    """Calls regions through torch.compile. backend: one of torch's, or a function as `torch.compile` takes it."""
+    """Calls regions through torch.compile. backend: one of torch's, or a function as `torch.compile` accepts it."""
 
     def __init__(self, backend: str | Function = "inductor"):
         self.backend = backend
@@ -35,7 +36,7 @@ class CompiledRegions:
     def call(
         self, function: Function, rows: tuple[int, ...], arguments: tuple[Any, ...], rng: DropoutRng | None
     ) -> Any:
-        """What the function gives. rows: numbers of the arguments whose first dimension may differ at each call."""
+        """Call the compiled function. rows: indices of the arguments whose first dimension may differ between calls."""
         tensors = [tensor for number in rows for tensor in _tensors(arguments[number])]
         if any(len(tensor) < 2 for tensor in tensors):
             return function(*arguments, **_named(rng))  # compilers make graphs of their own for sizes of 0 and 1
@@ -70,8 +71,8 @@ _active: CompiledRegions | None = None
 
 @contextmanager
 def regions_by(compiled: CompiledRegions | None) -> Iterator[None]:
-    """Within, all regions are called through this one; None: as they are written. One for the process, since what is
-    recomputed in a backward runs in other threads."""
+    """Call all regions through `compiled` inside the context; None: uncompiled. It applies to the whole process,
+    because a backward pass recomputes in other threads."""
     global _active
     before, _active = _active, compiled
     try:
@@ -81,8 +82,9 @@ def regions_by(compiled: CompiledRegions | None) -> Iterator[None]:
 
 
 def region(*rows: int) -> Callable[[Function], Function]:
-    """A function, or a method of a module, that may be compiled: it reads tensors, modules and constants, and dropout's
-    draws as `rng`. rows: numbers of the arguments, tensors or tuples of them, whose first dimension counts tokens."""
+    """Mark a function, or a method of a module, that may be compiled: it reads tensors, modules and constants, and
+    dropout's generator as `rng`. rows: indices of the arguments, tensors or tuples of them, whose first dimension
+    counts tokens."""
 
     def decorated(function: Function) -> Function:
         @wraps(function)
@@ -113,6 +115,6 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def is_plain(module: nn.Module, kind: type[AnyModule]) -> TypeGuard[AnyModule]:
-    """Whether it is of this very class, without hooks: not edited (LoRA), parametrised or observed."""
+    """Whether a module is of exactly this class and has no hooks: not edited (LoRA), parametrized or observed."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return type(module) is kind and not any(hooks)

@@ -1,12 +1,12 @@
-"""Attention by distances (Dai, Yang, Yang, Carbonell, Le, Salakhutdinov, "Transformer-XL", ACL 2019, section 3.3):
+"""Attention by distance (Dai, Yang, Yang, Carbonell, Le, Salakhutdinov, "Transformer-XL", ACL 2019, section 3.3):
 
     score_ij = ((q_i + u) k_j + (q_i + v) r_(i-j)) / sqrt(D)
 
-of queries q and keys k, and of r, which each layer maps from sinusoids of the distance; u and v are learned and the
-same in all layers. Keys may be of states in front of each text, a memory of what was read before it.
+with queries q, keys k, and r, which each layer projects from sinusoids of the distance; u and v are learned and shared
+by all layers. Keys may include earlier states of each text, its memory.
 
-Shape letters: T tokens, Z keys, N texts, F states of memory, R rows of a tile, L queries and K keys of a row, A heads,
-D width of a head, P distances, H hidden width.
+Shape letters: T tokens, Z keys, N texts, F memory states, R rows of a tile, L queries and K keys of a row, A heads, D
+head width, P distances, H hidden width.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from lmtool.nn.regions import region
 
 
 def shifted(products_RALP: Tensor, keys: int) -> Tensor:
-    """(R, A, L, K) of products with falling distances, where that of query i and key j stands at L - 1 - i + j. Each
-    row begins one place before the one above it, so that all is a view of the memory as it lies (appendix B). P is
-    K + 1 at least: of keys behind their query come any numbers, which a mask hides."""
+    """(R, A, L, K) from products with decreasing distances, where that of query i and key j is at index L - 1 - i + j.
+    Each row starts one index before the row above, so this is a view of the memory (appendix B). P is at least K +
+    1: keys after their query get arbitrary values, which a mask hides."""
     queries, distances = products_RALP.shape[-2:]
     flat = products_RALP.flatten(-2)[..., queries - 1 : queries * distances - 1]
     return flat.unflatten(-1, (queries, distances - 1))[..., :keys]
 
 
 def in_front(memory_NFH: Tensor, x_TH: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """(Z, H): before the tokens of each text its memory."""
+    """(Z, H): the memory before the tokens of each text."""
     pairs = zip(memory_NFH.unbind(), x_TH.split(lengths), strict=True)
     return torch.cat([part for pair in pairs for part in pair])
 
 
 class Distances(Position):
-    """Of a model: u and v, (A, D) `content_bias` and `place_bias`, and sinusoids of the distances. clamp: the distance
-    from which on all are alike in evaluation, None for none. The published code drops the sinusoids too in training;
-    here they are kept."""
+    """Shared by a model's layers: u and v, (A, D) `content_bias` and `place_bias`, and sinusoids of the distances.
+    clamp: distance from which all are treated alike in evaluation, None for none. The published code applies dropout
+    to the sinusoids in training; here it does not."""
 
     scores: ClassVar[bool] = True
 
@@ -67,9 +67,8 @@ class Distances(Position):
 
 
 class DistanceScores(Position):
-    """What distances add to the scores of one layer. rows_PAD: falling distances through the layer's map, down to 0.
-    distance_A1D: what is added to the queries for them, which have u and are scaled. alike: whether the texts begin at one
-    and the same distance from their first keys."""
+    """The term that distances add to one layer's scores. rows_PAD: projected distances, decreasing to 0. distance_A1D:
+    added to the queries for them, which are scaled and include u."""
 
     scores: ClassVar[bool] = True
 
@@ -92,7 +91,7 @@ class DistanceScores(Position):
 
 
 class RelativeAttention(SelfAttention):
-    """Self-attention by distances, to what is before a token. No map has a bias."""
+    """Self-attention by distance to earlier tokens. No projection has a bias."""
 
     table_maps: ClassVar[tuple[str, ...]] = ("pos_proj",)
 
@@ -129,7 +128,7 @@ class RelativeAttention(SelfAttention):
         return self.attend_and_project(q_TAD, k_TAD, v_TAD, context.layout, bias, context, read_M)
 
     def distance_scores(self, distances: Distances, layout: Layout, like: Tensor) -> DistanceScores:
-        """What adds to the scores of this layer."""
+        """The term added to this layer's scores."""
         ends = map(sum, zip(layout.query_start, layout.query.lengths, strict=True))
         rows_PAD = self.heads(self.pos_proj(distances.rows(max(ends, default=1) - 1, like)))
         difference_AD = (distances.place_bias - distances.content_bias) / math.sqrt(self.head_size)

@@ -1,11 +1,11 @@
-"""One run through a stack, for every family: `enter`, the layers one after the other, `leave`.
+"""One run through a stack, for every family: `enter`, the layers in order, `leave`.
 
-A layer is called `layer(x_TH, context)`; each has a mask and positions of its own, so local and global layers, or two
-kinds of positions, stand in one stack. A tap sees what stands between the layers, and may replace it. Without one
-nothing is computed or kept for it. A stack may recompute its layers in the backward instead of keeping what they
-computed (Chen, Xu, Zhang and Guestrin 2016, "Training Deep Nets with Sublinear Memory Cost", section 4.1).
+A layer is called `layer(x_TH, context)`. Each has its own mask and positions, so one stack can mix local and global
+layers, or two kinds of positions. A tap observes or replaces the states between the layers; without one, nothing extra
+is computed or stored. A stack may recompute its layers in the backward pass instead of storing their activations (Chen,
+Xu, Zhang and Guestrin 2016, "Training Deep Nets with Sublinear Memory Cost", section 4.1).
 
-Shape letters: T tokens, M of them that are read, E width of the token vectors, H hidden width.
+Shape letters: T tokens, M selected tokens, E width of the token vectors, H hidden width.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ from lmtool.types import Packed
 
 
 class TapPoint(NamedTuple):
-    """Where a tap stands: behind the embedding (layer 0) or behind the layer of this number, counted from 1, of the
-    stack that reads this side of a batch."""
+    """Where a tap is called: after the embedding (layer 0) or after a layer, counted from 1, of the stack that reads
+    this side of a batch."""
 
     layer: int
     side: Side = "inputs"
 
 
 class Tap:
-    """Sees the states at every place of a forward, and may replace them. This one does neither.
+    """Observes the states at every point of a forward pass, and may replace them. This base class does neither.
 
-    With a tap that wants its states, a last layer works on all tokens, whichever are read of its result. They are seen
+    If a tap wants the last layer's states, that layer computes all tokens, whichever are selected. States are observed
     before the final norm.
     """
 
     def wants(self, point: TapPoint) -> bool:
-        """Whether it sees or replaces the states at this point: it is not called for others."""
+        """Whether the tap is called at this point."""
         return True
 
     def begin(self, side: Side) -> tuple[int, Tensor] | None:
-        """A forward of a stack begins. A layer and the states (T, H) behind it, as they were before a tap, that an
-        earlier forward over the same texts had: where nothing else watches the layers up to there, they are left out.
-        None: the forward begins at the embedding."""
+        """Called when a stack starts a forward pass. May return a layer and the states (T, H) after it, before any tap,
+        from an earlier forward over the same texts: the layers up to it are skipped if nothing else observes them.
+        None: start at the embedding."""
         return None
 
     def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
-        """What the model computes with further on: the states given, or others of their shape. The tokens are those of
+        """The states that the model continues with: the given ones, or others of their shape. The tokens are those of
         the batch, without virtual ones."""
         return x_TH
 
     def attention(self, point: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
-        """Who takes what an attention in the layer before this place computes with; None: nobody."""
+        """The observer of an attention in the layer before this point, or None."""
         return None
 
 
 class Taps(Tap):
-    """Several taps one after the other: each sees what those before it gave."""
+    """Several taps in order: each receives the result of those before it."""
 
     def __init__(self, *taps: Tap):
         self.taps = taps
@@ -98,12 +98,12 @@ def _each(takers: Iterable[AttentionObserver], *arguments: Any) -> None:
 
 @dataclass(frozen=True)
 class StackState:
-    """Texts behind the embedding, and what the layers want to know of them.
+    """Texts after the embedding, and what the layers need to know about them.
 
-    x_TH: their states. packed, positions_T, rng: of the tokens that entered, virtual ones included. position: what
-    the stack's attention knows of positions. cache: the tokens before these. batch_T: where the tokens of the batch
-    stand among those that entered; None where they are the same. ahead: places in front of each text, of a prefix or a
-    memory. memories: of each layer (N, F, H), the states in front of each text; None where there are none.
+    x_TH: their states. packed, positions_T, rng: of all tokens, virtual ones included. position: what the stack's
+    attention knows about positions. cache: of earlier tokens. batch_T: indices of the batch's tokens among all; None if
+    they are the same. ahead: positions of a prefix or a memory before each text. memories: (N, F, H) for each layer,
+    the states before each text; None if there are none.
     """
 
     x_TH: Tensor
@@ -117,17 +117,17 @@ class StackState:
     memories: Sequence[Tensor] | None = None
 
     def read(self, read_M: Tensor | None) -> Tensor | None:
-        """Of tokens of the batch (None: all), where they stand among those that entered; None: all of these."""
+        """Indices of selected tokens of the batch (None: all) among all tokens; None: all of these."""
         if self.batch_T is None or read_M is None:
             return read_M if self.batch_T is None else self.batch_T
         return self.batch_T.index_select(0, read_M)
 
     def layout(self, mask: Mask) -> Layout:
-        """Which tokens see which under a mask."""
+        """The attention layout under a mask."""
         return Layout.of(self.packed, mask, self.ahead) if self.cache is None else self.cache.layout(self.packed, mask)
 
     def tapped(self, tap: Tap, point: TapPoint, x_TH: Tensor) -> Tensor:
-        """The states behind a tap."""
+        """The states after a tap."""
         if not tap.wants(point):
             return x_TH
         if self.batch_T is None:
@@ -145,8 +145,8 @@ def enter(
     cache: Cache | None = None,
     ahead: int = 0,
 ) -> StackState:
-    """Token vectors to what the first layer reads. cache: of the tokens before these; it makes room for these. ahead:
-    places in front of each text, of a prefix."""
+    """Token vectors to the input of the first layer. cache: of earlier tokens; it is extended. ahead: prefix positions
+    before each text."""
     batch_T = None
     if embed.virtual is not None:
         insertion = embed.virtual.insertion(packed, None if cache is None else cache.lengths)
@@ -165,14 +165,13 @@ def enter(
 
 
 class Stack(nn.Module):
-    """Layers over an embedding, and what stands behind the last of them.
+    """Layers over an embedding, and what follows the last one.
 
-    causal: whether a token sees only itself and what is before it. final_norm: None for none. dropout: behind it.
-    side: the side of a batch that it reads. embed: the embedding, where it is the stack's own.
-    prefix, cross_prefix: learned keys and values in front of each text, and in front of what the cross-attention reads,
-    for who tunes a model by them; no family has any. tap: stands in every forward, before the one that a caller gives,
-    for who watches a model from outside; none as it is built. recomputes: whether a layer keeps its input alone for the
-    backward, which runs it a second time.
+    causal: whether a token attends only to itself and earlier tokens. final_norm: None for none. dropout: after it.
+    side: the side of a batch that it reads. embed: the embedding, if the stack owns it. prefix, cross_prefix: learned
+    keys and values before each text, and before those of cross-attention; set by prefix tuning, otherwise None. tap:
+    called in every forward, before the caller's; None by default. recomputes: whether a layer stores only its input for
+    the backward pass, which runs it again.
     """
 
     prefix: KeyPrefix | None
@@ -202,22 +201,22 @@ class Stack(nn.Module):
 
     @property
     def blocks(self) -> BlockPattern | None:
-        """By which longer texts are seen by blocks, as the first layer draws them; None where they are not."""
+        """The block pattern of the first layer for longer texts, or None."""
         return None
 
     @property
     def ahead(self) -> int:
-        """Places that a prefix takes in front of each text."""
+        """Prefix positions before each text."""
         return 0 if self.prefix is None else len(self.prefix)
 
     @property
     def crossed(self) -> int:
-        """Those that one takes in front of what the cross-attention reads."""
+        """Prefix positions before the keys of cross-attention."""
         return 0 if self.cross_prefix is None else len(self.cross_prefix)
 
     def cache_for(self, embed: StackInput, documents: int, capacity: int) -> Cache:
-        """An empty cache for this many texts of at most `capacity` tokens, and their virtual ones. UserError where
-        there are not so many positions."""
+        """An empty cache for this many texts of at most `capacity` tokens, virtual ones not counted. UserError if there
+        are too few positions."""
         virtual = embed.virtual_count
         embed.position.check(capacity + virtual + self.ahead, virtual + self.ahead)
         return Cache(len(list(self.depth())), documents, capacity + virtual, ahead=self.ahead)
@@ -227,20 +226,20 @@ class Stack(nn.Module):
         yield from self.layers
 
     def mask(self, number: int, packed: Packed) -> Mask:
-        """What the tokens see in the layer of this number, counted from 0."""
+        """The mask of a layer, counted from 0."""
         return causal_mask(packed) if self.causal else Full()
 
     def seen(self, number: int, length: float) -> float:
-        """Tokens of a text of this length that one of them sees in the layer of this number, mean, for the count of
-        operations: each is a product with a key and one with a value."""
+        """Mean number of tokens that a token attends to in this layer, for a text of this length: each costs a product
+        with a key and one with a value."""
         return length / 2 if self.causal else length
 
     def position(self, number: int, state: StackState) -> Position:
-        """How the layer of this number knows where its tokens stand."""
+        """The positions of this layer's attention."""
         return state.position
 
     def leave(self, x_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """States of a layer to those of the stack: the final norm, and dropout. rng: those of the same tokens."""
+        """The final norm and dropout. rng: of the same tokens."""
         return self.dropout(x_TH if self.final_norm is None else self.final_norm(x_TH), rng)
 
     def run(
@@ -251,8 +250,8 @@ class Stack(nn.Module):
         tap: Tap | None = None,
         last: Callable[[Tensor, Context], Tensor] | None = None,
     ) -> Tensor:
-        """Hidden states (T, H) of the stack, or (M, H) of the tokens that entered with the flat indices `read_M`.
-        encoded: what a decoder reads of its encoder. last: what stands in the place of the last layer."""
+        """Hidden states (T, H) of the stack, or (M, H) of the tokens with the flat indices `read_M`. encoded: a
+        decoder's encoder output. last: replaces the last layer."""
         first, x_TH = 0, state.x_TH
         layers: list[Callable[[Tensor, Context], Tensor]] = list(self.depth())
         if last is not None:
@@ -296,9 +295,9 @@ class Stack(nn.Module):
         return self.leave(x_TH, select_rng(state.rng, read_M))
 
     def _applied(self, layer: Callable[[Tensor, Context], Tensor], x_TH: Tensor, context: Context) -> Tensor:
-        """What a layer makes of its states. It is recomputed from what it read alone: a cache that grows, and who takes
-        what an attention computes with, would see it twice. Its draws are functions of their place, so the generators'
-        state need not be restored."""
+        """Apply a layer, recomputing it in the backward pass if possible: an accumulating cache or an observer would
+        otherwise see it twice. Random numbers are functions of the location, so no generator state has to be
+        restored."""
         single_run = not torch.is_grad_enabled() or (context.cache is not None and context.cache.accumulates)
         single_run = single_run or (context.encoded is not None and context.encoded.keep)
         if (
@@ -311,20 +310,20 @@ class Stack(nn.Module):
         return output
 
     def _prefixes(self, state: StackState) -> list[LayerPrefix] | None:
-        """The prefix of each layer; None where a cache has it."""
+        """The prefix of each layer; None if a cache holds it."""
         if self.prefix is None or (state.cache is not None and not state.cache.fresh):
             return None
         return self.prefix.layers(state.packed.segments)
 
     def _cross_prefixes(self, encoded: EncoderState | None) -> list[LayerPrefix] | None:
-        """The prefix of each layer's cross-attention; None where it is kept with the keys of the encoder."""
+        """The prefix of each layer's cross-attention; None if it is cached with the encoder's keys."""
         if self.cross_prefix is None or encoded is None or encoded.cached:
             return None
         return self.cross_prefix.layers(encoded.segments)
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Let every stack of a model recompute its layers in the backward. UserError where it has none."""
+    """Make every stack of a model recompute its layers in the backward pass. UserError if it has none."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     if not stacks:
         raise UserError(

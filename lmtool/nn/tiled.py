@@ -1,10 +1,10 @@
-"""Attention of documents of about equal length at a time: the path for every device, bias, mask and kind of dropout.
+"""Attention over tiles of documents of similar length: the path for every device, bias, mask and kind of dropout.
 
-A tile has a document a row (`Layout`). On a CPU scores are computed in fp32 also under bf16 autocast: bf16 attention
-takes 1.4 to 2.0 times as long there.
+A tile has one document per row (`Layout`). On a CPU scores are computed in fp32 even under bf16 autocast: bf16
+attention takes 1.4 to 2.0 times as long there.
 
-Shape letters: T query tokens, S key tokens, A heads, D width of a head, R rows of a tile, L queries and K keys of a
-row, P places in all tiles.
+Shape letters: T query tokens, S key tokens, A heads, D head width, R rows of a tile, L queries and K keys of a row, P
+slots in all tiles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tiled_attention(
     rate: float,
     rng: DropoutRng | None,
 ) -> Tensor:
-    """What `attend` gives, (T, A, D). rate: of the weights that the draws drop."""
+    """The result of `attend`, (T, A, D). rate: fraction of the weights dropped by `rng`."""
     dtype = q_TAD.dtype
     with torch.autocast(q_TAD.device.type, enabled=False):
         q_TAD, k_SAD, v_SAD = widened(q_TAD, k_SAD, v_SAD)
@@ -51,7 +51,7 @@ def tiled_attention(
 
 
 def widened(*states: Tensor) -> tuple[Tensor, ...]:
-    """On a CPU fp32 of half precision; else as they are."""
+    """On a CPU half precision as fp32; otherwise unchanged."""
     half = states[0].device.type == "cpu" and states[0].dtype in (torch.bfloat16, torch.float16)
     return tuple(part.float() for part in states) if half else states
 
@@ -59,8 +59,8 @@ def widened(*states: Tensor) -> tuple[Tensor, ...]:
 def attention_weights(
     q_TAD: Tensor, k_SAD: Tensor, layout: Layout, bias: Position | None = None, scale: float | None = None
 ) -> list[Tensor]:
-    """(A, L, K) of each document, fp32 or more: softmax(q k^T scale + bias), before any dropout. Computed beside the
-    attention itself, whose kernels do not give them."""
+    """(A, L, K) of each document, fp32 or more: softmax(q k^T scale + bias), before dropout. Computed separately from
+    the attention itself, whose kernels do not return them."""
     weights: dict[int, Tensor] = {}
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     dtype = torch.promote_types(q_TAD.dtype, torch.float32)
@@ -80,8 +80,8 @@ def attention_weights(
 
 
 class TileScores(NamedTuple):
-    """The scores of a tile's rows. scores_RALK: fp32 or more, also where nothing is seen. allow: as in `Tile`.
-    real_RL: whether a query is a token, not padding."""
+    """The scores of a tile's rows. scores_RALK: fp32 or more, masked entries included. allow: as in `Tile`. real_RL:
+    whether a query is a real token."""
 
     scores_RALK: Tensor
     allow: Tensor | None
@@ -91,7 +91,7 @@ class TileScores(NamedTuple):
 def tiled_scores(
     q_TAD: Tensor, k_SAD: Tensor, layout: Layout, bias: Position | None = None, scale: float | None = None
 ) -> Iterator[TileScores]:
-    """q k^T scale + bias of each tile, before any softmax and dropout. scale: 1/sqrt(D) where None."""
+    """q k^T scale + bias of each tile, before softmax and dropout. scale: None for 1/sqrt(D)."""
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     dtype = torch.promote_types(q_TAD.dtype, torch.float32)
     queries = _rows(q_TAD.to(dtype), layout.query_index, [tile.query_RL.shape for tile in layout.tiles])
@@ -111,8 +111,8 @@ def tiled_scores(
 def score_terms(
     q_TAD: Tensor, k_SAD: Tensor, layout: Layout, bias: Position, scale: float | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """By name the terms (R, A, L, K) whose sum the scores of each tile are: `content`, q k^T scale, and those of the
-    bias, also where nothing is seen."""
+    """The terms (R, A, L, K) that sum to each tile's scores, by name: `content`, q k^T scale, and those of the bias;
+    masked entries included."""
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     dtype = torch.promote_types(q_TAD.dtype, torch.float32)
     queries = _rows(q_TAD.to(dtype) * scale, layout.query_index, [tile.query_RL.shape for tile in layout.tiles])
@@ -127,7 +127,7 @@ def score_terms(
 
 
 def _rows(x_TAD: Tensor, index: TileIndex, shapes: list[torch.Size]) -> list[Tensor]:
-    """The tokens as rows: one (R, A, L, D) a tile."""
+    """The tokens as rows: (R, A, L, D) for each tile."""
     parts = gathered(x_TAD, index).split([shape.numel() for shape in shapes])
     return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -165,8 +165,7 @@ def attention_of(
     rate: float,
     rng: DropoutRng | None,
 ) -> Tensor:
-    """Rows without a bias, (R, A, L, D): torch's fused kernel, but where the weights themselves are needed, for keyed
-    dropout."""
+    """Rows without a bias, (R, A, L, D): torch's fused kernel, unless keyed dropout needs the weights."""
     if not _is_keyed(rate, rng):
         allow = None if rows.causal else rows.allow
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, rows.causal, scale=scale)
@@ -175,7 +174,7 @@ def attention_of(
 
 
 def _is_keyed(rate: float, rng: DropoutRng | None) -> bool:
-    """Whether weights are dropped by keys of the tokens."""
+    """Whether weights are dropped by token keys."""
     return rate > 0.0 and isinstance(rng, TokenRng)
 
 
@@ -186,7 +185,7 @@ def _dropped(weights_RALK: Tensor, rows: MaskedRows, rate: float, rng: DropoutRn
 
 
 def _added(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | None) -> Tensor | None:
-    """What a bias and the mask add to the scores; None without a bias. The queries are scaled."""
+    """The sum of bias and mask; None without a bias. The queries are scaled."""
     if bias is None:
         return None
     added = _biased(q_RALD, k_RAKD, tile, bias)
@@ -194,7 +193,7 @@ def _added(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | None) ->
 
 
 def _biased(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position) -> Tensor:
-    """What a bias adds to the scores of a tile, without its mask."""
+    """The bias of a tile's scores, without its mask."""
     bias = bias.of_tokens(tile.query_RL, tile.key_RK, tile.key_positions_RK)
     return bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
 
@@ -211,7 +210,7 @@ def _weights(q_RALD: Tensor, k_RAKD: Tensor, rows: MaskedRows, added: Tensor | N
 
 
 def gathered(x_T: Tensor, index: TileIndex) -> Tensor:
-    """(P, ...) the tokens' values at their places. The gradient of padding is nobody's: it must not be read."""
+    """(P, ...) the tokens' values in their slots. The gradient of padding is dropped: it must not be read."""
     if not index.identity:
         return cast(Tensor, _Gather.apply(x_T, index))
     # A cache buffer of one document may be longer.
@@ -219,15 +218,15 @@ def gathered(x_T: Tensor, index: TileIndex) -> Tensor:
 
 
 def scattered(y_P: Tensor, index: TileIndex, tokens: int) -> Tensor:
-    """(T, ...) the values back at their tokens, of which there are so many; zero without a place."""
+    """(T, ...) the slots' values back at their tokens; zero for tokens without a slot."""
     if index.identity and len(y_P) == tokens:
         return y_P
     return cast(Tensor, _Scatter.apply(y_P, index, tokens))
 
 
 class _Gather(torch.autograd.Function):
-    """x_T[into_P]. A token has at most one real place and padding gets no gradient, so the backward is a gather too,
-    not a scatter-add."""
+    """x_T[into_P]. A token has at most one real slot and padding gets no gradient, so the backward is a gather too, not
+    a scatter-add."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: TileIndex) -> Tensor:
@@ -240,7 +239,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """The places' values back at their tokens; tokens without a place get zero, padding no gradient."""
+    """The slots' values back at their tokens; other tokens get zero, padding no gradient."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, index: TileIndex, tokens: int) -> Tensor:
@@ -269,8 +268,8 @@ def _to_tokens(y: Tensor, index: TileIndex, tokens: int) -> Tensor:
 
 
 class AttentionInputs(NamedTuple):
-    """Queries, keys and values of an attention, rotated where positions do that. Virtual tokens are among them, and
-    keys and values of a prefix. layout: which sees which. bias: adds to the scores. scale: 1/sqrt(D) where None."""
+    """Queries, keys and values of an attention, after rotation, including virtual tokens and a prefix's keys and
+    values. layout: which attend to which. bias: added to the scores. scale: None for 1/sqrt(D)."""
 
     q_TAD: Tensor
     k_SAD: Tensor
@@ -284,15 +283,15 @@ class AttentionInputs(NamedTuple):
         return attention_weights(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)
 
     def scores(self) -> Iterator[TileScores]:
-        """q k^T scale + bias, before the softmax, a tile after the other."""
+        """q k^T scale + bias, before the softmax, tile by tile."""
         return tiled_scores(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)
 
     def terms(self) -> Iterator[dict[str, Tensor]]:
-        """What the scores of each tile are the sum of, by name; nothing without a bias."""
+        """The named terms that sum to each tile's scores; none without a bias."""
         if self.bias is None or not self.bias.scores:
             return iter(())
         return score_terms(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)
 
     def related(self, x_TAD: Tensor) -> Iterator[TileScores]:
-        """x x^T / sqrt(D) of vectors of a self-attention's tokens, where they see each other."""
+        """x x^T / sqrt(D) of vectors of a self-attention's tokens, where they attend to each other."""
         return tiled_scores(x_TAD, x_TAD, self.layout)

@@ -306,7 +306,7 @@ def _of_peers(config: TrainingConfig, distill: CodistillationConfig, tokenizer: 
         raise UserError(problem.message, "give another checkpoint, or leave it out")
     config = config.model_copy(update={"model": model, "checkpoint": distill.checkpoint})
     own = starting_tokenizer(config)
-    if own is not None and not own.cuts_alike(tokenizer):
+    if own is not None and not own.same_encoding(tokenizer):
         raise UserError(
             f"distill.checkpoint={distill.checkpoint} has another tokenizer than the run: its batches are others",
             f"give tokenizer=folder tokenizer.path={distill.checkpoint}, or another checkpoint",
@@ -341,7 +341,7 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
     """A trained checkpoint as a learner of what the run learns, which reads the batches of its student, or what these
     are of; of a mixture of the members that it was trained for."""
     trained = read_trained(path, config.offline, precision)
-    same = trained.tokenizer.cuts_alike(tokenizer)
+    same = trained.tokenizer.same_encoding(tokenizer)
     if one_vocabulary(config.distill, config.learns) and not same:
         raise UserError(
             f"distill.teacher={path} has another tokenizer than the student: it cannot read the student's batches",

@@ -28,7 +28,7 @@ from lmtool.weights.assemble import Blueprint, assemble
 from lmtool.weights.exporting import COMMAND
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
 from lmtool.weights.load import saved_config, section
-from lmtool.weights.reading import Weights, notes, read, unread_layout
+from lmtool.weights.reading import Weights, layout_warnings, notes, read
 from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
 
 
@@ -149,7 +149,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
     if foreign and published is not None:
         require_same_reading(published, config.model, tokenizer)
     elif published is not None:
-        weights = replace(weights, ignored=(*weights.ignored, *unread_layout(tokenizer, config.model)))
+        weights = replace(weights, ignored=(*weights.ignored, *layout_warnings(tokenizer, config.model)))
     return Trained(checkpoint, saved, config, weights, tokenizer, precision, foreign)
 
 

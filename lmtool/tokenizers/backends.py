@@ -16,7 +16,7 @@ SPACE = "▁"
 _UNKNOWN: dict[Pieces, int] = {"t5": 2, "albert": 1, "xlnet": 0}
 
 
-def family_of(vocabulary: Mapping[str, int]) -> str | None:
+def family_of_vocabulary(vocabulary: Mapping[str, int]) -> str | None:
     """The family whose special tokens a vocabulary holds, or None."""
     return next((name for name, roles in SPECIALS.items() if set(roles.values()) <= vocabulary.keys()), None)
 
@@ -61,9 +61,9 @@ def qwen2_level(model: models.Model, add_prefix_space: bool = False) -> tokenize
     2024; transformers' Qwen2Tokenizer)."""
     backend = byte_level(model)
     backend.normalizer = normalizers.NFC()
-    pieces = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False)
+    entries = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False)
     split = pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pieces])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, entries])
     return backend
 
 
@@ -87,7 +87,7 @@ def word_end(model: models.Model) -> tokenizers.Tokenizer:
     return backend
 
 
-def albert_cleaning(lowercase: bool, keep_accents: bool = False) -> Iterator[normalizers.Normalizer]:
+def albert_normalizer(lowercase: bool, keep_accents: bool = False) -> Iterator[normalizers.Normalizer]:
     """ALBERT's `preprocess_text` (its tokenization.py)."""
     yield normalizers.Replace("``", '"')
     yield normalizers.Replace("''", '"')
@@ -99,17 +99,17 @@ def albert_cleaning(lowercase: bool, keep_accents: bool = False) -> Iterator[nor
 
 
 def unigram(
-    pieces: Sequence[tuple[str, float]],
+    entries: Sequence[tuple[str, float]],
     kind: Pieces,
     characters: bytes,
     lowercase: bool = True,
     keep_accents: bool = False,
     add_prefix_space: bool = True,
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's unigram pieces with the splitting of a family; no special tokens yet. pieces: text and score, by
+    """SentencePiece's unigram pieces with the splitting of a family; no special tokens yet. entries: text and score, by
     id. characters: the precompiled map of characters, may be empty. The last three are ALBERT's; XLNet cleans as it."""
-    backend = tokenizers.Tokenizer(models.Unigram(list(pieces), _UNKNOWN[kind], False))
-    steps = list(albert_cleaning(lowercase, keep_accents)) if kind != "t5" else []
+    backend = tokenizers.Tokenizer(models.Unigram(list(entries), _UNKNOWN[kind], False))
+    steps = list(albert_normalizer(lowercase, keep_accents)) if kind != "t5" else []
     if characters:
         steps.append(normalizers.Precompiled(characters))
     if kind == "albert":
@@ -121,17 +121,17 @@ def unigram(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme)]
     )
     backend.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
-    _family_around(backend, kind)
+    _family_template(backend, kind)
     return backend
 
 
 def plain_unigram(
-    pieces: Sequence[tuple[str, float]], unknown: str, add_prefix_space: bool = True
+    entries: Sequence[tuple[str, float]], unknown: str, add_prefix_space: bool = True
 ) -> tokenizers.Tokenizer:
     """SentencePiece's unigram pieces as BigBird has them: of a text nothing is cleaned, but that several spaces are
     one; no special tokens yet."""
-    number = next((number for number, (piece, score) in enumerate(pieces) if (piece, score) == (unknown, 0.0)), 100)
-    backend = tokenizers.Tokenizer(models.Unigram(list(pieces), number, False))
+    number = next((number for number, (piece, score) in enumerate(entries) if (piece, score) == (unknown, 0.0)), 100)
+    backend = tokenizers.Tokenizer(models.Unigram(list(entries), number, False))
     backend.normalizer = normalizers.Replace(Regex(" {2,}"), SPACE)
     scheme: Literal["always", "never"] = "always" if add_prefix_space else "never"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=True)
@@ -139,16 +139,16 @@ def plain_unigram(
     return backend
 
 
-def unicode_cleaning() -> list[normalizers.Normalizer]:
+def unicode_normalizer() -> list[normalizers.Normalizer]:
     """Control characters go, white space of any kind is a space; then Unicode's NFKC."""
     return [normalizers.Nmt(), normalizers.NFKC()]
 
 
-def joined(
+def sequence(
     vocabulary: Mapping[str, int],
     merges: Sequence[tuple[str, str]],
     kind: Pieces,
-    cleaning: Sequence[normalizers.Normalizer],
+    normalizer: Sequence[normalizers.Normalizer],
 ) -> tokenizers.Tokenizer:
     """SentencePiece's BPE pieces with the splitting of its library: spaces at the ends go, several are one, and one
     stands before the text; no special tokens yet."""
@@ -156,7 +156,7 @@ def joined(
     backend = tokenizers.Tokenizer(models.BPE(dict(vocabulary), list(merges), unk_token=unknown, fuse_unk=True))
     backend.normalizer = normalizers.Sequence(
         [
-            *cleaning,
+            *normalizer,
             normalizers.Replace(Regex(" {2,}"), " "),
             normalizers.Replace(Regex("^ | $"), ""),
             normalizers.Prepend(SPACE),
@@ -166,15 +166,15 @@ def joined(
     # No piece goes on behind a space: words may be cut one by one.
     backend.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
     backend.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
-    _family_around(backend, kind)
+    _family_template(backend, kind)
     return backend
 
 
-def _family_around(backend: tokenizers.Tokenizer, kind: Pieces) -> None:
+def _family_template(backend: tokenizers.Tokenizer, kind: Pieces) -> None:
     if kind == "albert":
         around(backend, "[CLS]", "[SEP]")
     elif kind == "xlnet":
-        behind(backend, "<sep>", "<cls>")
+        append_tokens(backend, "<sep>", "<cls>")
     else:
         ends_with(backend, "</s>")
 
@@ -192,7 +192,7 @@ def byte_fallback(
     return backend
 
 
-def sentinel_pieces(count: int) -> list[tuple[str, float]]:
+def sentinel_entries(count: int) -> list[tuple[str, float]]:
     """T5's sentinels, which come after the vocabulary, from the last one to the first."""
     return [(f"<extra_id_{number}>", 0.0) for number in reversed(range(count))]
 
@@ -208,7 +208,7 @@ def around(backend: tokenizers.Tokenizer, first: str, last: str) -> None:
         )
 
 
-def behind(backend: tokenizers.Tokenizer, separator: str, summary: str) -> None:
+def append_tokens(backend: tokenizers.Tokenizer, separator: str, summary: str) -> None:
     """a <sep> <cls>, and a <sep> b <sep> <cls>, where the vocabulary has the two; the types are 0, 1 and 2."""
     numbers = backend.get_vocab()
     if separator in numbers and summary in numbers:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import AddedToken, models
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.configs import SPECIALS
@@ -36,39 +37,39 @@ def read_text(path: Path) -> str:
     """A file in UTF-8, its line ends as they are."""
     try:
         return read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as problem:
-        raise broken(path, str(problem)) from problem
+    except UnicodeDecodeError as reason:
+        raise broken(path, str(reason)) from reason
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """A JSON object. UserError naming the file, and the line, where it is none."""
     try:
         text = read_text(path)
         content = json.loads(text)
         if "\\ud" in text.lower():  # escapes, of which one alone is half a character
             json.dumps(content, ensure_ascii=False).encode()
-    except json.JSONDecodeError as problem:
-        raise broken(path, problem.msg, problem.lineno) from problem
-    except (UnicodeError, RecursionError) as problem:
-        raise broken(path, str(problem)) from problem
+    except json.JSONDecodeError as reason:
+        raise broken(path, reason.msg, reason.lineno) from reason
+    except (UnicodeError, RecursionError) as reason:
+        raise broken(path, str(reason)) from reason
     if not isinstance(content, dict):
         raise broken(path, "it holds no JSON object")
     return content
 
 
-def broken(path: Path, problem: str, line: int | None = None) -> UserError:
+def broken(path: Path, reason: str, line: int | None = None) -> UserError:
     """The error of a file that is not a tokenizer's."""
     at = f"{path}:{line}" if line else str(path)
     return UserError(
-        f"{at}: not a readable tokenizer: {' '.join(problem.split())[:200]}",
+        f"{at}: not a readable tokenizer: {' '.join(reason.split())[:200]}",
         "copy the file again, or train a tokenizer with `lmtool tokenizer`",
     )
 
 
-WHOLE, SETTINGS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
+TOKENIZER_JSON, SETTINGS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
 PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
 """Classes that take nothing for granted: the files say all."""
-PIECES = ("spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model")
+SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model")
 _MOST_SENTINELS = 100_000
 
 Token = str | AddedToken
@@ -79,7 +80,7 @@ class Settings:
     """tokenizer_config.json. path: of the file, for errors; values: empty where there is none."""
 
     path: Path
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
 
     @classmethod
     def of(cls, folder: Path) -> Settings:
@@ -111,14 +112,14 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """A vocabulary as the files have it. path: of the file, for errors. entries: ids by text; scored: of a unigram
+class FileVocabulary:
+    """A vocabulary as the files have it. path: of the file, for errors. entries: ids by text; unigrams: of a unigram
     model, text and score by id. characters: SentencePiece's precompiled map of characters. marked: the tokens that a
     SentencePiece file marks, None for another file."""
 
     path: Path
     entries: dict[str, int] = field(default_factory=dict)
-    scored: Sequence[tuple[str, float]] = ()
+    unigrams: Sequence[tuple[str, float]] = ()
     merges: Sequence[tuple[str, str]] = ()
     characters: bytes = b""
     marked: tuple[AddedToken, ...] | None = None
@@ -134,7 +135,7 @@ class TokenizerClass:
     model: the kind of its pieces. files: that hold them where there is no tokenizer.json. specials: its special tokens
     by role, where nothing else is said. build: its cleaning and splitting over pieces, with the special tokens that are
     given by role. around: what it puts around a text where transformers is asked for that (lmtool never asks); None:
-    what tokenizer.json says. further: special tokens without a role, from those that the files name. bare: whether it
+    what tokenizer.json says. extra_tokens: special tokens without a role, from those that the files name. bare: whether it
     reads special tokens as they are written, whatever the files say of the spaces beside them."""
 
     names: tuple[str, ...]
@@ -142,18 +143,18 @@ class TokenizerClass:
     model: str
     files: tuple[str, ...]
     specials: Mapping[str, Token]
-    build: Callable[[Pieces, Settings, Mapping[str, str]], tokenizers.Tokenizer]
+    build: Callable[[FileVocabulary, Settings, Mapping[str, str]], tokenizers.Tokenizer]
     around: Callable[[tokenizers.Tokenizer, Settings, Mapping[str, str]], None] | None = None
-    further: Callable[[Sequence[Token], Settings], list[Token]] = _as_named
+    extra_tokens: Callable[[Sequence[Token], Settings], list[Token]] = _as_named
     bare: bool = False
 
 
-def _bert(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+def _bert(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
     unknown = tokens.get("unk")
-    if unknown is None or unknown not in pieces.entries:
-        raise broken(pieces.path, f"it has no {unknown}")
+    if unknown is None or unknown not in vocabulary.entries:
+        raise broken(vocabulary.path, f"it has no {unknown}")
     return backends.wordpiece(
-        pieces.entries,
+        vocabulary.entries,
         settings.flag("do_lower_case", True),
         settings.optional_flag("strip_accents"),
         settings.flag("tokenize_chinese_chars", True),
@@ -165,8 +166,8 @@ def _bert_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapp
     backends.around(backend, tokens.get("cls", ""), tokens.get("sep", ""))
 
 
-def _byte_level(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
-    model = models.BPE(vocab=pieces.entries, merges=list(pieces.merges), fuse_unk=False)
+def _byte_level(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    model = models.BPE(vocab=vocabulary.entries, merges=list(vocabulary.merges), fuse_unk=False)
     return backends.byte_level(model, settings.flag("add_prefix_space", False))
 
 
@@ -176,18 +177,18 @@ def _roberta_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: M
         backends.roberta_around(backend, tokens["cls"], tokens["sep"], prefix)
 
 
-def _qwen2(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
-    model = models.BPE(vocab=pieces.entries, merges=list(pieces.merges), fuse_unk=False)
+def _qwen2(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    model = models.BPE(vocab=vocabulary.entries, merges=list(vocabulary.merges), fuse_unk=False)
     return backends.qwen2_level(model, bool(settings.optional_flag("add_prefix_space")))
 
 
-def _word_end(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
-    options: dict[str, Any] = {"end_of_word_suffix": "</w>", "unk_token": tokens.get("unk"), "fuse_unk": False}
-    return backends.word_end(models.BPE(vocab=pieces.entries, merges=list(pieces.merges), **options))
+def _word_end(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    options: JsonObject = {"end_of_word_suffix": "</w>", "unk_token": tokens.get("unk"), "fuse_unk": False}
+    return backends.word_end(models.BPE(vocab=vocabulary.entries, merges=list(vocabulary.merges), **options))
 
 
-def _t5(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
-    return backends.unigram(pieces.scored, "t5", pieces.characters)
+def _t5(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    return backends.unigram(vocabulary.unigrams, "t5", vocabulary.characters)
 
 
 def _t5_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapping[str, str]) -> None:
@@ -206,37 +207,37 @@ def _t5_sentinels(additional: Sequence[Token], settings: Settings) -> list[Token
     return [*additional, *(f"<extra_id_{number}>" for number in range(0 if named else count))]
 
 
-def _albert(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+def _albert(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
     return backends.unigram(
-        pieces.scored,
+        vocabulary.unigrams,
         "albert",
-        pieces.characters,
+        vocabulary.characters,
         settings.flag("do_lower_case", True),
         settings.flag("keep_accents", False),
         settings.flag("add_prefix_space", True),
     )
 
 
-def _bigbird(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
-    return backends.plain_unigram(pieces.scored, tokens.get("unk", ""), settings.flag("add_prefix_space", True))
+def _bigbird(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    return backends.plain_unigram(vocabulary.unigrams, tokens.get("unk", ""), settings.flag("add_prefix_space", True))
 
 
-def _xlnet(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
-    return backends.unigram(pieces.scored, "xlnet", pieces.characters, settings.flag("do_lower_case", False))
+def _xlnet(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+    return backends.unigram(vocabulary.unigrams, "xlnet", vocabulary.characters, settings.flag("do_lower_case", False))
 
 
 def _xlnet_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapping[str, str]) -> None:
-    backends.behind(backend, tokens.get("sep", ""), tokens.get("cls", ""))
+    backends.append_tokens(backend, tokens.get("sep", ""), tokens.get("cls", ""))
 
 
-def _xlnet_further(additional: Sequence[Token], settings: Settings) -> list[Token]:
+def _xlnet_extra_tokens(additional: Sequence[Token], settings: Settings) -> list[Token]:
     return list(additional) or ["<eop>", "<eod>"]
 
 
-def _llama(pieces: Pieces, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
+def _llama(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
     prefix = settings.optional_flag("add_prefix_space")
     scheme: Literal["always", "first", "never"] = "always" if settings.optional_flag("legacy") else "first"
-    return backends.byte_fallback(pieces.entries, pieces.merges, "never" if prefix is False else scheme)
+    return backends.byte_fallback(vocabulary.entries, vocabulary.merges, "never" if prefix is False else scheme)
 
 
 BERT = TokenizerClass(
@@ -278,13 +279,15 @@ QWEN2 = TokenizerClass(
 GPT1 = TokenizerClass(
     ("OpenAIGPTTokenizer",), ("openai-gpt",), "BPE", ("vocab.json", "merges.txt"), SPECIALS["gpt1"], _word_end
 )
-T5 = TokenizerClass(("T5Tokenizer",), ("t5",), "Unigram", PIECES, SPECIALS["t5"], _t5, _t5_around, _t5_sentinels)
-ALBERT = TokenizerClass(("AlbertTokenizer",), ("albert",), "Unigram", PIECES, SPECIALS["albert"], _albert)
+T5 = TokenizerClass(
+    ("T5Tokenizer",), ("t5",), "Unigram", SENTENCEPIECE_FILES, SPECIALS["t5"], _t5, _t5_around, _t5_sentinels
+)
+ALBERT = TokenizerClass(("AlbertTokenizer",), ("albert",), "Unigram", SENTENCEPIECE_FILES, SPECIALS["albert"], _albert)
 BIGBIRD = TokenizerClass(
     ("BigBirdTokenizer",),
     ("big_bird",),
     "Unigram",
-    PIECES,
+    SENTENCEPIECE_FILES,
     {**SPECIALS["albert"], "bos": "<s>", "eos": "</s>", "mask": AddedToken("[MASK]", lstrip=True)},
     _bigbird,
     _bert_around,
@@ -293,11 +296,11 @@ XLNET = TokenizerClass(
     ("XLNetTokenizer",),
     ("xlnet",),
     "Unigram",
-    PIECES,
+    SENTENCEPIECE_FILES,
     {**SPECIALS["xlnet"], "mask": AddedToken("<mask>", lstrip=True)},
     _xlnet,
     _xlnet_around,
-    _xlnet_further,
+    _xlnet_extra_tokens,
 )
 LLAMA = TokenizerClass(
     ("LlamaTokenizer",),
@@ -330,25 +333,25 @@ def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
     if isinstance(model_type, str) and model_type in _OF_MODEL:
         return _OF_MODEL[model_type]
     plain = str(name).removesuffix("Fast")
-    if _is_described(folder, plain if name else None, model_type):
+    if _uses_tokenizer_json(folder, plain if name else None, model_type):
         return PLAIN[1]
     for published in CLASSES:
         if plain in published.names or (not name and model_type in published.model_types):
             return published
     if name in PLAIN:
         return str(name)
-    given = f"tokenizer_class={name!r}" if name else f"model_type={model_type!r} without a tokenizer_class"
+    declared = f"tokenizer_class={name!r}" if name else f"model_type={model_type!r} without a tokenizer_class"
     known = ", ".join([*(name for published in CLASSES for name in published.names), PLAIN[0]])
     raise UserError(
-        f"{path}: {given}; lmtool builds the tokenizers of {known}",
+        f"{path}: {declared}; lmtool builds the tokenizers of {known}",
         f'to take tokenizer.json as it is, write "tokenizer_class": "{PLAIN[0]}" into the {SETTINGS} of a copy',
     )
 
 
-def _is_described(folder: Path, name: str | None, model_type: Any) -> bool:
+def _uses_tokenizer_json(folder: Path, name: str | None, model_type: Any) -> bool:
     """Whether a Llama's tokenizer.json counts as it is: where no class is named, and where its pieces are bytes, which
     Llama's class does not read (as those of Llama 3)."""
-    whole = folder / WHOLE
+    whole = folder / TOKENIZER_JSON
     if not whole.is_file() or not (name in LLAMA.names or (name is None and model_type in LLAMA.model_types)):
         return False
     return name is None or '"ByteLevel"' in read_text(whole)

@@ -197,7 +197,7 @@ class CharacterConfig(ListedConfig):
     lowercase: bool = Field(False, description="Lowercase the text; accents stay.")
 
 
-@component("tokenizer", "spelled", builder="lmtool.tokenizers.trained:train_spelled")
+@component("tokenizer", "spelled", builder="lmtool.tokenizers.trained:train_spelled_wordpiece")
 class SpelledConfig(TokenizerConfig):
     """Words with BERT's splitting, as they are written; one that the vocabulary lacks is spelled: by the longest
     listed word that it begins with, and single bytes."""

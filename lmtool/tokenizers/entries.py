@@ -21,7 +21,7 @@ PREFIX, SPACE, SUFFIX = "##", "▁", "</w>"
 
 
 @dataclass(frozen=True)
-class Stands:
+class EntryText:
     """text: of an entry, without its marks. begins: whether it begins a word, so that white space or nothing is before
     it. ends: whether it ends one, None where its kind does not say."""
 
@@ -60,21 +60,21 @@ def starts_word(marks: Marks, words: Sequence[str]) -> np.ndarray:
     return np.array(starts, dtype=bool)
 
 
-def stands_for(marks: Marks, word: str) -> Stands | None:
+def entry_text(marks: Marks, word: str) -> EntryText | None:
     """What an entry is of a text; None where it is no text by itself, but some bytes of a character."""
     if marks == "continues":
-        return Stands(word.removeprefix(PREFIX), not word.startswith(PREFIX))
+        return EntryText(word.removeprefix(PREFIX), not word.startswith(PREFIX))
     if marks == "spelled":
         text = _text(word.removeprefix(PREFIX))
-        return None if text is None else Stands(text.removeprefix(" "), not word.startswith(PREFIX))
+        return None if text is None else EntryText(text.removeprefix(" "), not word.startswith(PREFIX))
     if marks == "space":
-        return Stands(word.removeprefix(SPACE), word.startswith(SPACE))
+        return EntryText(word.removeprefix(SPACE), word.startswith(SPACE))
     if marks == "end":
-        return Stands(word.removesuffix(SUFFIX), True, word.endswith(SUFFIX))
+        return EntryText(word.removesuffix(SUFFIX), True, word.endswith(SUFFIX))
     if marks == "bytes":
         text = _text(word)
-        return None if text is None else Stands(text.removeprefix(" "), text.startswith(" "))
-    return Stands("", True) if word == " " else Stands(word, marks == "words")
+        return None if text is None else EntryText(text.removeprefix(" "), text.startswith(" "))
+    return EntryText("", True) if word == " " else EntryText(word, marks == "words")
 
 
 def readable(marks: Marks, word: str) -> str:
@@ -97,8 +97,8 @@ def bytes_of(marks: Marks, word: str) -> bytes:
         if all(character in _BYTES for character in plain):
             return bytes(_BYTES[character] for character in plain).removeprefix(b" ")
         return word.encode()
-    stands = stands_for(marks, word)
-    return (word if stands is None else stands.text).encode()
+    entry = entry_text(marks, word)
+    return (word if entry is None else entry.text).encode()
 
 
 def _text(word: str) -> str | None:
@@ -113,9 +113,9 @@ def _alphabet() -> dict[str, int]:
     """The byte of each character of GPT-2's alphabet (its encoder.py): printable ones are themselves, the others are
     written as the characters from 256 on, in their order."""
     characters = set(pre_tokenizers.ByteLevel.alphabet())
-    own = {chr(byte): byte for byte in range(256) if chr(byte) in characters}
-    others = [byte for byte in range(256) if byte not in own.values()]
-    return own | {chr(256 + number): byte for number, byte in enumerate(others)}
+    printable = {chr(byte): byte for byte in range(256) if chr(byte) in characters}
+    remaining = [byte for byte in range(256) if byte not in printable.values()]
+    return printable | {chr(256 + number): byte for number, byte in enumerate(remaining)}
 
 
 _BYTES = _alphabet()

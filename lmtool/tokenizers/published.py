@@ -20,6 +20,7 @@ from unicodedata import normalize
 import tokenizers
 from tokenizers import AddedToken
 
+from lmtool.config.saved import JsonMapping
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.classes import (
@@ -29,13 +30,13 @@ from lmtool.tokenizers.classes import (
     GPT1,
     GPT2,
     LLAMA,
-    PIECES,
     ROBERTA,
+    SENTENCEPIECE_FILES,
     SETTINGS,
     T5,
-    WHOLE,
+    TOKENIZER_JSON,
     XLNET,
-    Pieces,
+    FileVocabulary,
     Settings,
     TokenizerClass,
     broken,
@@ -55,7 +56,7 @@ _MAY_BE_EMPTY = ("?", "*", "|", "^", "$", "{0", "{,", "()", r"\b", r"\B", r"\A",
 """Of a pattern that could match where nothing stands."""
 
 
-def require_bounded(path: Path, content: Mapping[str, Any]) -> None:
+def require_bounded(path: Path, content: Mapping[str, object]) -> None:
     """UserError where the rules of a tokenizer.json may write more than `MOST` characters for one. path: of the file,
     for the error."""
     for names in _PARTS:
@@ -72,7 +73,7 @@ def require_bounded_characters(path: Path, characters: bytes) -> None:
         raise broken(path, f"its map of characters may write more than {MOST:,} for one")
 
 
-def _steps(rule: Any) -> Iterator[Mapping[str, Any]]:
+def _steps(rule: Any) -> Iterator[JsonMapping]:
     """A rule's steps in their order."""
     if not isinstance(rule, Mapping):
         return
@@ -83,7 +84,7 @@ def _steps(rule: Any) -> Iterator[Mapping[str, Any]]:
         yield from _steps(step)
 
 
-def _growth(step: Mapping[str, Any], written: list[str]) -> float:
+def _growth(step: JsonMapping, written: list[str]) -> float:
     """Characters that a step may write for one; of a layout, how often it repeats a text. written: what the steps
     before it write, to which this one's is added."""
     kind, content = step.get("type"), step.get("content")
@@ -125,14 +126,24 @@ def _longest_of(characters: bytes) -> int:
     return max(map(len, characters[4 + trie :].split(b"\0")))
 
 
-FILES = (WHOLE, SETTINGS, SPECIAL_MAP, "vocab.txt", "vocab.json", "merges.txt", ADDED, *PIECES, CONFIG)
+FILES = (
+    TOKENIZER_JSON,
+    SETTINGS,
+    SPECIAL_MAP,
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    ADDED,
+    *SENTENCEPIECE_FILES,
+    CONFIG,
+)
 """The files that say what a tokenizer does, of which a folder holds some."""
 NO_ENTRIES = "its vocabulary has no entries"
 
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder holds a tokenizer's files."""
-    if any((folder / name).is_file() for name in (WHOLE, "vocab.txt", *PIECES)):
+    if any((folder / name).is_file() for name in (TOKENIZER_JSON, "vocab.txt", *SENTENCEPIECE_FILES)):
         return True
     return (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
 
@@ -148,24 +159,28 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
         )
     settings = Settings.of(folder)
     kind = class_of(folder, settings)
-    whole = folder / WHOLE if (folder / WHOLE).is_file() else None
-    if whole is not None and not isinstance(kind, TokenizerClass):
-        return _as_it_is(folder, settings, whole, guessed=kind is None)
+    tokenizer_json = folder / TOKENIZER_JSON if (folder / TOKENIZER_JSON).is_file() else None
+    if tokenizer_json is not None and not isinstance(kind, TokenizerClass):
+        return _as_it_is(folder, settings, tokenizer_json, guessed=kind is None)
     if isinstance(kind, str):
         raise UserError(
             f"{settings.path}: tokenizer_class={kind} is described by tokenizer.json, and {folder} has none",
             f"copy tokenizer.json there too, or write the class of the other files, such as {BERT.names[0]}",
         )
     kind = kind or _class_by_files(folder)
-    original = None if whole is None else _whole(whole)
-    pieces = _pieces_of_files(folder, kind, settings) if whole is None else _pieces_of_whole(whole, kind)
-    special = read_special(folder, settings, kind, whole, pieces.marked)
+    original = None if tokenizer_json is None else _load_tokenizer_json(tokenizer_json)
+    vocabulary = (
+        _from_old_files(folder, kind, settings)
+        if tokenizer_json is None
+        else _from_tokenizer_json(tokenizer_json, kind)
+    )
+    special = read_special(folder, settings, kind, tokenizer_json, vocabulary.marked)
     try:
-        backend = kind.build(pieces, settings, special.roles)
+        backend = kind.build(vocabulary, settings, special.roles)
     except UserError:
         raise
     except Exception as problem:  # the library raises nothing narrower
-        raise broken(pieces.path, str(problem)) from problem
+        raise broken(vocabulary.path, str(problem)) from problem
     special.add_to(backend)
     if kind.bare:
         tokens = (*special.roles.values(), *special.without_role)
@@ -182,15 +197,15 @@ def _as_it_is(
 ) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
     """A tokenizer.json of a plain class. guessed: no file names a class; what looks like a family's special tokens is
     taken for them."""
-    backend = _whole(path)
+    backend = _load_tokenizer_json(path)
     special = read_special(folder, settings, None, path)
     special.add_to(backend)
     vocabulary = backend.get_vocab()
-    family = backends.family_of(vocabulary) if guessed else None
-    return backend, {**SPECIALS.get(family or "", {}), **special.roles}, special.without_role
+    guessed_family = backends.family_of_vocabulary(vocabulary) if guessed else None
+    return backend, {**SPECIALS.get(guessed_family or "", {}), **special.roles}, special.without_role
 
 
-def _whole(path: Path) -> tokenizers.Tokenizer:
+def _load_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     require_bounded(path, read_json(path))
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
@@ -204,7 +219,7 @@ def _whole(path: Path) -> tokenizers.Tokenizer:
 
 def _class_by_files(folder: Path) -> TokenizerClass:
     """The class of a folder in an old layout that names none."""
-    path = next((folder / name for name in PIECES if (folder / name).is_file()), None)
+    path = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
     if path is not None:
         content = read_bytes(path)
         with suppress(ValueError, KeyError):  # whoever reads it says so
@@ -219,25 +234,25 @@ def _class_by_files(folder: Path) -> TokenizerClass:
     vocabulary = read_json(folder / "vocab.json")
     if any(word.endswith("</w>") for word in vocabulary):
         return GPT1
-    return ROBERTA if backends.family_of(vocabulary) == "roberta" else GPT2
+    return ROBERTA if backends.family_of_vocabulary(vocabulary) == "roberta" else GPT2
 
 
-def _pieces_of_whole(path: Path, kind: TokenizerClass) -> Pieces:
+def _from_tokenizer_json(path: Path, kind: TokenizerClass) -> FileVocabulary:
     """The pieces in a tokenizer.json."""
     content = read_json(path)
     model = content["model"]
-    given = model.get("type")
-    if given not in (None, kind.model):
+    declared = model.get("type")
+    if declared not in (None, kind.model):
         raise UserError(
-            f"{path}: its pieces are {given}; the folder names the class {kind.names[0]}, whose are {kind.model}",
+            f"{path}: its pieces are {declared}; the folder names the class {kind.names[0]}, whose are {kind.model}",
             f"write the class that fits into {SETTINGS}; PreTrainedTokenizerFast takes tokenizer.json as it is",
         )
     if kind.model == "Unigram":
-        scored = [(piece, float(score)) for piece, score in model["vocab"]]
-        return Pieces(path, scored=scored, characters=_characters(content.get("normalizer")))
+        unigrams = [(piece, float(score)) for piece, score in model["vocab"]]
+        return FileVocabulary(path, unigrams=unigrams, characters=_characters(content.get("normalizer")))
     merges = model.get("merges", ()) if kind.model == "BPE" else ()
     pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in merges)
-    return Pieces(path, model["vocab"], merges=[(first, second) for first, second in pairs])
+    return FileVocabulary(path, model["vocab"], merges=[(first, second) for first, second in pairs])
 
 
 def _characters(normalizer: Any) -> bytes:
@@ -249,33 +264,33 @@ def _characters(normalizer: Any) -> bytes:
     return b""
 
 
-def _pieces_of_files(folder: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
+def _from_old_files(folder: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
     """The pieces in the files from before tokenizer.json."""
     paths = [folder / name for name in kind.files if (folder / name).is_file()]
-    one_file = kind.files[0] in PIECES or kind.model != "BPE"
+    one_file = kind.files[0] in SENTENCEPIECE_FILES or kind.model != "BPE"
     if not paths or (not one_file and len(paths) < 2):
         raise UserError(
             f"tokenizer: {folder} has no {' and '.join(kind.files[:1] if one_file else kind.files)}, which "
             f"{kind.names[0]} reads",
             "copy the missing file there too, or give a folder with tokenizer.json",
         )
-    if kind.files[0] in PIECES:
+    if kind.files[0] in SENTENCEPIECE_FILES:
         return _sentencepiece(paths[0], kind, settings)
-    pieces = (_wordpiece if kind.model == "WordPiece" else _merges)(paths[0], kind, settings)
-    if not pieces.entries:
+    vocabulary = (_wordpiece if kind.model == "WordPiece" else _merges)(paths[0], kind, settings)
+    if not vocabulary.entries:
         raise broken(paths[0], NO_ENTRIES)
-    return pieces
+    return vocabulary
 
 
-def _wordpiece(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
+def _wordpiece(path: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
     # Lines end at "\n" alone: a vocabulary may hold characters that Unicode calls line ends.
     words = read_text(path).split("\n")
     if words and not words[-1]:
         words.pop()
-    return Pieces(path, {word.removesuffix("\r"): number for number, word in enumerate(words)})
+    return FileVocabulary(path, {word.removesuffix("\r"): number for number, word in enumerate(words)})
 
 
-def _merges(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
+def _merges(path: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
     vocabulary = read_json(path)
     if not all(isinstance(number, int) for number in vocabulary.values()):
         raise broken(path, "its values are no numbers")
@@ -288,10 +303,10 @@ def _merges(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
             if not second or " " in second:
                 raise broken(path, f"{line!r} is no pair of pieces")
             merges.append((first, second))
-    return Pieces(path, vocabulary, merges=merges)
+    return FileVocabulary(path, vocabulary, merges=merges)
 
 
-def _sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) -> Pieces:
+def _sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
     try:
         model = read_model(read_bytes(path))
     except (ValueError, KeyError) as problem:
@@ -302,16 +317,16 @@ def _sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) -> Piec
     if kind.model == "BPE":
         # Transformers takes the special ones from tokenizer_config.json, and from the class.
         entries = {piece: number for number, (piece, _, _) in enumerate(model.pieces)}
-        return Pieces(path, entries, merges=merges_of(model))
-    scored = [(piece, score) for piece, score, _ in model.pieces]
+        return FileVocabulary(path, entries, merges=merges_of(model))
+    unigrams = [(piece, score) for piece, score, _ in model.pieces]
     if kind is T5:
-        scored += backends.sentinel_pieces(settings.sentinels)
+        unigrams += backends.sentinel_entries(settings.sentinels)
     marked = tuple(
         AddedToken(piece, normalized=False, special=type_ == CONTROL)
         for piece, _, type_ in model.pieces
         if type_ in (CONTROL, USER_DEFINED)
     )
-    return Pieces(path, scored=scored, characters=model.characters, marked=marked)
+    return FileVocabulary(path, unigrams=unigrams, characters=model.characters, marked=marked)
 
 
 def _check_numbers(path: Path, vocabulary: Mapping[str, int]) -> None:

@@ -8,30 +8,30 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import models
 
-from lmtool.tokenizers.entries import PREFIX, SPACE, SUFFIX, Stands, stands_for
+from lmtool.tokenizers.entries import PREFIX, SPACE, SUFFIX, EntryText, entry_text
 from lmtool.tokenizers.tokenizer import ROLES, Tokenizer
 
 # The same place in a text under another name; a token that pads besides stands for what else it is first.
-_ALIKE = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}
+_EQUIVALENT_ROLES = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}
 _IN_ORDER = (*(role for role in ROLES if role != "pad"), "pad")
 
 
 @dataclass(frozen=True)
 class Replacement:
     """sources: of each new id the old ids whose vectors it starts as the mean of; none where nothing of it is known.
-    kept: new ids that are an old entry, by special role or by text, and their old ones. old_size: entries before."""
+    matched: new ids that are an old entry, by special role or by text, and their old ones. old_size: entries before."""
 
     sources: tuple[np.ndarray, ...]
-    kept: Mapping[int, int]
+    matched: Mapping[int, int]
     old_size: int
 
     @property
     def counts(self) -> dict[str, int]:
         """Entries kept, new and dropped; of the new ones those without old pieces."""
         return {
-            "kept": len(self.kept),
-            "new": len(self.sources) - len(self.kept),
-            "dropped": self.old_size - len(set(self.kept.values())),
+            "kept": len(self.matched),
+            "new": len(self.sources) - len(self.matched),
+            "dropped": self.old_size - len(set(self.matched.values())),
             "without_old_pieces": sum(len(ids) == 0 for ids in self.sources),
         }
 
@@ -43,55 +43,56 @@ def replacement(old: Tokenizer, new: Tokenizer) -> Replacement:
     same entry where it is written alike, or, between kinds that mark words differently, where it stands for the same
     text at the same place of a word. Any other entry is cut by the old tokenizer, as its text alone.
     """
-    kept = _kept(old, new)
+    matched = _matched(old, new)
     words = new.pieces(range(new.vocab_size))
     texts = {
-        number: stands_for(new.marks, words[number])
+        number: entry_text(new.marks, words[number])
         for number in range(new.vocab_size)
-        if number not in kept and number not in new.special_ids and words[number]
+        if number not in matched and number not in new.special_ids and words[number]
     }
-    cuts = _Cuts(old, new)
-    cut = dict(zip(texts, cuts.of([(words[number], stands) for number, stands in texts.items()]), strict=True))
+    segmenter = _Segmenter(old, new)
+    cut = dict(zip(texts, segmenter.of([(words[number], entry) for number, entry in texts.items()]), strict=True))
     nothing = np.empty(0, dtype=np.int64)
     sources = [
-        np.array([kept[number]]) if number in kept else cut.get(number, nothing) for number in range(new.vocab_size)
+        np.array([matched[number]]) if number in matched else cut.get(number, nothing)
+        for number in range(new.vocab_size)
     ]
-    return Replacement(tuple(sources), kept, old.vocab_size)
+    return Replacement(tuple(sources), matched, old.vocab_size)
 
 
-def _kept(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
+def _matched(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
     """The old id of each new one that was there."""
-    kept: dict[int, int] = {}
+    matched: dict[int, int] = {}
     for role in _IN_ORDER:
-        ours = next((name for name in (role, _ALIKE.get(role)) if name in old.roles), None)
-        if role in new.roles and ours is not None:
-            kept.setdefault(new.roles[role], old.roles[ours])
-    kept |= dict(zip(new.sentinels, old.sentinels, strict=False))
+        old_role = next((name for name in (role, _EQUIVALENT_ROLES.get(role)) if name in old.roles), None)
+        if role in new.roles and old_role is not None:
+            matched.setdefault(new.roles[role], old.roles[old_role])
+    matched |= dict(zip(new.sentinels, old.sentinels, strict=False))
     before, after = old.pieces(range(old.vocab_size)), new.pieces(range(new.vocab_size))
     special = {before[number]: number for number in old.special_ids}
     known = _by_text(old, before, old.marks == new.marks)
     for number, word in enumerate(after):
-        if number in kept or not word:
+        if number in matched or not word:
             continue
         if number in new.special_ids:
-            ours_at = special.get(word)
+            old_id = special.get(word)
         else:
-            ours_at = known.get(word if old.marks == new.marks else stands_for(new.marks, word))
-        if ours_at is not None:
-            kept[number] = ours_at
+            old_id = known.get(word if old.marks == new.marks else entry_text(new.marks, word))
+        if old_id is not None:
+            matched[number] = old_id
     # Numbers without an entry: rows that nothing reads.
     holes = ([number for number, word in enumerate(words) if not word] for words in (after, before))
-    return kept | dict(zip(*holes, strict=False))
+    return matched | dict(zip(*holes, strict=False))
 
 
-def _by_text(old: Tokenizer, words: Sequence[str], as_written: bool) -> dict[str | Stands | None, int]:
+def _by_text(old: Tokenizer, words: Sequence[str], as_written: bool) -> dict[str | EntryText | None, int]:
     """The ids of a vocabulary's text entries, by how they are written, or by what they stand for."""
     ids = [number for number in range(len(words)) if words[number] and number not in old.special_ids]
-    keys = {number: words[number] if as_written else stands_for(old.marks, words[number]) for number in reversed(ids)}
+    keys = {number: words[number] if as_written else entry_text(old.marks, words[number]) for number in reversed(ids)}
     return {key: number for number, key in keys.items() if key is not None}
 
 
-class _Cuts:
+class _Segmenter:
     """The old pieces of new entries."""
 
     def __init__(self, old: Tokenizer, new: Tokenizer):
@@ -100,53 +101,53 @@ class _Cuts:
         self.numbers = {word: number for number, word in enumerate(words) if word}
         self.no_text = old.special_ids
         # Where white space is a token of its own, a word has it only if its own kind writes it.
-        writes_space = new.marks in ("bytes", "space", "characters")
-        self.with_space = old.marks == "bytes" or (old.marks == "characters" and writes_space)
+        marks_spaces = new.marks in ("bytes", "space", "characters")
+        self.with_space = old.marks == "bytes" or (old.marks == "characters" and marks_spaces)
         self.within = _within(self.numbers, old) if old.marks == "continues" else None
 
-    def of(self, entries: Sequence[tuple[str, Stands | None]]) -> list[np.ndarray]:
+    def of(self, entries: Sequence[tuple[str, EntryText | None]]) -> list[np.ndarray]:
         """(P,) int64 of each entry, of what it is written and stands for; special tokens, the unknown one too, are no
         pieces."""
-        texts = [self._text(stands) for _, stands in entries]
-        cuts = self.old.encode_batch(texts)
-        pieces = [
-            [number for number in ids.tolist() if number not in self.no_text] if stands else self._bytes(word)
-            for (word, stands), ids in zip(entries, cuts, strict=True)
+        texts = [self._text(entry) for _, entry in entries]
+        segmenter = self.old.encode_batch(texts)
+        tokens = [
+            [number for number in ids.tolist() if number not in self.no_text] if entry else self._bytes(word)
+            for (word, entry), ids in zip(entries, segmenter, strict=True)
         ]
         return [
-            np.array(self._inside(ids, stands), dtype=np.int64)
-            for ids, (_, stands) in zip(pieces, entries, strict=True)
+            np.array(self._within_word(ids, entry), dtype=np.int64)
+            for ids, (_, entry) in zip(tokens, entries, strict=True)
         ]
 
-    def _text(self, stands: Stands | None) -> str:
-        if stands is None:
+    def _text(self, entry: EntryText | None) -> str:
+        if entry is None:
             return ""
-        return " " * (stands.begins and self.with_space) + stands.text
+        return " " * (entry.begins and self.with_space) + entry.text
 
     def _bytes(self, word: str) -> list[int]:
         """Of bytes that are no text, those that are entries."""
         characters = word if self.old.marks == "bytes" else ""
         return [self.numbers[character] for character in characters if character in self.numbers]
 
-    def _inside(self, ids: list[int], stands: Stands | None) -> list[int]:
+    def _within_word(self, ids: list[int], entry: EntryText | None) -> list[int]:
         """Pieces of what is inside a word, as the old kind writes them there."""
-        if stands is None:
+        if entry is None:
             return ids
-        if self.within is not None and (not stands.begins or not ids):
-            text = self.old.cleaned(stands.text).strip()
-            pieces = [piece.id for piece in self.within.tokenize(text)]
-            return ids if set(pieces) & self.no_text else pieces or ids
+        if self.within is not None and (not entry.begins or not ids):
+            text = self.old.cleaned(entry.text).strip()
+            tokens = [piece.id for piece in self.within.tokenize(text)]
+            return ids if set(tokens) & self.no_text else tokens or ids
         if not ids:
             return ids
-        first, *others = ids
+        first, *rest = ids
         (word,) = self.old.pieces([first])
-        if not stands.begins and self.old.marks == "space" and word.startswith(SPACE):
-            if word == SPACE and others:
-                return others
+        if not entry.begins and self.old.marks == "space" and word.startswith(SPACE):
+            if word == SPACE and rest:
+                return rest
             first = self.numbers.get(word.removeprefix(SPACE), first)
-        ids = [first, *others]
+        ids = [first, *rest]
         (word,) = self.old.pieces(ids[-1:])
-        if stands.ends is False and self.old.marks == "end":
+        if entry.ends is False and self.old.marks == "end":
             ids[-1] = self.numbers.get(word.removesuffix(SUFFIX), ids[-1])
         return ids
 

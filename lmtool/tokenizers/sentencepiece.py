@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, normalizers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers.backends import albert_cleaning, joined, sentinel_pieces, unicode_cleaning, unigram
+from lmtool.tokenizers.backends import albert_normalizer, sentinel_entries, sequence, unicode_normalizer, unigram
 from lmtool.tokenizers.configs import SentencePieceConfig
 from lmtool.tokenizers.pieces import CONTROL, PieceModel, merges_of, read_model
 from lmtool.tokenizers.texts import training_text
@@ -41,7 +41,7 @@ def train(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) ->
     UserError where there is no text, or no room for its characters.
     """
     model = read_model(train_model(config, texts, vocab_size))
-    sentinels = sentinel_pieces(config.sentinels if config.special_tokens == "t5" else 0)
+    sentinels = sentinel_entries(config.sentinels if config.special_tokens == "t5" else 0)
     backend = _backend(config, model, sentinels)
     numbers = backend.get_vocab()
     special = [piece for piece, _, type_ in model.pieces if type_ == CONTROL]
@@ -58,18 +58,18 @@ def _backend(
 ) -> tokenizers.Tokenizer:
     kind = config.special_tokens
     if config.algorithm == "unigram":
-        pieces = [(piece, score) for piece, score, _ in model.pieces]
-        return unigram([*pieces, *sentinels], kind, model.characters, config.lowercase)
+        unigrams = [(piece, score) for piece, score, _ in model.pieces]
+        return unigram([*unigrams, *sentinels], kind, model.characters, config.lowercase)
     entries = [*(piece for piece, _, _ in model.pieces), *(piece for piece, _ in sentinels)]
     vocabulary = {piece: number for number, piece in enumerate(entries)}
-    return joined(vocabulary, merges_of(model), kind, _cleaning(config))
+    return sequence(vocabulary, merges_of(model), kind, _normalizer(config))
 
 
-def _cleaning(config: SentencePieceConfig) -> list[normalizers.Normalizer]:
+def _normalizer(config: SentencePieceConfig) -> list[normalizers.Normalizer]:
     """What is done to text before the library sees it. Its own map of characters is none that `tokenizers` follows
     exactly (graphemes are looked up as a whole): for bpe Unicode's NFKC is taken outside, and the library has none."""
-    steps = list(albert_cleaning(config.lowercase)) if config.special_tokens != "t5" else []
-    return [*steps, *(unicode_cleaning() if config.algorithm == "bpe" else ())]
+    steps = list(albert_normalizer(config.lowercase)) if config.special_tokens != "t5" else []
+    return [*steps, *(unicode_normalizer() if config.algorithm == "bpe" else ())]
 
 
 def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) -> bytes:
@@ -77,7 +77,7 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
     kind = config.special_tokens
     sentinels = config.sentinels if kind == "t5" else 0
     first = {"pad": -1, "unk": -1, "bos": -1, "eos": -1} | _FIRST[kind]
-    steps = _cleaning(config)
+    steps = _normalizer(config)
     clean = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")]) if steps else None
     lines = _lines(training_text(texts), clean)
     model = io.BytesIO()
@@ -118,9 +118,9 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
     return model.getvalue()
 
 
-def _lines(portions: list[list[str]], clean: normalizers.Normalizer | None) -> Iterator[str]:
+def _lines(corpus: list[list[str]], clean: normalizers.Normalizer | None) -> Iterator[str]:
     """Lines of at most `_LONGEST` characters."""
-    for portion in portions:
+    for portion in corpus:
         for text in portion:
             for line in text.splitlines():
                 for start in range(0, len(line), _LONGEST):

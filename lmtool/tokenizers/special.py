@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from lmtool.config.saved import JsonObject
 from lmtool.tokenizers.classes import Settings, Token, TokenizerClass, broken, read_json
 
 SPECIAL_MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
@@ -29,7 +30,7 @@ class SpecialTokens:
     have; origins: the files that say so. path: of the settings, for errors."""
 
     named: dict[str, Token | None]
-    further: list[Token]
+    extra: list[Token]
     added: dict[int, AddedToken]
     origins: dict[int, Path]
     path: Path
@@ -43,7 +44,7 @@ class SpecialTokens:
     def without_role(self) -> list[str]:
         """The others."""
         named = (token for name, token in self.named.items() if name not in ROLES)
-        return [str(token) for token in (*named, *self.further) if token is not None and str(token)]
+        return [str(token) for token in (*named, *self.extra) if token is not None and str(token)]
 
     def add_to(self, backend: tokenizers.Tokenizer) -> None:
         """Enter those that a backend lacks. UserError where one cannot have its id."""
@@ -51,7 +52,7 @@ class SpecialTokens:
         descriptions = {repr(token) for token in known}
         new: list[Token] = [token for _, token in sorted(self.added.items()) if repr(token) not in descriptions]
         contents = {token.content for token in known} | {str(token) for token in new}
-        for token in (*self.named.values(), *self.further):
+        for token in (*self.named.values(), *self.extra):
             if token is not None and str(token) not in contents and token not in new:
                 new.append(token)
         with_name = {str(token) for token in self.named.values() if token is not None}
@@ -75,15 +76,15 @@ def read_special(
     folder: Path,
     settings: Settings,
     kind: TokenizerClass | None,
-    whole: Path | None,
+    tokenizer_json: Path | None,
     marked: Sequence[AddedToken] | None = None,
 ) -> SpecialTokens:
-    """What the files of a folder name. kind: the class, None for a plain one. whole: its tokenizer.json, None where
+    """What the files of a folder name. kind: the class, None for a plain one. tokenizer_json: its tokenizer.json, None where
     there is none. marked: the tokens that its SentencePiece file marks. UserError where a file is damaged."""
     values = dict(settings.values)
     if _OLD_LIST in values and not values.get(_NEW_LIST):
         values[_NEW_LIST] = values.pop(_OLD_LIST)
-    own = _pop_names(values)
+    named_tokens = _pop_names(values)
     added: dict[int, AddedToken] = {}
     origins: dict[int, Path] = {}
 
@@ -95,12 +96,12 @@ def read_special(
         add(settings.path, _by_id(settings.path, values["added_tokens_decoder"]))
     else:
         values |= _mapped(folder / SPECIAL_MAP, values)
-        own |= _pop_names(values)
+        named_tokens |= _pop_names(values)
         if (folder / ADDED).is_file():
-            add(folder / ADDED, _beside(folder / ADDED, values))
-        if whole is not None:
-            tokens = read_json(whole).get("added_tokens") or ()
-            add(whole, _by_id(whole, {str(_value(token, "id")): token for token in tokens}))
+            add(folder / ADDED, _added_tokens(folder / ADDED, values))
+        if tokenizer_json is not None:
+            tokens = read_json(tokenizer_json).get("added_tokens") or ()
+            add(tokenizer_json, _by_id(tokenizer_json, {str(_value(token, "id")): token for token in tokens}))
     by_content = {token.content: token for token in added.values()}
 
     named: dict[str, Token | None] = dict.fromkeys(ROLES)
@@ -110,21 +111,21 @@ def read_special(
         if name != key and (name in ROLES or _is_token(value) or _value(value, "__type")):
             token = None if value is None else _token(settings.path, value)
             named[name] = token if token is None else by_content.get(str(token), token)
-    named |= {name: _token(settings.path, token) for name, token in own.items()}
+    named |= {name: _token(settings.path, token) for name, token in named_tokens.items()}
 
     older, newer = (_tokens(settings.path, values.get(key)) for key in (_OLD_LIST, _NEW_LIST))
-    further: Sequence[Token] = older if marked is None else marked
+    extra: Sequence[Token] = older if marked is None else marked
     if kind is not None:
-        further = kind.further(further, settings)
-    return SpecialTokens(named, newer if _NEW_LIST in values else list(further), added, origins, settings.path)
+        extra = kind.extra_tokens(extra, settings)
+    return SpecialTokens(named, newer if _NEW_LIST in values else list(extra), added, origins, settings.path)
 
 
-def _pop_names(values: dict[str, Any]) -> dict[str, Any]:
+def _pop_names(values: JsonObject) -> JsonObject:
     """Tokens with names of their own, which may stand where the list does."""
     return values.pop(_NEW_LIST) if isinstance(values.get(_NEW_LIST), dict) else {}
 
 
-def _mapped(path: Path, before: dict[str, Any]) -> dict[str, Any]:
+def _mapped(path: Path, before: JsonObject) -> JsonObject:
     """The contents of special_tokens_map.json, every token of which is special."""
     values = read_json(path) if path.is_file() else {}
     values = {key: _token(path, token, True) if _value(token, "content") else token for key, token in values.items()}
@@ -136,10 +137,10 @@ def _mapped(path: Path, before: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _beside(path: Path, values: dict[str, Any]) -> dict[int, AddedToken]:
+def _added_tokens(path: Path, values: JsonObject) -> dict[int, AddedToken]:
     """The tokens of added_tokens.json by id; those that another file calls special are."""
-    others = [*(values.get(f"{role}_token") for role in ROLES), *_tokens(path, values.get(_NEW_LIST))]
-    special = {str(token) for token in others if _is_token(token)}
+    candidates = [*(values.get(f"{role}_token") for role in ROLES), *_tokens(path, values.get(_NEW_LIST))]
+    special = {str(token) for token in candidates if _is_token(token)}
     numbers = read_json(path)
     if not all(isinstance(number, int) for number in numbers.values()):
         raise broken(path, "its values are no numbers")

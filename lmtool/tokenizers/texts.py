@@ -16,9 +16,9 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 
 # A longer text is sampled in stretches of about so many characters, up to the end of a word.
 _STRETCH = re.compile(r"(?s).{1,10000}\S{0,1000}")
-_DRAWS = 4096  # made at a time
+_SAMPLES = 4096  # made at a time
 ALPHABET = 1000  # characters at most, as in the library and in BERT's published vocabularies
-_PORTION = 1000
+_CHUNK = 1000
 # The time that learning takes grows with the square of a word's length: longer ones are learned in parts.
 _WORD = re.compile(r"\S{1000}(?=\S)")
 
@@ -30,45 +30,45 @@ def sample(texts: Iterable[str], characters: int, most: int) -> Iterator[str]:
         yield from texts
         return
     stretches = (stretch for text in texts for stretch in _STRETCH.findall(text))
-    for stretch, draw in zip(stretches, _draws(), strict=False):
+    for stretch, draw in zip(stretches, _sampled(), strict=False):
         if draw < most / characters:
             yield stretch
 
 
-def _draws() -> Iterator[float]:
+def _sampled() -> Iterator[float]:
     """Numbers in [0, 1), the same for every seed of a run: its vocabulary is that of its text."""
-    for start in count(0, _DRAWS):
-        yield from random_streams.uniform(0, "sample", 0, np.arange(start, start + _DRAWS), 1, first_draw=1)[
+    for start in count(0, _SAMPLES):
+        yield from random_streams.uniform(0, "sample", 0, np.arange(start, start + _SAMPLES), 1, first_draw=1)[
             :, 0
         ].tolist()
 
 
 def training_text(texts: Iterable[str]) -> list[list[str]]:
     """The texts in portions of a thousand. UserError where all of it is white space."""
-    portions = list(_portions(texts))
-    if not any(text and not text.isspace() for portion in portions for text in portion):
+    chunks = list(_chunks(texts))
+    if not any(text and not text.isspace() for chunk in chunks for text in chunk):
         raise UserError("tokenizer: the text to train on holds no characters", "give text with data.path=")
-    return portions
+    return chunks
 
 
-def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
-    portion: list[str] = []
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
     for text in texts:
-        portion += _parts(text)
-        if len(portion) >= _PORTION:
-            yield portion
-            portion = []
-    yield portion
+        chunk += _parts(text)
+        if len(chunk) >= _CHUNK:
+            yield chunk
+            chunk = []
+    yield chunk
 
 
 def _parts(text: str) -> list[str]:
     """A text, cut where a word is longer than any of a language."""
-    borders = [0, *(match.end() for match in _WORD.finditer(text)), len(text)]
-    return [text[start:end] for start, end in pairwise(borders)]
+    bounds = [0, *(match.end() for match in _WORD.finditer(text)), len(text)]
+    return [text[start:end] for start, end in pairwise(bounds)]
 
 
 def alphabet(
-    portions: Sequence[Sequence[str]],
+    chunks: Sequence[Sequence[str]],
     normalizer: normalizers.Normalizer,
     vocab_size: int,
     special: int,
@@ -80,23 +80,23 @@ def alphabet(
     UserError where there are no characters, or no room for them.
     """
     counts: Counter[str] = Counter()
-    for portion in portions:
-        for text in portion:
+    for chunk in chunks:
+        for text in chunk:
             counts.update(normalizer.normalize_str(text))
     characters = [character for character in counts if not character.isspace()]
     if not characters:  # text of control characters alone
         raise UserError("tokenizer: the text to train on holds no characters", "give text with data.path=")
     characters.sort(key=lambda character: (-counts[character], character))
     # Both forms of the alphabet take at most half of the vocabulary, so that there is room for pieces.
-    kept = sorted(characters[: min(ALPHABET, max(vocab_size // 4, 1))])
-    second = [form for form in map(marked, kept) if form is not None]
-    needed = special + len(kept) + len(second)
+    retained = sorted(characters[: min(ALPHABET, max(vocab_size // 4, 1))])
+    second = [form for form in map(marked, retained) if form is not None]
+    needed = special + len(retained) + len(second)
     if needed > vocab_size:
         raise UserError(
             f"tokenizer.vocab_size={vocab_size} has no room for {needed} special tokens and characters",
             "set tokenizer.vocab_size=1000 or more",
         )
-    return kept, second
+    return retained, second
 
 
 # Ids of much text by its words: where a tokenizer reads words apart from each other, each different one is cut once.
@@ -121,7 +121,7 @@ class FlatEncoder:
         self._ids: dict[str, list[int]] = {}
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        if not self._tokenizer.reads_words_apart:
+        if not self._tokenizer.splits_on_spaces:
             rows: list[np.ndarray] = self._tokenizer.encode_batch(texts)
             flat = np.concatenate(rows) if rows else np.empty(0, dtype=np.int32)
             return flat, np.array([len(row) for row in rows], dtype=np.int64)

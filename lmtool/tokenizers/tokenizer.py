@@ -19,17 +19,18 @@ import tokenizers
 from tokenizers import processors
 
 from lmtool.config.checkpoint import refusal
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.system.files import Damaged, verify_beside
 from lmtool.tokenizers.classes import PLAIN, SETTINGS
 from lmtool.tokenizers.entries import Marks, bytes_of, marks_of, readable, starts_word
 from lmtool.tokenizers.published import FILES as TOKENIZER_FILES
-from lmtool.tokenizers.published import WHOLE, read_backend
+from lmtool.tokenizers.published import TOKENIZER_JSON, read_backend
 from lmtool.tokenizers.special import SPECIAL_MAP
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 _SCORE = re.compile(r"-?\d+\.\d{10,}")
-FILES = (WHOLE, SETTINGS, SPECIAL_MAP)
+FILES = (TOKENIZER_JSON, SETTINGS, SPECIAL_MAP)
 
 
 class Tokenizer:
@@ -60,7 +61,7 @@ class Tokenizer:
         flagged = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         self._unflagged = tuple(sorted(set(without_role) - flagged))
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> JsonObject:
         """What another process makes it again from (`of_plain`), as plain data."""
         return {
             "backend": self._backend.to_str(),
@@ -71,7 +72,7 @@ class Tokenizer:
         }
 
     @classmethod
-    def of_plain(cls, plain: Mapping[str, Any]) -> Tokenizer:
+    def of_plain(cls, plain: JsonMapping) -> Tokenizer:
         """The tokenizer that `to_plain` was called of."""
         return cls(**{**plain, "backend": tokenizers.Tokenizer.from_str(plain["backend"])})
 
@@ -85,8 +86,8 @@ class Tokenizer:
         """Ids that are no text: the roles, added tokens that are marked special, and others that a folder calls so."""
         added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
         vocabulary = self._backend.get_vocab()
-        others = {vocabulary[token] for token in self._unflagged}
-        return frozenset(added | others | set(self.roles.values()))
+        unflagged = {vocabulary[token] for token in self._unflagged}
+        return frozenset(added | unflagged | set(self.roles.values()))
 
     @cached_property
     def _words(self) -> list[str | None]:
@@ -110,7 +111,7 @@ class Tokenizer:
         return starts
 
     @cached_property
-    def reads_words_apart(self) -> bool:
+    def splits_on_spaces(self) -> bool:
         """Whether what stands between two spaces has the same ids wherever it stands: WordPiece of BERT, where no added
         token has a space in it or takes one beside it."""
         parts = json.loads(self._backend.to_str())
@@ -148,15 +149,15 @@ class Tokenizer:
         content += json.dumps(self._unflagged) if self._unflagged else ""
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def cuts_alike(self, other: Tokenizer) -> bool:
+    def same_encoding(self, other: Tokenizer) -> bool:
         """Whether two give the same ids to the same pieces of text, and to the special tokens of the roles that both
         have: their vocabularies and rules are equal. What each takes special tokens in texts for, what it puts around
         them and how it writes ids as text is no part of that."""
-        same_roles = all(other.roles.get(name, number) == number for name, number in self.roles.items())
-        return same_roles and self._rules == other._rules
+        same_special_tokens = all(other.roles.get(name, number) == number for name, number in self.roles.items())
+        return same_special_tokens and self._rules == other._rules
 
     @cached_property
-    def _rules(self) -> dict[str, Any]:
+    def _rules(self) -> JsonObject:
         """Its vocabulary and what makes pieces of a text, as plain data; scores as exact as they are read again."""
         parts = json.loads(self._backend.to_str())
         model = parts["model"]
@@ -246,7 +247,7 @@ class Tokenizer:
             encoded.append((ids, np.minimum(np.searchsorted(ends, starts, side="right"), max(len(words) - 1, 0))))
         return encoded
 
-    def laid_out(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
+    def encode_with_template(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
         """The ids and the segments of a text or a pair with the special tokens that its tokenizer.json puts around
         them: what transformers reads, and what a format (data/formats.py) does here."""
         with self._library_errors():
@@ -304,7 +305,7 @@ class Tokenizer:
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
         # A class of transformers may have tokens of its own for the roles that stand nowhere.
         named = {f"{name}_token": None for name in ROLES} | special
-        settings: dict[str, Any] = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **named}
+        settings: JsonObject = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **named}
         if self._unflagged:
             settings["additional_special_tokens"] = list(self._unflagged)
         contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))
@@ -333,10 +334,10 @@ def _json(content: Any) -> str:
 def _without_space(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
     """(T, 2) int64 borders of tokens, drawn in over white space; of white space alone its end twice."""
     starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
-    places = np.arange(len(text) + 1)
+    positions = np.arange(len(text) + 1)
     space = np.array([character.isspace() for character in text], dtype=bool)
     # The first character from each place on that is no space, and the end of the last one before it.
-    following = np.minimum.accumulate(np.append(np.where(space, len(text), places[:-1]), len(text))[::-1])[::-1]
+    following = np.minimum.accumulate(np.append(np.where(space, len(text), positions[:-1]), len(text))[::-1])[::-1]
     starts = np.minimum(following[starts], ends)
-    before = np.maximum.accumulate(np.append(0, np.where(space, 0, places[1:])))
+    before = np.maximum.accumulate(np.append(0, np.where(space, 0, positions[1:])))
     return np.stack([starts, np.maximum(before[ends], starts)], axis=1)

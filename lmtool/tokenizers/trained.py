@@ -19,7 +19,7 @@ from lmtool.tokenizers.backends import (
     ends_with,
     qwen2_level,
     roberta_around,
-    sentinel_pieces,
+    sentinel_entries,
     word_end,
     wordpiece,
 )
@@ -55,10 +55,10 @@ def train_bpe(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Token
     UserError where there is no text, or no room for its characters.
     """
     learned = word_end(models.BPE(end_of_word_suffix=SUFFIX))
-    portions = training_text(texts)
+    corpus = training_text(texts)
     special = list(dict.fromkeys(config.specials.values()))
     characters, last = alphabet(
-        portions, learned.normalizer, vocab_size, len(special), lambda character: character + SUFFIX
+        corpus, learned.normalizer, vocab_size, len(special), lambda character: character + SUFFIX
     )
     # The library numbers the pieces with a suffix in the order of a hash table; as special tokens they have fixed
     # numbers, and so has all that follows.
@@ -71,7 +71,7 @@ def train_bpe(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Token
         end_of_word_suffix=SUFFIX,
         show_progress=False,
     )
-    learned.train_from_iterator(portions, trainer)
+    learned.train_from_iterator(corpus, trainer)
     merges = [tuple(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
     unknown = config.specials["unk"]
     backend = word_end(
@@ -151,13 +151,13 @@ def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: i
         clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=config.lowercase
     )
     splitter = pre_tokenizers.BertPreTokenizer()
-    portions = training_text(texts)
+    corpus = training_text(texts)
     characters, continuing = alphabet(
-        portions,
+        corpus,
         normalizer,
         vocab_size,
         len(SPECIAL),
-        lambda character: None if _stands_alone(character) else CONTINUATION + character,
+        lambda character: None if _is_separate(character) else CONTINUATION + character,
     )
 
     # The library numbers the "##c" pieces in the order of a hash table, another one in each process, and its ties
@@ -173,7 +173,7 @@ def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: i
     )
     learned = tokenizers.Tokenizer(models.BPE(continuing_subword_prefix=CONTINUATION))
     learned.normalizer, learned.pre_tokenizer = normalizer, splitter
-    learned.train_from_iterator(portions, trainer)
+    learned.train_from_iterator(corpus, trainer)
 
     backend = wordpiece(learned.get_vocab(), config.lowercase)
     backend.add_special_tokens(list(SPECIAL.values()))
@@ -182,7 +182,7 @@ def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: i
     return Tokenizer(backend, roles, "the wordpiece tokenizer")
 
 
-def _stands_alone(character: str) -> bool:
+def _is_separate(character: str) -> bool:
     """Whether the splitter never leaves this character inside a word: punctuation, and CJK ideographs."""
     code = ord(character)
     ascii_symbol = 33 <= code < 127 and not character.isalnum()
@@ -201,9 +201,9 @@ def train_words(config: WordConfig, texts: Iterable[str], vocab_size: int) -> To
 
     UserError where there is no text, or no room for a word.
     """
-    cleaning, splitter = _cleaning(config.lowercase), pre_tokenizers.BertPreTokenizer()
+    normalizer, splitter = _normalizer(config.lowercase), pre_tokenizers.BertPreTokenizer()
     learned = tokenizers.Tokenizer(models.WordLevel())
-    learned.normalizer, learned.pre_tokenizer = cleaning, splitter
+    learned.normalizer, learned.pre_tokenizer = normalizer, splitter
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size, min_frequency=config.minimum_count, special_tokens=[], show_progress=False
     )
@@ -214,8 +214,8 @@ def train_words(config: WordConfig, texts: Iterable[str], vocab_size: int) -> To
             f"tokenizer.minimum_count={config.minimum_count}: no word of the text is in it so often",
             "give tokenizer.minimum_count=1, or more text with data.path=",
         )
-    backend = _listed(config, [word for word, _ in words], vocab_size, "words")
-    backend.normalizer, backend.pre_tokenizer = cleaning, splitter
+    backend = _word_level(config, [word for word, _ in words], vocab_size, "words")
+    backend.normalizer, backend.pre_tokenizer = normalizer, splitter
     return _tokenizer(config, backend)
 
 
@@ -224,12 +224,12 @@ def of_words(config: WordConfig, words: Sequence[str]) -> Tokenizer:
     splitting cuts, or the cleaning changes, has an entry that no text leads to."""
     special = set(config.specials.values())
     entries = [word for word in words if word not in special]
-    backend = _listed(config, entries, len(entries) + len(special), "words")
-    backend.normalizer, backend.pre_tokenizer = _cleaning(config.lowercase, False), pre_tokenizers.BertPreTokenizer()
+    backend = _word_level(config, entries, len(entries) + len(special), "words")
+    backend.normalizer, backend.pre_tokenizer = _normalizer(config.lowercase, False), pre_tokenizers.BertPreTokenizer()
     return _tokenizer(config, backend)
 
 
-def _cleaning(lowercase: bool, strip_accents: bool | None = None) -> normalizers.Normalizer:
+def _normalizer(lowercase: bool, strip_accents: bool | None = None) -> normalizers.Normalizer:
     """BERT's. strip_accents: None: where text is lowercased."""
     return normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
@@ -241,33 +241,33 @@ def train_characters(config: CharacterConfig, texts: Iterable[str], vocab_size: 
 
     UserError where there is no text, or no room for a character.
     """
-    cleaning = normalizers.Lowercase() if config.lowercase else None
+    normalizer = normalizers.Lowercase() if config.lowercase else None
     # White space joins words in every text, whether training text has it within a document or not.
     counts: Counter[str] = Counter(" ")
     for portion in training_text(texts):
         for text in portion:
-            counts.update(text if cleaning is None else cleaning.normalize_str(text))
+            counts.update(text if normalizer is None else normalizer.normalize_str(text))
     commonest = sorted(counts, key=lambda character: (-counts[character], character))
-    backend = _listed(config, commonest, vocab_size, "characters")
-    if cleaning is not None:
-        backend.normalizer = cleaning
+    backend = _word_level(config, commonest, vocab_size, "characters")
+    if normalizer is not None:
+        backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return _tokenizer(config, backend)
 
 
-def _listed(config: ListedConfig, commonest: Sequence[str], vocab_size: int, units: str) -> tokenizers.Tokenizer:
+def _word_level(config: ListedConfig, commonest: Sequence[str], vocab_size: int, units: str) -> tokenizers.Tokenizer:
     """Special tokens first, then words or characters, the commonest first; sentinels last."""
     special = list(dict.fromkeys(config.specials.values()))
-    sentinels = [token for token, _ in sentinel_pieces(config.sentinels if config.special_tokens == "t5" else 0)]
-    taken = len(special) + len(sentinels)
-    if vocab_size <= taken:
+    sentinels = [token for token, _ in sentinel_entries(config.sentinels if config.special_tokens == "t5" else 0)]
+    reserved = len(special) + len(sentinels)
+    if vocab_size <= reserved:
         fewer = ", or a smaller tokenizer.sentinels=" if sentinels else ""
         raise UserError(
-            f"tokenizer.vocab_size={vocab_size} has no room for {units} beside {taken} special tokens",
+            f"tokenizer.vocab_size={vocab_size} has no room for {units} beside {reserved} special tokens",
             f"set tokenizer.vocab_size=1000 or more{fewer}",
         )
-    entries = [*special, *commonest[: vocab_size - taken], *sentinels]
+    entries = [*special, *commonest[: vocab_size - reserved], *sentinels]
     numbers = {word: number for number, word in enumerate(entries)}
     return tokenizers.Tokenizer(models.WordLevel(numbers, unk_token=config.specials["unk"]))
 
@@ -298,21 +298,21 @@ def _tokenizer(config: ListedConfig, backend: tokenizers.Tokenizer) -> Tokenizer
 
 LONGEST = 49
 """Bytes of a word that are kept."""
-_BEGINS = "Ġ"  # how the alphabet of bytes writes a space
+_STARTS = "Ġ"  # how the alphabet of bytes writes a space
 
 
-def train_spelled(config: SpelledConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_spelled_wordpiece(config: SpelledConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """List the commonest words, at most `vocab_size` entries: special tokens first, then words by their count, then
     what spells others. The same texts give the same list.
 
     UserError where there is no text, or no room for a word.
     """
-    inside = [PREFIX + character for character in sorted(pre_tokenizers.ByteLevel.alphabet())]
+    continuing = [PREFIX + character for character in sorted(pre_tokenizers.ByteLevel.alphabet())]
     special = list(dict.fromkeys(config.specials.values()))
-    taken = len(special) + 1 + len(inside)
-    if vocab_size <= taken:
+    reserved = len(special) + 1 + len(continuing)
+    if vocab_size <= reserved:
         raise UserError(
-            f"tokenizer.vocab_size={vocab_size} has no room for words beside {taken} special tokens and bytes",
+            f"tokenizer.vocab_size={vocab_size} has no room for words beside {reserved} special tokens and bytes",
             "set tokenizer.vocab_size=2000 or more",
         )
     learned = tokenizers.Tokenizer(models.WordLevel())
@@ -322,7 +322,7 @@ def train_spelled(config: SpelledConfig, texts: Iterable[str], vocab_size: int) 
     )
     learned.train_from_iterator(training_text(texts), trainer)
     words = [word for word, _ in sorted(learned.get_vocab().items(), key=lambda item: item[1])]
-    entries = [*special, *words[: vocab_size - taken], _BEGINS, *inside]
+    entries = [*special, *words[: vocab_size - reserved], _STARTS, *continuing]
     numbers = {word: number for number, word in enumerate(entries)}
     backend = tokenizers.Tokenizer(
         models.WordPiece(

@@ -80,5 +80,5 @@ def assemble(
         if earlier:
             method.build_on(learner, [(weights.origin, weights.tensors) for weights in earlier])
     if trained is not None:
-        report = replace(load_into(learner, trained.tensors, trained.origin, whole=True), ignored=trained.ignored)
+        report = replace(load_into(learner, trained.tensors, trained.origin, require_all=True), ignored=trained.ignored)
     return learner, report

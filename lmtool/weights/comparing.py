@@ -127,11 +127,11 @@ def compare_outputs(comparison: Comparison, original: CheckpointModel, copy: Che
         hidden_TH = parts.hidden(sample, outputs, tap=layers)
         logits = parts.logits(hidden_TH, read), parts.pair_logits(hidden_TH, read)
         seen.append((layers.states | {"hidden": hidden_TH}, *logits))
-    (mine, *my_logits), (theirs, *their_logits) = seen
-    comparison.layers = {name: difference(tensor, theirs[name]) for name, tensor in mine.items()}
+    (mine, *my_logits), (copied, *their_logits) = seen
+    comparison.layers = {name: difference(tensor, copied[name]) for name, tensor in mine.items()}
     comparison.logits, comparison.pair_logits = (
-        difference(ours, copied) if ours is not None and copied is not None else None
-        for ours, copied in zip(my_logits, their_logits, strict=True)
+        difference(before, after) if before is not None and after is not None else None
+        for before, after in zip(my_logits, their_logits, strict=True)
     )
 
 
@@ -151,7 +151,7 @@ def different_ids(original: Tokenizer, copy: Tokenizer) -> list[str]:
     return [
         text
         for number, text in enumerate(ADVERSARIAL)
-        if any(mine[number].tolist() != theirs[number].tolist() for mine, theirs in zip(*ids, strict=True))
+        if any(mine[number].tolist() != copied[number].tolist() for mine, copied in zip(*ids, strict=True))
     ]
 
 
@@ -175,8 +175,8 @@ class _Layers(Tap):
     def __init__(self) -> None:
         self.states: dict[str, Tensor] = {}
 
-    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
-        self.states[f"{place.side} {place.layer}"] = x_TH
+    def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
+        self.states[f"{point.side} {point.layer}"] = x_TH
         return x_TH
 
 
@@ -223,30 +223,32 @@ def compare_autotokenizer(folder: Path, tokenizer: Tokenizer) -> str:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # a text may be longer than the model reads
     try:
-        theirs = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        reference = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         special = tokenizer.pieces(sorted(tokenizer.special_ids))
         texts = [*ADVERSARIAL, *(f"a {token} b{token}c  {token}" for token in special)]
-        ours = tokenizer.parsing(not read_settings(folder).get("split_special_tokens")).encode_batch(texts)
-        wanted = [ids.tolist() for ids in ours]
-        given = {"strings": (wanted, theirs(texts, add_special_tokens=False)["input_ids"])}
+        original_logits = tokenizer.parsing(not read_settings(folder).get("split_special_tokens")).encode_batch(texts)
+        expected = [ids.tolist() for ids in original_logits]
+        compared = {"strings": (expected, reference(texts, add_special_tokens=False)["input_ids"])}
         for kind, columns in (("texts", (texts,)), ("pairs", (texts, texts[::-1]))):
             rows = tokenized(folder, *columns)
             real = rows["attention_mask"].bool()
-            for name, values in theirs(*columns, truncation=True).items():
-                own = [row[mask].tolist() for row, mask in zip(rows[name], real, strict=True)]
-                given[f"{name} of {kind}"] = (own, values)
+            for name, values in reference(*columns, truncation=True).items():
+                actual = [row[mask].tolist() for row, mask in zip(rows[name], real, strict=True)]
+                compared[f"{name} of {kind}"] = (actual, values)
     except Exception as problem:  # transformers raises of any kind
         raise CheckFailed(
             f"{folder}: AutoTokenizer cannot read it: {problem}", "keep the checkpoint, and report it"
         ) from problem
     finally:
         logging.set_verbosity(verbosity)
-    for kind, (mine, other) in given.items():
-        differing = [text for text, *rows in zip(texts, mine, other, strict=True) if rows[0] != rows[1]]
-        if differing:
+    for kind, (mine, other) in compared.items():
+        different = [text for text, *rows in zip(texts, mine, other, strict=True) if rows[0] != rows[1]]
+        if different:
             raise CheckFailed(
-                f"{folder}: AutoTokenizer reads {len(differing)} of {len(texts)} unusual {kind} in another way, such "
-                f"as {differing[0]!r}",
+                f"{folder}: AutoTokenizer reads {len(different)} of {len(texts)} unusual {kind} in another way, such "
+                f"as {different[0]!r}",
                 "keep the checkpoint, and report it",
             )
-    return f"AutoTokenizer: {type(theirs).__name__} gives the same ids to {len(texts)} unusual strings, texts and pairs"
+    return (
+        f"AutoTokenizer: {type(reference).__name__} gives the same ids to {len(texts)} unusual strings, texts and pairs"
+    )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from torch import Tensor
 
 from lmtool.config import saved
 from lmtool.config.checkpoint import CARRIED, CONFIG, DATA, MODEL, OPTIMIZER, STATE, read_manifest
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import builder_module, entry_of
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION
@@ -36,34 +37,34 @@ from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WOR
 
 @dataclass(frozen=True)
 class Export:
-    """What goes into the folder. kept: our tensors that have a place in it. left_out: parts that have none."""
+    """What goes into the folder. exported: our tensors that have a place in it. left_out: parts that have none."""
 
     architecture: str
-    config: dict[str, Any]
+    config: JsonObject
     tensors: dict[str, Tensor]
-    kept: dict[str, Tensor]
+    exported: dict[str, Tensor]
     left_out: tuple[str, ...]
 
 
 def export_of(
-    model: ModelConfig, tensors: Mapping[str, Tensor], task: Mapping[str, Any] | None, tokenizer: Tokenizer
+    model: ModelConfig, tensors: Mapping[str, Tensor], task: Mapping[str, object] | None, tokenizer: Tokenizer
 ) -> Export:
     """The published form of a checkpoint's tensors. task: the section of a task's checkpoint, with its labels.
 
     UserError for a family, or a variant of one, that has no published form, and for a task's head that has none.
     """
-    family = builder_module(entry_of(model))
-    if not hasattr(family, "HF_FORMAT"):
+    module = builder_module(entry_of(model))
+    if not hasattr(module, "HF_FORMAT"):
         instead = "" if model.contextual else "; format=vectors writes its vectors as text"
         hint = f"export a model of a family that transformers has{instead}"
         raise UserError(f"model={model.name} has no published form", hint)
-    declared: HFFormat = family.HF_FORMAT
+    declared: HFFormat = module.HF_FORMAT
     renamed, head = dict(tensors), None
     if task is not None:
         head = _hf_head(model, task, declared)
-        own = f"heads.{task['name']}."
+        prefix = f"heads.{task['name']}."
         renamed = {
-            f"heads.{head.name}.{name[len(own) :]}" if name.startswith(own) else name: tensor
+            f"heads.{head.name}.{name[len(prefix) :]}" if name.startswith(prefix) else name: tensor
             for name, tensor in tensors.items()
         }
     heads = {part_of(name).removeprefix("heads.") for name in renamed if name.startswith("heads.")}
@@ -72,40 +73,40 @@ def export_of(
     model_class = declared.class_of_heads(usable)
     needed = model_class.heads
     assert head is None or head.name in needed, f"{head.name} without its pooler"
-    wanted = {"backbone", *(f"heads.{head}" for head in needed or ("pooler",))}
+    part_names = {"backbone", *(f"heads.{head}" for head in needed or ("pooler",))}
     if not set(needed) & set(HEADS):
-        wanted.add("heads.lm")
-    kept = {name: tensor for name, tensor in renamed.items() if part_of(name) in wanted}
-    published = their_names(model, kept)
+        part_names.add("heads.lm")
+    exported = {name: tensor for name, tensor in renamed.items() if part_of(name) in part_names}
+    hf_tensors = their_names(model, exported)
     # A name of ours that is still there has no place.
-    kept = {name: tensor for name, tensor in kept.items() if name not in published}
-    published = {name: tensor for name, tensor in published.items() if not name.startswith(("heads.", "backbone."))}
-    apart = declared.unties and declared.tied.output in published
-    if apart:
-        published = declared.tied.separate(published)
-    left_out = {part_of(name) for name in renamed} - {part_of(name) for name in kept}
+    exported = {name: tensor for name, tensor in exported.items() if name not in hf_tensors}
+    hf_tensors = {name: tensor for name, tensor in hf_tensors.items() if not name.startswith(("heads.", "backbone."))}
+    untied = declared.unties and declared.tied.output in hf_tensors
+    if untied:
+        hf_tensors = declared.tied.separate(hf_tensors)
+    left_out = {part_of(name) for name in renamed} - {part_of(name) for name in exported}
     decisions = {name: DECISIONS.get(name.rpartition(".")[2]) for name in tensors}
     left_out |= {f"{name} ({instead})" for name, instead in decisions.items() if instead is not None}
     config = {
-        **family.to_hf_config(model),
+        **module.to_hf_config(model),
         "architectures": [model_class.name],
         "dtype": "float32",
-        **({"tie_word_embeddings": False} if apart else {}),
+        **({"tie_word_embeddings": False} if untied else {}),
         **special_ids(model, tokenizer),
     }
     if task is not None and {CLASSIFIER, WORDS, CHOICES} & set(needed):
         config |= labels_of(task)
-    return Export(model_class.name, config, published, kept, tuple(sorted(left_out)))
+    return Export(model_class.name, config, hf_tensors, exported, tuple(sorted(left_out)))
 
 
-def _hf_head(model: ModelConfig, task: Mapping[str, Any], declared: HFFormat) -> TaskHead:
+def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat) -> TaskHead:
     """The head of transformers that the task's is exported as. UserError where it has none, or where its classifier of
     the family reads a text in another way than the task does."""
     name, form, head = task["name"], form_of(model, task), head_of_task(task)
     if head is None or not any(head.name in entry.heads for entry in declared.classes):
         reason = f"transformers has no class for task.kind={task.get('kind')}"
         if head is not None:
-            unlike = (f"{theirs}: {why}" for theirs, why in declared.unlike.items() if theirs.endswith(head.suffix))
+            unlike = (f"{hf_form}: {why}" for hf_form, why in declared.unlike.items() if hf_form.endswith(head.suffix))
             reason = next(unlike, f"transformers has no ...{head.suffix} of it")
         raise UserError(
             f"heads.{name} has no place in a published model={model.name}: {reason}",
@@ -113,13 +114,15 @@ def _hf_head(model: ModelConfig, task: Mapping[str, Any], declared: HFFormat) ->
         )
     if head.tokens:
         return head
-    theirs = model.sequence_form("transformers")
-    if form != theirs:
-        differing = [field.name for field in fields(form) if getattr(form, field.name) != getattr(theirs, field.name)]
+    hf_form = model.sequence_form("transformers")
+    if form != hf_form:
+        differences = [
+            field.name for field in fields(form) if getattr(form, field.name) != getattr(hf_form, field.name)
+        ]
         raise UserError(
             f"heads.{name} has no place in transformers' ...{head.suffix} of model={model.name}, which has another "
-            f"{' and '.join(differing)}",
-            f"use the run with lmtool, or finetune with task.head=transformers task.pooling={theirs.place} and no "
+            f"{' and '.join(differences)}",
+            f"use the run with lmtool, or finetune with task.head=transformers task.pooling={hf_form.place} and no "
             "task.head_layers",
         )
     return head
@@ -133,10 +136,10 @@ def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
     return ids
 
 
-def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> JsonObject:
     """What a generation_config.json says. `vocab_size` of a config.json counts the rows of the token table, as
     transformers needs it to load them; rows behind the vocabulary stand for no text, and are never written."""
-    keys: dict[str, Any] = {**special_ids(model, tokenizer)}
+    keys: JsonObject = {**special_ids(model, tokenizer)}
     if tokenizer.vocab_size < model.vocab_size:
         keys["suppress_tokens"] = list(range(tokenizer.vocab_size, model.vocab_size))
     if isinstance(model, T5Config) and model.num_layers < model.layers_of_decoder:
@@ -149,11 +152,11 @@ class Folded:
     """A tuned checkpoint without what its method needs in training alone. tensors: those it holds. config: its own."""
 
     tensors: dict[str, Tensor]
-    config: dict[str, Any]
+    config: JsonObject
 
 
 @dataclass(frozen=True)
-class Reading:
+class TokenizerSettings:
     """How AutoTokenizer is to read texts. segments: whether the model tells the two texts of a pair apart. max_length:
     the longest text, in tokens. split_special_tokens: whether what looks like a special token is text."""
 
@@ -161,7 +164,7 @@ class Reading:
     max_length: int
     split_special_tokens: bool
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Keys of a tokenizer_config.json."""
         names = ["input_ids", *(["token_type_ids"] if self.segments else []), "attention_mask"]
         return {
@@ -173,7 +176,7 @@ class Reading:
 
 
 def write_export(
-    export: Export, model: ModelConfig, tokenizer: Tokenizer, reading: Reading, card: str, output: Path
+    export: Export, model: ModelConfig, tokenizer: Tokenizer, reading: TokenizerSettings, card: str, output: Path
 ) -> None:
     """Write the folder, whole or not at all. UserError where it cannot be written, and where transformers reads texts
     for the model in another way than the tokenizer."""
@@ -186,10 +189,10 @@ def write_export(
         if model.architecture != "encoder":
             _write_json(draft / GENERATION, generation_keys(model, tokenizer))
 
-    whole_folder(output, fill)
+    write_folder_atomically(output, fill)
 
 
-def write_reading(draft: Path, tokenizer: Tokenizer, reading: Reading, card: str) -> None:
+def write_reading(draft: Path, tokenizer: Tokenizer, reading: TokenizerSettings, card: str) -> None:
     """Write what AutoTokenizer reads of a folder, and its README.md."""
     tokenizer.save(draft)
     settings = json.loads((draft / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -205,13 +208,13 @@ def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> 
         return
     try:
         different = different_ids(tokenizer, Tokenizer.load(folder))
-        problem = f"gives other ids to {len(different)} of {len(ADVERSARIAL)} unusual strings" if different else None
+        reason = f"gives other ids to {len(different)} of {len(ADVERSARIAL)} unusual strings" if different else None
     except UserError:
-        problem = f"has {kind.model} pieces of its own"
-    if problem is not None:
+        reason = f"has {kind.model} pieces of its own"
+    if reason is not None:
         raise UserError(
             f"the tokenizer has no place in a published model={model.name}: transformers takes {kind.names[0]} for it, "
-            f"which {problem}",
+            f"which {reason}",
             f"train with the tokenizer of its recipe (lmtool show recipe={model.name}), or give the run such a "
             "vocabulary: lmtool import tokenizer=FOLDER; lmtool itself uses the run as it is",
         )
@@ -232,7 +235,7 @@ def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None
             _write_json(draft / CONFIG, folded.config)
         write_manifest(draft, manifest.facts)
 
-    whole_folder(output, fill)
+    write_folder_atomically(output, fill)
 
 
 def require_new(output: Path) -> None:
@@ -241,7 +244,7 @@ def require_new(output: Path) -> None:
         raise UserError(f"output={output} is there already and not empty", "give a new folder")
 
 
-def whole_folder(output: Path, fill: Callable[[Path], None]) -> None:
+def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
     """A new folder that appears when `fill` has filled it. UserError where one with contents is there."""
     require_new(output)
     draft = draft_of(output)
@@ -257,7 +260,7 @@ def whole_folder(output: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -267,50 +270,52 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 COMMAND = "import"
 
 
-def write_import(
-    tensors: Mapping[str, Tensor],
-    model: ModelConfig,
-    tokenizer: Tokenizer | None,
-    source: Mapping[str, Any],
-    output: Path,
-    published: Mapping[str, Any] | None = None,
-    tuning: Mapping[str, Any] | None = None,
-    base: Base | None = None,
-    further: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the checkpoint folder, whole or not at all. source: where the weights are from, kept masked in its
-    config.json, but for the revision: a commit looks like a key, and is none. published: the configuration of a
-    published folder (`HFFolder.saved_config`, of a text classifier `classifier_config`). tuning: the section of
-    the method that the tensors were tuned by. base: what they are beside. further: what stands in JSON files beside it,
-    by their names.
+@dataclass(frozen=True)
+class ImportedModel:
+    """What an import writes.
 
-    UserError where the folder is not empty or cannot be written.
+    source: where the weights come from. settings: the configuration of a published folder (`HFFolder.saved_config`, of
+    a classifier `classifier_config`). tuning: the tuning method's section, if the tensors were tuned. base: the base of
+    a tuned model, whose tensors are left out. files: content of further JSON files, by name.
     """
-    config = {
-        "version": saved.VERSION,
-        "command": COMMAND,
-        "seed": 0,
-        "source": {**masked_data(dict(source)), "revision": source.get("revision")},
-        "model": json.loads(model.model_dump_json()),
-    }
-    given = published or {}
-    config |= {name: given[name] for name in ("task", "max_length", "generation") if name in given}
-    config |= {} if tuning is None else {"tuning": dict(tuning)}
-    if tokenizer is not None:
-        config["tokenizer"] = {**given.get("tokenizer", {}), "name": "folder", "path": masked(str(output))}
 
-    beside = {} if base is None else {BASE: base.to_plain()}
-    write_checkpoint(config, tensors, tokenizer, output, {**beside, **(further or {})})
+    tensors: Mapping[str, Tensor]
+    model: ModelConfig
+    tokenizer: Tokenizer | None
+    source: Mapping[str, object]
+    settings: Mapping[str, object] = field(default_factory=dict)
+    tuning: Mapping[str, object] | None = None
+    base: Base | None = None
+    files: Mapping[str, object] = field(default_factory=dict)
+
+    def config(self, output: Path) -> dict[str, object]:
+        """The content of config.json. The source is masked except its revision: a commit only looks like a key."""
+        source = {**masked_data(dict(self.source)), "revision": self.source.get("revision")}
+        config: dict[str, object] = {"version": saved.VERSION, "command": COMMAND, "seed": 0, "source": source}
+        config["model"] = json.loads(self.model.model_dump_json())
+        config |= {name: self.settings[name] for name in ("task", "max_length", "generation") if name in self.settings}
+        config |= {} if self.tuning is None else {"tuning": dict(self.tuning)}
+        if self.tokenizer is not None:
+            declared = cast(Mapping[str, object], self.settings.get("tokenizer", {}))
+            config["tokenizer"] = {**declared, "name": "folder", "path": masked(str(output))}
+        return config
+
+
+def write_import(imported: ImportedModel, output: Path) -> None:
+    """Write the checkpoint folder, all of it or nothing. UserError if it is not empty or cannot be written."""
+    base = {} if imported.base is None else {BASE: imported.base.to_plain()}
+    files = {**base, **imported.files}
+    write_checkpoint(imported.config(output), imported.tensors, imported.tokenizer, output, files)
 
 
 def write_checkpoint(
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     tensors: Mapping[str, Tensor],
     tokenizer: Tokenizer | None,
     output: Path,
-    further: Mapping[str, Any],
+    files: Mapping[str, object],
 ) -> None:
-    """Write a checkpoint of step 0, whole or not at all. further: what stands in JSON files beside it, by their names.
+    """Write a checkpoint of step 0, whole or not at all. files: what stands in JSON files beside it, by their names.
 
     UserError where the folder is not empty or cannot be written.
     """
@@ -319,10 +324,10 @@ def write_checkpoint(
         save_tensors(tensors, draft / MODEL)
         (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (draft / STATE).write_text(json.dumps({"step": 0}) + "\n", encoding="utf-8")
-        for name, content in further.items():
+        for name, content in files.items():
             (draft / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(draft)
         write_manifest(draft, {"step": 0})
 
-    whole_folder(output, fill)
+    write_folder_atomically(output, fill)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lmtool.config.checkpoint import ADAPTER
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import builder_module, lookup
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
@@ -26,7 +27,7 @@ from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, r
 # Imports huggingface_hub where it is needed only: half a second.
 
 
-class Absent(UserError):
+class MissingFile(UserError):
     """A file is not in the cache, and not at hand elsewhere: the repository lacks it, or there is no network."""
 
 
@@ -71,16 +72,16 @@ class Address:
         file = f"{self.typed}: {name} of {self.repository}@{revision}"
         again = "type the command once with a network and without offline=true, or give a local folder"
         if offline or constants.HF_HUB_OFFLINE:
-            raise Absent(f"{file}: offline=true, and not in the hub's cache", again)
+            raise MissingFile(f"{file}: offline=true, and not in the hub's cache", again)
         if not self._reachable:
             # Without a network the library retries for half a minute.
-            raise Absent(f"{file}: no network, and not in the hub's cache", again)
+            raise MissingFile(f"{file}: no network, and not in the hub's cache", again)
         try:
             return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=revision))
         except errors.LocalEntryNotFoundError as problem:
-            raise Absent(f"{file}: {_short(problem)}", again) from problem
+            raise MissingFile(f"{file}: {_short(problem)}", again) from problem
         except errors.EntryNotFoundError as problem:
-            raise Absent(f"{file}: no such file there", again) from problem
+            raise MissingFile(f"{file}: no such file there", again) from problem
         except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
             raise UserError(
                 f"{self.typed}: {name}: {_short(problem)}",
@@ -160,7 +161,7 @@ class HFFolder:
             )
         return module
 
-    def model_section(self) -> dict[str, Any]:
+    def model_section(self) -> JsonObject:
         """Its `model` section, as the decoder takes it. UserError where it is a variant that we do not compute."""
         family = self.family()
         return self._readable(lambda: dict(family.from_hf_config(self.config)))
@@ -176,7 +177,7 @@ class HFFolder:
                 f"checkpoint={self.checkpoint}: its config.json cannot be read: {problem!r}", "copy it again"
             ) from problem
 
-    def saved_config(self) -> dict[str, Any]:
+    def saved_config(self) -> JsonObject:
         """What a checkpoint of ours would have in its config.json: the model, the tokenizer in this folder, how it
         generates, and the task of a text classifier."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
@@ -185,7 +186,7 @@ class HFFolder:
         task = self._task() if head_of_class(self.config) is not None and self._unlike() is None else None
         return config if task is None else {**config, "task": task}
 
-    def classifier_config(self) -> dict[str, Any]:
+    def classifier_config(self) -> JsonObject:
         """`saved_config` of a text classifier, which reads texts as in transformers: what looks like a special token
         is one, and no text is longer than its tokenizer says. UserError where it is of no task that lmtool has."""
         self.require_read_head()
@@ -227,7 +228,7 @@ class HFFolder:
         known = [name for name in names if name in unlike] if isinstance(names, list) else []
         return f"{known[0]}, whose head lmtool does not read: {unlike[known[0]]}" if known else None
 
-    def _generation(self) -> dict[str, Any]:
+    def _generation(self) -> JsonObject:
         """How it generates by default, in the fields of `GenerationConfig`: its own file says so, or of old its
         config.json."""
         file = self.path / GENERATION
@@ -237,7 +238,7 @@ class HFFolder:
         """The names of its labels, in their order."""
         return self._readable(lambda: label_names(self.config))
 
-    def _task(self) -> dict[str, Any] | None:
+    def _task(self) -> JsonObject | None:
         return self._readable(lambda: task_of(self.config))
 
 
@@ -288,7 +289,7 @@ def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -
         address = Address.of("checkpoint", folder.checkpoint, _GIVE)
         try:
             return address.file(name, offline, folder.revision)
-        except Absent:
+        except MissingFile:
             if required:
                 raise
     if required:
@@ -302,12 +303,12 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
     give = "give a local folder with tokenizer.json, or hf://org/name@revision"
     address = Address.of("tokenizer.path", path, give)
     folder: Path | None = None
-    absent: list[Absent] = []
+    absent: list[MissingFile] = []
     for name in TOKENIZER:
         try:
             # The cache keeps a folder for each commit: all files are of the first one's.
             folder = address.file(name, offline, None if folder is None else folder.name).parent
-        except Absent as problem:
+        except MissingFile as problem:
             absent.append(problem)
     if folder is None:
         raise absent[0]
@@ -320,18 +321,18 @@ def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
     # The cache keeps a folder for each commit: what is read later is of the same one, whatever happens to a branch.
     commit = path.parent.name
     for name in (*TOKENIZER, GENERATION):
-        with suppress(Absent):
+        with suppress(MissingFile):
             address.file(name, offline, commit)
     return HFFolder(checkpoint, path.parent, HFConfig(read_object(checkpoint, path)), commit)
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> JsonObject:
     """The tokenizer_config.json of a folder; empty where there is none. UserError where it is no JSON object."""
     path = folder / SETTINGS
     return dict(read_object(str(folder), path)) if path.is_file() else {}
 
 
-def read_object(checkpoint: str, path: Path) -> Mapping[str, Any]:
+def read_object(checkpoint: str, path: Path) -> JsonMapping:
     """A JSON file of a folder. UserError where it holds no JSON object."""
     try:
         if path.stat().st_size > _MOST_BYTES:

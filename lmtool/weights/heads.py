@@ -6,10 +6,10 @@ Shape letters: T tokens, N documents, H hidden width, V vocabulary, C classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonMapping
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
@@ -33,29 +33,33 @@ class CheckpointModel(ModelWithHeads):
     """
 
     def __init__(
-        self, backbone: Backbone, tensors: Mapping[str, Tensor], task: Mapping[str, Any] | None = None, seed: int = 0
+        self, backbone: Backbone, tensors: Mapping[str, Tensor], task: JsonMapping | None = None, seed: int = 0
     ):
         super().__init__(backbone, seed)
-        parts = {part.removeprefix("heads."): own for part, own in by_part(tensors).items() if part[:6] == "heads."}
+        parts = {
+            part.removeprefix("heads."): parts_tensors
+            for part, parts_tensors in by_part(tensors).items()
+            if part[:6] == "heads."
+        }
         if backbone.config.architecture != "encoder":
             parts.setdefault("lm", {})
-        heads = {name: _head(backbone, name, own) for name, own in parts.items()}
+        heads = {name: _head(backbone, name, parts_tensors) for name, parts_tensors in parts.items()}
         self.heads = nn.ModuleDict({name: head for name, head in heads.items() if head is not None})
         self.form = form_of(backbone.config, task or {})
         name = str((task or {}).get("name"))
-        published = self._hf_head(task)
-        given, self.of_tokens = name if name in self.heads else published.name, published.tokens
-        self.of_inputs = published.name == WORDS and backbone.config.token_states == "inputs"
+        task_head = self._task_head(task)
+        head_name, self.of_tokens = name if name in self.heads else task_head.name, task_head.tokens
+        self.of_inputs = task_head.name == WORDS and backbone.config.token_states == "inputs"
         self.pooled = backbone.pooler_on_tokens if self.of_tokens else self.form.pooled
-        complete = given in self.heads and (not self.pooled or "pooler" in self.heads)
-        self.task = given if complete else None
+        complete = head_name in self.heads and (not self.pooled or "pooler" in self.heads)
+        self.task = head_name if complete else None
         # The tokens that the head of the task brings have ids from here on; none where it brings none.
-        own = getattr(self.heads[given], "tokens", None) if complete else None
-        self.first_token = None if own is None else backbone.embed.extend(own)
+        parts_tensors = getattr(self.heads[head_name], "tokens", None) if complete else None
+        self.first_token = None if parts_tensors is None else backbone.embed.extend(parts_tensors)
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
-    def _hf_head(self, task: Mapping[str, Any] | None) -> TaskHead:
+    def _task_head(self, task: JsonMapping | None) -> TaskHead:
         """That of the task; without one, what the tensors have a head of."""
         known = None if task is None else head_of_task(task)
         return known or next((head for name, head in HEADS.items() if name in self.heads), HEADS[CLASSIFIER])
@@ -99,7 +103,7 @@ class CheckpointModel(ModelWithHeads):
         return self.heads[head](summary_NH)
 
 
-def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module | None:
+def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> nn.Module | None:
     """The module of a head, by its name; None for one that stands for nothing outside of its training."""
     width, read = backbone.hidden_size, backbone.feature_size
     if name == "masked_lm":
@@ -110,32 +114,38 @@ def _head(backbone: Backbone, name: str, own: Mapping[str, Tensor]) -> nn.Module
         head = lm_head(backbone)
         trained = dict(head.named_parameters())
         # A table of its own is not invented where the checkpoint has none.
-        return head if {f"heads.lm.{layer}" for layer in trained} <= set(own) else None
+        return head if {f"heads.lm.{layer}" for layer in trained} <= set(head_tensors) else None
     if name == "pooler":
         return pooler(backbone)
     if name == "replaced_token":
         return ReplacedTokenHead(width, backbone.head_activation)
     weight, bias = f"heads.{name}.output.weight", f"heads.{name}.output.bias"
-    dense = {f"heads.{name}.dense.weight", f"heads.{name}.dense.bias"} & set(own)
-    tokens = own.get(f"heads.{name}.tokens.weight")
-    decisions = {key.rpartition(".")[2]: own[key] for key in own if key.rpartition(".")[2] in DECISIONS}
-    own = {key: own[key] for key in own if key.rpartition(".")[2] not in DECISIONS and own[key] is not tokens}
-    inputs = own[weight].shape[-1] if weight in own and own[weight].ndim == 2 else None
-    if inputs in (width, read) and set(own) - dense <= {weight, bias}:
+    dense = {f"heads.{name}.dense.weight", f"heads.{name}.dense.bias"} & set(head_tensors)
+    tokens = head_tensors.get(f"heads.{name}.tokens.weight")
+    decisions = {
+        key.rpartition(".")[2]: head_tensors[key] for key in head_tensors if key.rpartition(".")[2] in DECISIONS
+    }
+    head_tensors = {
+        key: head_tensors[key]
+        for key in head_tensors
+        if key.rpartition(".")[2] not in DECISIONS and head_tensors[key] is not tokens
+    }
+    inputs = head_tensors[weight].shape[-1] if weight in head_tensors and head_tensors[weight].ndim == 2 else None
+    if inputs in (width, read) and set(head_tensors) - dense <= {weight, bias}:
         brought = 0 if tokens is None else len(tokens)
-        linear = SequenceHead(inputs, len(own[weight]), 0.0, bias in own, bool(dense), brought, width)
+        linear = SequenceHead(inputs, len(head_tensors[weight]), 0.0, bias in head_tensors, bool(dense), brought, width)
         for key, tensor in decisions.items():
             linear.register_buffer(key, tensor.clone())
         return linear
     return None
 
 
-def form_of(model: ModelConfig, task: Mapping[str, Any]) -> SequenceForm:
+def form_of(model: ModelConfig, task: JsonMapping) -> SequenceForm:
     """How the head of a task's section reads a text. A section of another time may lack fields."""
     return model.sequence_form(task.get("head"), task.get("pooling"), task.get("head_layers"))
 
 
-def format_of(model: ModelConfig, task: Mapping[str, Any]) -> str:
+def format_of(model: ModelConfig, task: JsonMapping) -> str:
     """The format in which the task of a section reads a text. Words are read as transformers reads them."""
     head = head_of_task(task)
     over_words = head is not None and head.name == WORDS and model.transformers_form is not None

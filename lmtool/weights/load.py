@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lmtool.config import plugins
 from lmtool.config.base import Config
 from lmtool.config.checkpoint import find, read_config
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
 from lmtool.errors import UserError
@@ -41,7 +42,7 @@ from lmtool.weights.exporting import Folded
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.loading import LoadReport
-from lmtool.weights.reading import Weights, read, unread_layout
+from lmtool.weights.reading import Weights, layout_warnings, read
 
 # The families, and the tuning methods, enter themselves into the tables.
 
@@ -68,10 +69,10 @@ class Loaded:
     tokenizer: Tokenizer | None
     config: ModelConfig
     report: LoadReport
-    saved: Mapping[str, Any]
+    saved: JsonMapping
 
     @property
-    def task(self) -> Mapping[str, Any] | None:
+    def task(self) -> JsonMapping | None:
         """The section of the task that it was trained for, if one."""
         task = self.saved.get("task")
         return task if isinstance(task, dict) else None
@@ -111,8 +112,8 @@ class PaddedModel(nn.Module):
         token_type_ids: (B, L), 1 at the second text of a pair; None: 0 everywhere. ValueError where a shape is wrong,
         and for segments that the model does not have."""
         two_stacks = self.parts.backbone.config.architecture == "encoder_decoder"
-        own = two_stacks and self.parts.task is not None and self.start is not None
-        if two_stacks != (decoder_input_ids is not None) and not own:
+        shares_input = two_stacks and self.parts.task is not None and self.start is not None
+        if two_stacks != (decoder_input_ids is not None) and not shares_input:
             raise ValueError(f"decoder_input_ids are {'missing' if two_stacks else 'for an encoder-decoder only'}")
         real_BL = _real(input_ids, attention_mask)
         inputs = _packed(input_ids, real_BL, self._segments(input_ids, token_type_ids))
@@ -148,9 +149,9 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     have.
     """
     checkpoint = str(checkpoint)
-    published = hf_folder(checkpoint, offline)
-    if published is not None:
-        published.require_read_head()
+    folder = hf_folder(checkpoint, offline)
+    if folder is not None:
+        folder.require_read_head()
     weights = read(checkpoint, offline)
     config = saved_config(checkpoint, offline)
     saved, tokenizer = saved_model(checkpoint, config, weights.tensors), None
@@ -160,11 +161,11 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     parts, report = assemble(saved, tokenizer, trained=weights)
     assert report is not None
     if tokenizer is not None and saved.task is None and hf_folder(checkpoint, offline) is not None:
-        report = replace(report, ignored=(*report.ignored, *unread_layout(tokenizer, saved.model)))
-    roles = {} if tokenizer is None else tokenizer.roles
+        report = replace(report, ignored=(*report.ignored, *layout_warnings(tokenizer, saved.model)))
+    special_ids = {} if tokenizer is None else tokenizer.roles
     if tokenizer is not None and parts.first_token is not None:
         tokenizer = tokenizer.with_tokens(FORMATS[parts.form.text_format].new, parts.first_token)
-    model = PaddedModel(parts, roles.get(getattr(saved.model, "start_role", ""))).to(device).eval()
+    model = PaddedModel(parts, special_ids.get(getattr(saved.model, "start_role", ""))).to(device).eval()
     return Loaded(model, tokenizer, saved.model, report, config)
 
 
@@ -175,7 +176,7 @@ class SavedModel:
 
     model: ModelConfig
     tensors: Mapping[str, Tensor]
-    task: Mapping[str, Any] | None
+    task: JsonMapping | None
     tuned_by: Config | None
     seed: int
     exits: tuple[int, ...] = ()
@@ -189,7 +190,7 @@ class SavedModel:
         return CheckpointModel(backbone, self.tensors, self.task, seed)
 
 
-def saved_model(checkpoint: str, saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SavedModel:
+def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tensor]) -> SavedModel:
     """The model of a saved configuration. UserError where it is not decoded."""
     task = saved.get("task")
     return SavedModel(
@@ -201,11 +202,11 @@ def saved_model(checkpoint: str, saved: Mapping[str, Any], tensors: Mapping[str,
     )
 
 
-def saved_config(checkpoint: str, offline: bool = False) -> dict[str, Any]:
+def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
     """The configuration in a checkpoint, of its model at least; not decoded yet."""
-    published = hf_folder(checkpoint, offline)
-    if published is not None:
-        return published.saved_config()
+    folder = hf_folder(checkpoint, offline)
+    if folder is not None:
+        return folder.saved_config()
     saved = read_config(find(checkpoint))
     missing = [plugin for plugin in saved.get("plugins") or () if plugin not in plugins.typed()]
     if missing:
@@ -214,7 +215,7 @@ def saved_config(checkpoint: str, offline: bool = False) -> dict[str, Any]:
     return saved
 
 
-def section(checkpoint: str, saved: Mapping[str, Any], choice: Choice) -> Any:
+def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any:
     """The strictly decoded section of a component."""
     try:
         return choice.validate(saved.get(choice.group))
@@ -233,9 +234,9 @@ def _real(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
     if mask_BL.shape != ids_BL.shape:
         raise ValueError(f"attention_mask has the shape {tuple(mask_BL.shape)}, the ids {tuple(ids_BL.shape)}")
     real_BL = mask_BL.to(ids_BL.device) != 0
-    begins = real_BL[:, :1].sum(1) + (real_BL[:, 1:] & ~real_BL[:, :-1]).sum(1)
-    if (begins > 1).any():
-        raise ValueError(f"attention_mask: row {int((begins > 1).nonzero()[0])} has a hole between its tokens")
+    starts = real_BL[:, :1].sum(1) + (real_BL[:, 1:] & ~real_BL[:, :-1]).sum(1)
+    if (starts > 1).any():
+        raise ValueError(f"attention_mask: row {int((starts > 1).nonzero()[0])} has a hole between its tokens")
     return real_BL
 
 
@@ -255,7 +256,7 @@ def _padded(values: Tensor, real_BL: Tensor) -> Tensor:
 # without what its method needs in training alone.
 
 
-def merged(weights: Weights, saved: Mapping[str, Any]) -> Weights:
+def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
     """The weights with what a tuning method added merged into the others; the same ones where it added nothing.
 
     saved: the configuration of their checkpoint. UserError where the method cannot be merged.
@@ -293,7 +294,7 @@ def _merge(parts: ModelWithHeads, origin: str) -> None:
         raise UserError(f"checkpoint={origin}: {error.message}", error.hint) from error
 
 
-def folded(weights: Weights, own: Mapping[str, Tensor], saved: Mapping[str, Any]) -> Folded | None:
+def folded(weights: Weights, shares_input: Mapping[str, Tensor], saved: Mapping[str, object]) -> Folded | None:
     """A tuned checkpoint with what training alone needs (the map of a prefix) replaced by what it computes; None where
     there is no such thing.
 
@@ -308,6 +309,6 @@ def folded(weights: Weights, own: Mapping[str, Tensor], saved: Mapping[str, Any]
     if config == model.tuned_by:
         return None
     state = parts.state_dict()
-    tensors = {name: tensor for name, tensor in own.items() if name not in before}
+    tensors = {name: tensor for name, tensor in shares_input.items() if name not in before}
     tensors |= {name: state[name] for name in sorted(parts.added)}
     return Folded(tensors, {**saved, "tuning": config.model_dump(mode="json")})

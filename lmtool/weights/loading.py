@@ -7,13 +7,13 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from lmtool.config.checkpoint import read_json, read_manifest
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.heads.lm import LMHead
@@ -33,7 +33,7 @@ class LoadReport:
     """Parts by name ("backbone", "heads.pooler", ...), each with its number of values. ignored: what of a
     published folder is not read (`weights.unread`)."""
 
-    taken: dict[str, int]
+    loaded: dict[str, int]
     dropped: dict[str, int]
     new: dict[str, int]
     ignored: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class LoadReport:
         def these(parts: dict[str, int]) -> str:
             return ", ".join(f"{name} ({count:,})" for name, count in parts.items()) or "nothing"
 
-        return f"taken: {these(self.taken)}; dropped: {these(self.dropped)}; new: {these(self.new)}"
+        return f"taken: {these(self.loaded)}; dropped: {these(self.dropped)}; new: {these(self.new)}"
 
 
 def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -55,52 +55,52 @@ def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     return parts
 
 
-def differences(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
-    """What keeps `given` from being `wanted`: names missing, names too many, shapes that differ."""
-    problems = [f"{name} is missing" for name in wanted if name not in given]
-    problems += [f"{name} is not in the model" for name in given if name not in wanted]
-    problems += [
-        f"{name} is {tuple(given[name].shape)}, the model has {tuple(tensor.shape)}"
-        for name, tensor in wanted.items()
-        if name in given and given[name].shape != tensor.shape
+def mismatched(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """What keeps `found` from being `expected`: names missing, names too many, shapes that differ."""
+    mismatches = [f"{name} is missing" for name in expected if name not in found]
+    mismatches += [f"{name} is not in the model" for name in found if name not in expected]
+    mismatches += [
+        f"{name} is {tuple(found[name].shape)}, the model has {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
     ]
-    return problems
+    return mismatches
 
 
-def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, whole: bool = False) -> LoadReport:
+def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, require_all: bool = False) -> LoadReport:
     """Copy a checkpoint's tensors into a learner, whose heads get tables of their own where the checkpoint has them.
 
-    origin: what to call the checkpoint in errors. whole: every part that learns must be there (to evaluate or to
+    origin: what to call the checkpoint in errors. require_all: every part that learns must be there (to evaluate or to
     predict); one of constants alone (BART's zeros) may be missing.
-    Raises UserError where the backbone, or with `whole` any part, does not fit.
+    Raises UserError where the backbone, or with `require_all` any part, does not fit.
     """
     for name, module in learner.named_modules():
         table = tensors.get(f"{name}.output.weight")
         if isinstance(module, LMHead) and module.output is None and table is not None:
             module.untie(*table.shape)
-    wanted, given = by_part(learner.state_dict()), by_part(tensors)
+    expected, found = by_part(learner.state_dict()), by_part(tensors)
     learned = {part_of(name) for name, _ in learner.named_parameters()}
-    taken: dict[str, Tensor] = {}
+    loaded: dict[str, Tensor] = {}
     new: dict[str, int] = {}
-    for part, own in wanted.items():
-        problems = differences(own, given.get(part, {}))
-        if not problems:
-            taken.update({name: given[part][name] for name in own})
-        elif part == "backbone" or (whole and (part in learned or part in given)):
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    for part, expected_part in expected.items():
+        mismatches = mismatched(expected_part, found.get(part, {}))
+        if not mismatches:
+            loaded.update({name: found[part][name] for name in expected_part})
+        elif part == "backbone" or (require_all and (part in learned or part in found)):
+            more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
             raise UserError(
-                f"checkpoint={origin} does not fit the model: {problems[0]}{more}",
+                f"checkpoint={origin} does not fit the model: {mismatches[0]}{more}",
                 "its configuration and its weights disagree: copy it again, or give another checkpoint=",
             )
         else:
-            new[part] = sum(tensor.numel() for tensor in own.values())
-    learner.load_state_dict(taken, strict=False)
-    kept = {part_of(name) for name in taken}
+            new[part] = sum(tensor.numel() for tensor in expected_part.values())
+    learner.load_state_dict(loaded, strict=False)
+    loaded_parts = {part_of(name) for name in loaded}
 
     def sizes(parts: Mapping[str, Mapping[str, Tensor]], names: set[str]) -> dict[str, int]:
         return {part: sum(tensor.numel() for tensor in parts[part].values()) for part in parts if part in names}
 
-    return LoadReport(sizes(wanted, kept), sizes(given, set(given) - kept), new)
+    return LoadReport(sizes(expected, loaded_parts), sizes(found, set(found) - loaded_parts), new)
 
 
 # The base of a tuned run: the weights that its checkpoints leave out, because the method leaves them as they were.
@@ -144,21 +144,23 @@ class Base:
                 return place
         return None
 
-    def held(self, tensors: Mapping[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
+    def base_tensors(self, tensors: Mapping[str, Tensor], own_names: Collection[str]) -> dict[str, Tensor]:
         """Of a base's tensors those that a tuned checkpoint lacks. own: the names of the ones that it has."""
-        return {name: tensor for name, tensor in tensors.items() if part_of(name) in self.parts and name not in own}
+        return {
+            name: tensor for name, tensor in tensors.items() if part_of(name) in self.parts and name not in own_names
+        }
 
-    def require_same(self, held: Mapping[str, Tensor], address: str, checkpoint: str) -> None:
+    def require_same(self, base_tensors: Mapping[str, Tensor], address: str, checkpoint: str) -> None:
         """UserError where these tensors are not the base's. address: where they are from. checkpoint: the tuned one."""
-        given = digest(held)
-        if given != self.sha256:
+        found = digest(base_tensors)
+        if found != self.sha256:
             raise UserError(
                 f"checkpoint={checkpoint} was tuned on other weights than those of {address}: sha256 "
-                f"{self.sha256[:16]} then, {given[:16]} there",
+                f"{self.sha256[:16]} then, {found[:16]} there",
                 f"bring {self.checkpoint} back as it was when the run began",
             )
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> JsonObject:
         """What base.json holds. A commit looks like a key, and is none."""
         plain = asdict(self)
         del plain["names"]
@@ -172,12 +174,14 @@ def left_to_base(learner: BaseLearner, report: LoadReport) -> frozenset[str]:
     are calibrated."""
     if learner.tuning is None:
         return frozenset()
-    own = learner.tuning.delta(learner) | {name for group in learner.parameter_groups() for name, _ in group.parameters}
+    changed_names = learner.tuning.delta(learner) | {
+        name for group in learner.parameter_groups() for name, _ in group.parameters
+    }
     named = dict(learner.named_parameters(remove_duplicate=False))
-    learned = {id(named[name]) for name in own if name in named}
-    own |= {name for name, parameter in named.items() if id(parameter) in learned}
-    parts = set(report.taken) - {f"heads.{term}" for term in learner.weights}
-    frozen = {name for name in learner.state_dict() if name not in own and part_of(name) in parts}
+    learned = {id(named[name]) for name in changed_names if name in named}
+    changed_names |= {name for name, parameter in named.items() if id(parameter) in learned}
+    parts = set(report.loaded) - {f"heads.{term}" for term in learner.weights}
+    frozen = {name for name in learner.state_dict() if name not in changed_names and part_of(name) in parts}
     # A method that freezes no parameter has no base, whatever constants the model has.
     return frozenset(frozen) if frozen & named.keys() else frozenset()
 
@@ -203,6 +207,6 @@ def saved_base(folder: Path) -> Base | None:
     try:
         return TypeAdapter(Base).validate_python({key: value for key, value in plain.items() if key != "names"})
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise UserError(f"{folder / BASE}: {where}: {problem['msg']}", "copy the checkpoint again") from error
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{folder / BASE}: {where}: {first['msg']}", "copy the checkpoint again") from error

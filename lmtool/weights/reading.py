@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtool.config.checkpoint import find
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import builder_module, entry_of, lookup
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import differing_layout
@@ -43,11 +44,11 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     everything else, so nothing in the file is executed. UserError where it holds anything else, or is damaged."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as problem:  # the errors of a reader of pickles, whose module is not imported here
-        words = " ".join(str(problem).split())[:160]
+    except Exception as reason:  # the errors of a reader of pickles, whose module is not imported here
+        words = " ".join(str(reason).split())[:160]
         raise UserError(
             f"{path}: no file of tensors alone: {words}", "give a folder with model.safetensors, or copy it again"
-        ) from problem
+        ) from reason
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise UserError(f"{path}: it holds more than tensors by name", "give a folder with model.safetensors")
     return {str(name): tensor for name, tensor in content.items()}
@@ -88,7 +89,7 @@ _GENERATION_KEYS = frozenset(
         "output_logits", "return_dict_in_generate", "trust_remote_code",
     }
 )  # fmt: skip
-_GENERATION_DEFAULTS: dict[str, Any] = {
+_GENERATION_DEFAULTS: JsonObject = {
     "max_length": 20, "max_new_tokens": 20, "min_length": 0, "min_new_tokens": 0, "do_sample": False, "num_beams": 1,
     "early_stopping": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
     "repetition_penalty": 1.0, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
@@ -112,32 +113,32 @@ _FILES = (
 _MOST = 8
 
 
-def unread(folder: HFFolder, writes: bool) -> tuple[str, ...]:
+def ignored_keys(folder: HFFolder, generates_text: bool) -> tuple[str, ...]:
     """A line a file, with its keys; the files last. The keys of config.json are those that nobody asked for before.
-    writes: whether the model writes text, so that settings of generation mean something. UserError for a file that
+    generates_text: whether the model writes text, so that settings of generation mean something. UserError for a file that
     cannot be read."""
     generation, of_model = folder.path / GENERATION, folder.config.ignored
     keys = {
         CONFIG: [name for name in of_model if name not in _GENERATION_DEFAULTS],
         SETTINGS: _of_tokenizer(read_settings(folder.path)),
     }
-    if writes and generation.is_file():  # transformers reads no other settings of generation then
+    if generates_text and generation.is_file():  # transformers reads no other settings of generation then
         keys[GENERATION] = _of_generation(read_object(folder.checkpoint, generation), folder)
-    elif writes:
+    elif generates_text:
         keys[CONFIG] += _changed(folder.config)
     if folder.revision is None:  # of the hub only those files are here that are read
-        keys["files"] = _files(folder, writes)
+        keys["files"] = _files(folder, generates_text)
     return tuple(f"{name}: {_these(names)}" for name, names in keys.items() if names)
 
 
-def unread_layout(tokenizer: Tokenizer, model: ModelConfig) -> tuple[str, ...]:
+def layout_warnings(tokenizer: Tokenizer, model: ModelConfig) -> tuple[str, ...]:
     """That a tokenizer.json puts other tokens around texts than lmtool does, if so; of a model that writes text, which
     stands there as it is."""
     name = "plain" if model.architecture == "decoder" else model.text_format
     if not set(FORMATS[name].roles) <= set(tokenizer.roles):
         return ()
-    problem = differing_layout(tokenizer, name)
-    return () if problem is None else (f"tokenizer.json: its layout of texts, {problem}",)
+    reason = differing_layout(tokenizer, name)
+    return () if reason is None else (f"tokenizer.json: its layout of texts, {reason}",)
 
 
 def notes(checkpoint: str, ignored: Sequence[str]) -> list[str]:
@@ -145,7 +146,7 @@ def notes(checkpoint: str, ignored: Sequence[str]) -> list[str]:
     return [f"checkpoint={checkpoint}: not read: {'; '.join(ignored)}"] if ignored else []
 
 
-def _of_tokenizer(settings: Mapping[str, Any]) -> list[str]:
+def _of_tokenizer(settings: Mapping[str, object]) -> list[str]:
     """A token of any name is read."""
     return [
         key
@@ -157,15 +158,15 @@ def _of_tokenizer(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _of_generation(settings: Mapping[str, Any], folder: HFFolder) -> list[str]:
+def _of_generation(settings: Mapping[str, object], folder: HFFolder) -> list[str]:
     ends, rows = settings.get("eos_token_id"), folder.config.get("vocab_size")
-    others = [key for key, value in settings.items() if key not in _GENERATION_KEYS and value is not None]
-    names = [key for key in others if key not in _GENERATION_DEFAULTS and key != "eos_token_id"]
+    set_keys = [key for key, value in settings.items() if key not in _GENERATION_KEYS and value is not None]
+    names = [key for key in set_keys if key not in _GENERATION_DEFAULTS and key != "eos_token_id"]
     names += [] if ends is None or isinstance(ends, int) else [f"eos_token_id={ends}"]
-    return names + [name for name in _changed(settings) if not _is_behind(name, settings, rows)]
+    return names + [name for name in _changed(settings) if not _is_past_vocabulary(name, settings, rows)]
 
 
-def _is_behind(name: str, settings: Mapping[str, Any], rows: Any) -> bool:
+def _is_past_vocabulary(name: str, settings: Mapping[str, object], rows: Any) -> bool:
     """Whether tokens that are not written are the last rows of the table, which lmtool never writes."""
     tokens = settings.get("suppress_tokens")
     if not name.startswith("suppress_tokens") or not isinstance(tokens, list) or not isinstance(rows, int):
@@ -173,7 +174,7 @@ def _is_behind(name: str, settings: Mapping[str, Any], rows: Any) -> bool:
     return tokens == list(range(rows - len(tokens), rows))
 
 
-def _changed(settings: Mapping[str, Any]) -> list[str]:
+def _changed(settings: Mapping[str, object]) -> list[str]:
     """Settings of generation that are not the default."""
     return [
         f"{key}={json.dumps(settings[key])[:30]}"
@@ -182,25 +183,25 @@ def _changed(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _files(folder: HFFolder, writes: bool) -> list[str]:
+def _files(folder: HFFolder, generates_text: bool) -> list[str]:
     """Of a sentence encoder the folders of its modules are read."""
     modules = folder.path / MODULES
     known = [*_FILES, *(["[0-9]*_*"] if modules.is_file() or (folder.path / "1_Pooling").is_dir() else [])]
-    known += [] if writes else ["chat_template*"]
+    known += [] if generates_text else ["chat_template*"]
     names = sorted(path.name for path in folder.path.iterdir())
     return [name for name in names if not any(fnmatch(name, pattern) for pattern in known)]
 
 
 def _these(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _MOST} more" if len(listed) > _MOST else ""
-    return ", ".join(listed[:_MOST]) + more
+    items = list(names)
+    more = f" and {len(items) - _MOST} more" if len(items) > _MOST else ""
+    return ", ".join(items[:_MOST]) + more
 
 
 @dataclass(frozen=True)
 class Weights:
     """Tensors under our names. folder: where tokenizer files lie too. origin: the `checkpoint=` that named them.
-    ignored: what of a published folder is not read (`unread`). revision: the commit on the hub. merged: whether they
+    ignored: what of a published folder is not read (`ignored_keys`). revision: the commit on the hub. merged: whether they
     were computed from a tuned checkpoint, so that no file holds them."""
 
     tensors: dict[str, Tensor]
@@ -214,32 +215,32 @@ class Weights:
 def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -> Weights:
     """The weights a `checkpoint=` names, on the CPU; of a tuned run with those of its base. tuned: the checkpoints
     whose base this is. UserError where they are missing, damaged or unreadable."""
-    published = hf_folder(checkpoint, offline)
-    if published is None:
+    folder_on_disk = hf_folder(checkpoint, offline)
+    if folder_on_disk is None:
         folder = find(checkpoint)
-        own, base = read_weights(folder), saved_base(folder)
+        own_tensors, base = read_weights(folder), saved_base(folder)
         if base is None:
-            return Weights(own, folder, checkpoint)
+            return Weights(own_tensors, folder, checkpoint)
         if folder.resolve() in tuned:
             raise UserError(f"checkpoint={checkpoint} is its own base", "copy the checkpoint again")
-        whole = read_base(base, own, checkpoint, offline, (*tuned, folder.resolve()))
-        return Weights({**base.held(whole.tensors, own), **own}, folder, checkpoint)
-    section = published.model_section()  # a variant that we do not compute is refused here, and its keys are read
+        base_weights = read_base(base, own_tensors, checkpoint, offline, (*tuned, folder.resolve()))
+        return Weights({**base.base_tensors(base_weights.tensors, own_tensors), **own_tensors}, folder, checkpoint)
+    section = folder_on_disk.model_section()  # a variant that we do not compute is refused here, and its keys are read
     try:
-        tensors = our_names(published, read_hf(published, offline))
+        tensors = our_names(folder_on_disk, read_hf(folder_on_disk, offline))
     except UserError as error:
         raise UserError(f"checkpoint={checkpoint}: {error.message}", error.hint) from error
     output = tensors.get(f"heads.{CLASSIFIER}.output.weight")
-    if output is not None and is_multi_label(published.config):
+    if output is not None and is_multi_label(folder_on_disk.config):
         tensors[f"heads.{CLASSIFIER}.thresholds"] = torch.full((len(output),), 0.5, dtype=torch.float64)
     entry = lookup("model", section["name"])
-    stacks = getattr(entry.config, "architecture", "encoder") if entry is not None else "encoder"
-    ignored = unread(published, stacks != "encoder" and head_of_class(published.config) is None)
-    return Weights(wide(tensors), published.path, checkpoint, ignored, published.revision)
+    architecture = getattr(entry.config, "architecture", "encoder") if entry is not None else "encoder"
+    ignored = ignored_keys(folder_on_disk, architecture != "encoder" and head_of_class(folder_on_disk.config) is None)
+    return Weights(wide(tensors), folder_on_disk.path, checkpoint, ignored, folder_on_disk.revision)
 
 
 def read_base(
-    base: Base, own: Collection[str], checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()
+    base: Base, own_names: Collection[str], checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()
 ) -> Weights:
     """The weights that a tuned checkpoint was tuned on, complete. own: names of the tensors that it has itself.
     checkpoint: what to call it in errors. UserError where its base is gone, or is not what it was."""
@@ -255,21 +256,21 @@ def read_base(
     except UserError as error:
         why = f"checkpoint={checkpoint} needs the weights that it was tuned on: {error.message}"
         raise UserError(why, error.hint) from error
-    base.require_same(base.held(weights.tensors, own), address, checkpoint)
+    base.require_same(base.base_tensors(weights.tensors, own_names), address, checkpoint)
     return weights
 
 
-def our_names(published: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def our_names(folder: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a published folder under our names, theirs where we have no place for them."""
-    ours: dict[str, Tensor] = published.family().from_hf(tensors, published.config)
-    return ours
+    tensors_by_name: dict[str, Tensor] = folder.family().from_hf(tensors, folder.config)
+    return tensors_by_name
 
 
 def their_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors under the names of a published model of a family; ours where there is no place for them. config: of
     the model."""
-    theirs: dict[str, Tensor] = builder_module(entry_of(config)).to_hf(tensors, config)
-    return theirs
+    renamed: dict[str, Tensor] = builder_module(entry_of(config)).to_hf(tensors, config)
+    return renamed
 
 
 def read_hf(folder: HFFolder, offline: bool = False) -> dict[str, Tensor]:

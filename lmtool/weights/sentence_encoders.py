@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.weights.folders import HFFolder, fetched, read_settings
 
@@ -18,7 +19,7 @@ READING = tuple(
     f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlnet")
 )
 """The names of the file that says how texts are read, the present one first."""
-MODES: dict[str, dict[str, Any] | None] = {
+MODES: dict[str, JsonObject | None] = {
     "cls": {"pooling": "first", "head_layers": 1},
     "max": {"pooling": "max"},
     "mean": {"pooling": "mean"},
@@ -42,7 +43,7 @@ _ACTIVATIONS = {
 }
 """Those of a linear map, by the name in its file: classes of torch.nn."""
 # Values without effect on one text's vector, and those that are all that lmtool does.
-_OF_READING: dict[str, Any] = {
+_OF_READING: JsonObject = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
@@ -104,7 +105,7 @@ class SentenceEncoder:
         parts += [f"the prompt {self.prompt!r}"] if self.prompt else []
         return parts + ([f"truncate_dim={self.dimensions}"] if self.dimensions is not None else [])
 
-    def task_fields(self, checkpoint: str) -> dict[str, Any]:
+    def task_fields(self, checkpoint: str) -> JsonObject:
         """The fields of a task that pool as it does. UserError where a task has no such pooling."""
         fields = MODES[self.modes[0]] if len(self.modes) == 1 else None
         if fields is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.published import unnamed
 
@@ -48,7 +48,7 @@ UNPUBLISHED: tuple[str, ...] = ("span_classification",)
 """Kinds whose heads transformers has no class for; one that is named nowhere is taken for a kind of classification."""
 
 
-def head_of_class(config: Mapping[str, Any]) -> TaskHead | None:
+def head_of_class(config: JsonMapping) -> TaskHead | None:
     """The head that a config.json says its folder has; None where it names no class, or one of no task."""
     classes = config.get("architectures")
     for name in classes if isinstance(classes, list) else ():
@@ -58,7 +58,7 @@ def head_of_class(config: Mapping[str, Any]) -> TaskHead | None:
     return None
 
 
-def head_of_task(task: Mapping[str, Any]) -> TaskHead | None:
+def head_of_task(task: JsonMapping) -> TaskHead | None:
     """The published head of a `task` section, by its kind; None where transformers has none."""
     kind = task.get("kind")
     if kind in UNPUBLISHED:
@@ -80,7 +80,7 @@ NUM_CHOICES = "num_choices"
 """Our key of a config.json: how many choices a row has, of which transformers' class says nothing."""
 
 
-def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
+def task_of(config: JsonMapping) -> JsonObject | None:
     """The `task` section of a config.json with a task's head, as the decoder takes it; None where no task of lmtool is
     like it (see `refusal`). Files of 2019 name no class: they are taken for classifiers, which their tensors alone
     tell."""
@@ -109,7 +109,7 @@ def task_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"kind": "classification", **section, "labels": names}
 
 
-def refusal(config: Mapping[str, Any]) -> str | None:
+def refusal(config: JsonMapping) -> str | None:
     """Why a head is of no task that lmtool has, if it is not."""
     head = head_of_class(config)
     if head is not None and head.name in (QUESTION_ANSWERING, CHOICES):
@@ -124,13 +124,13 @@ def refusal(config: Mapping[str, Any]) -> str | None:
     return f"its config.json says problem_type={given} with labels: {count}; lmtool has {known}"
 
 
-def is_multi_label(config: Mapping[str, Any]) -> bool:
+def is_multi_label(config: JsonMapping) -> bool:
     """Whether a classifier's classes do not exclude each other."""
     head = head_of_class(config)
     return head is not None and head.name == CLASSIFIER and config.get("problem_type") == _MULTI_LABEL
 
 
-def label_names(config: Mapping[str, Any]) -> list[str]:
+def label_names(config: JsonMapping) -> list[str]:
     """The names of the classes in their order. Without `id2label` there are `num_labels` unnamed ones, or two.
 
     UserError where the numbers are not 0, 1, ...
@@ -146,7 +146,7 @@ def label_names(config: Mapping[str, Any]) -> list[str]:
     return [by_number[number] for number in range(len(by_number))]
 
 
-def labels_of(task: Mapping[str, Any]) -> dict[str, Any]:
+def labels_of(task: JsonMapping) -> JsonObject:
     """The keys of a config.json that say what a `task` section predicts: classes by number, one value, or the best of
     so many choices."""
     if task.get("kind") == "multiple_choice":
@@ -164,7 +164,7 @@ def labels_of(task: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _numbered(names: Sequence[str]) -> dict[str, Any]:
+def _numbered(names: Sequence[str]) -> JsonObject:
     return {
         "num_labels": len(names),
         "id2label": {str(number): name for number, name in enumerate(names)},

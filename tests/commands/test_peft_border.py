@@ -17,7 +17,7 @@ import lmtool
 from lmtool.cli import main as cli
 from lmtool.config.tables import Choice, build
 from lmtool.types import part_of
-from lmtool.weights.exporting import write_import
+from lmtool.weights.exporting import ImportedModel, write_import
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.load import load
 from lmtool.weights.loading import Base, digest
@@ -297,7 +297,9 @@ def tuned_checkpoint(folder: Path, section: dict[str, Any], output: Path) -> Non
     beside = Base(str(folder), str(folder), None, names, digest(held), loaded.tokenizer.fingerprint)
     classifier = described.classifier_config() if parts.task else None
     tuning = json.loads(method.model_dump_json())
-    write_import(own, loaded.config, loaded.tokenizer, {"checkpoint": str(folder)}, output, classifier, tuning, beside)
+    source = {"checkpoint": str(folder)}
+    imported = ImportedModel(own, loaded.config, loaded.tokenizer, source, classifier or {}, tuning, beside)
+    write_import(imported, output)
 
 
 WRITTEN = [

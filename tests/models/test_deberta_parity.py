@@ -132,7 +132,7 @@ def test_rows_that_are_not_those_of_whole_heads_are_refused():
 def test_buckets_are_the_published_ones(buckets, farthest):
     places = BucketedTable(buckets, 4, torch.nn.Identity(), farthest)
     distances = torch.arange(-3 * farthest, 3 * farthest + 1)
-    assert torch.equal(places.place(distances), make_log_bucket_position(distances, buckets, farthest).long())
+    assert torch.equal(places.bucket(distances), make_log_bucket_position(distances, buckets, farthest).long())
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ class Recording(TokenRng):
     seen: list[tuple[int, int]]
 
     def _of(self, other: TokenRng) -> Recording:
-        own = Recording(other.keys_T, other._output_keys_T, other._place)
+        own = Recording(other.keys_T, other._output_keys_T, other._location)
         own.seen = self.seen
         return own
 
@@ -31,18 +31,18 @@ class Recording(TokenRng):
         return self._of(super().for_outputs())
 
     def drop(self, x_TH, rate):
-        self.seen.append((self._place, int(self.keys_T[0])))
+        self.seen.append((self._location, int(self.keys_T[0])))
         return x_TH
 
     def drop_weights(self, weights_RALS, query_RL, rate):
         # One call of attention has several tiles, which stand at one place.
-        if self.seen[-1:] != [(self._place, -1)]:
-            self.seen.append((self._place, -1))
+        if self.seen[-1:] != [(self._location, -1)]:
+            self.seen.append((self._location, -1))
         return weights_RALS
 
-    def kept_weights(self, *given):
-        self.seen.append((self._place, -1))
-        return super().kept_weights(*given)
+    def weight_masks(self, *given):
+        self.seen.append((self._location, -1))
+        return super().weight_masks(*given)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -33,7 +33,9 @@ def elmo(**fields) -> Elmo:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5)
-    model.reader.spell(VocabularyBytes.of_bytes(ENTRIES, np.array(CONTINUES), model.reader.longest, begins=9, ends=5))
+    model.reader.spell(
+        VocabularyBytes.of_bytes(ENTRIES, np.array(CONTINUES), model.reader.longest, first_id=9, last_id=5)
+    )
     return model
 
 
@@ -64,7 +66,7 @@ def plain_word(model: Elmo, word: str | int) -> Tensor:
 
 
 def plain_lstm(lstm, inputs: list[Tensor]) -> list[Tensor]:
-    given, cell, outputs = torch.zeros(lstm.given_size).double(), torch.zeros(lstm.cell_size).double(), []
+    given, cell, outputs = torch.zeros(lstm.output_size).double(), torch.zeros(lstm.cell_size).double(), []
     for x in inputs:
         write, forget, new, read = (lstm.weight_ih @ x + lstm.weight_hh @ given + lstm.bias).chunk(4)
         cell = (forget.sigmoid() * cell + write.sigmoid() * new.tanh()).clamp(-lstm.cell_clip, lstm.cell_clip)

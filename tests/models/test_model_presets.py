@@ -16,7 +16,7 @@ from lmtool.models.heads.sequence import Pooler
 from lmtool.types import Packed
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-HF_FORMAT = {
+PARAMETERS = {
     "bert": 109_482_240,
     "bert_large": 335_141_888,
     "bert_small": 28_763_648,
@@ -110,8 +110,8 @@ def test_preset_builds_on_the_meta_device(name):
         heads = [Pooler(config.hidden_size)] if config.name in POOLED else []
     assert all(parameter.is_meta for parameter in model.parameters())
     parameters = sum(parameter.numel() for part in (model, *heads) for parameter in part.parameters())
-    if name in HF_FORMAT:
-        assert parameters == HF_FORMAT[name]
+    if name in PARAMETERS:
+        assert parameters == PARAMETERS[name]
     else:
         assert name.endswith("_tiny") and parameters < 2e6
 

@@ -175,7 +175,7 @@ def test_a_segment_behind_carried_state(family):
     columns = {"segment": torch.zeros(12, dtype=torch.int64), "rank": torch.arange(12)}
     text = Packed(torch.arange(1, 13), (6, 6), columns)
     rng = TokenRng(token_keys(0, 1, torch.arange(2), torch.zeros(2), text))
-    reads = {"asked_M": torch.tensor([3, 5, 10]), "reuse": 3} if family == "xlnet" else {}
+    reads = {"query_M": torch.tensor([3, 5, 10]), "reuse": 3} if family == "xlnet" else {}
     for recomputes in (False, True):
         model.recomputes = recomputes
         model.zero_grad()

@@ -234,7 +234,7 @@ def test_those_that_are_read_alone_get_what_they_get_among_all(mask, read):
 def test_attention_takes_one_piece_where_nothing_stands_between(monkeypatch):
     calls = []
     counted = lambda *given: calls.append(1) or fused_attention(*given)  # noqa: E731
-    monkeypatch.setattr(lmtool.nn.attention, "keyed_attention", counted)
+    monkeypatch.setattr(lmtool.nn.attention, "fused_attention", counted)
     packed = Packed(torch.zeros(20, dtype=torch.int64), (8, 12))
     attention = SelfAttention(24, 3, 0.2)
     name_dropouts(attention)

@@ -18,7 +18,7 @@ from lmtool.types import Packed
 LENGTHS = (60, 5, 90, 1, 0, 28, 61)
 
 
-def laid_out(pattern: BlockPattern, ahead: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Layout:
+def encode_with_template(pattern: BlockPattern, ahead: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Layout:
     packed = Packed(torch.arange(sum(lengths)), lengths)
     return Layout.of(packed, Blocks(pattern, lengths, ahead), ahead)
 
@@ -42,26 +42,26 @@ def test_the_pattern_is_the_published_one(random, heads, blocks, seed):
     plan = theirs._get_rand_attn_plan(blocks * size, size, random)
     drawn = theirs._bigbird_block_rand_mask_with_head(blocks * size, blocks * size, size, size, heads, *plan)
     ours = BlockPattern(size, random, heads, seed)
-    assert np.array_equal(ours.drawn(blocks)[1:-1], np.stack(drawn, 1))
+    assert np.array_equal(ours.random_blocks(blocks)[1:-1], np.stack(drawn, 1))
     # Global, edge and inner blocks: no key is seen twice.
-    seen = ours.sees(blocks).sum(-1)
+    seen = ours.connections(blocks).sum(-1)
     assert (seen[:, [0, -1]] == blocks).all() and (seen[:, [1, -2]] == 4 + random).all()
     assert (seen[:, 2:-2] == 5 + random).all()
-    assert ours.sees(2 * random + 5).all() and not ours.sees(2 * random + 6).all()
+    assert ours.connections(2 * random + 5).all() and not ours.connections(2 * random + 6).all()
 
 
 def test_the_pattern_depends_on_its_seed_alone():
     pattern = BlockPattern(4, 2, 3, 7)
-    assert np.array_equal(pattern.drawn(70)[:29], pattern.drawn(30)[:29])
-    assert not np.array_equal(pattern.drawn(30), BlockPattern(4, 2, 3, 8).drawn(30))
+    assert np.array_equal(pattern.random_blocks(70)[:29], pattern.random_blocks(30)[:29])
+    assert not np.array_equal(pattern.random_blocks(30), BlockPattern(4, 2, 3, 8).random_blocks(30))
     # Frozen: a run that is resumed elsewhere, years later, sees the same.
-    assert pattern.drawn(12)[5].tolist() == [[2, 1], [1, 3], [2, 1]]
+    assert pattern.random_blocks(12)[5].tolist() == [[2, 1], [1, 3], [2, 1]]
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("random", [1, 3])
 def test_it_is_dense_attention_under_the_same_mask(random, ahead):
-    layout = laid_out(BlockPattern(4, random, 3, 7), ahead)
+    layout = encode_with_template(BlockPattern(4, random, 3, 7), ahead)
     inputs = states(layout, 3)
     given, wanted = attend(*inputs, layout), reference_attention(*inputs, layout)
     torch.testing.assert_close(given, wanted, rtol=0, atol=1e-12)
@@ -72,18 +72,18 @@ def test_it_is_dense_attention_under_the_same_mask(random, ahead):
 
 def test_a_text_does_not_depend_on_the_others():
     pattern = BlockPattern(4, 2, 3, 7)
-    layout = laid_out(pattern)
+    layout = encode_with_template(pattern)
     inputs = states(layout, 3)
     together = attend(*inputs, layout).split(LENGTHS)
     for number, length in enumerate(LENGTHS):
-        alone = attend(*(part.split(LENGTHS)[number] for part in inputs), laid_out(pattern, 0, (length,)))
+        alone = attend(*(part.split(LENGTHS)[number] for part in inputs), encode_with_template(pattern, 0, (length,)))
         torch.testing.assert_close(alone, together[number], rtol=0, atol=1e-13)
 
 
 def test_weights_are_dropped_by_token_and_key():
     """The share that is asked for; the draws are those of the text alone."""
     pattern, rate = BlockPattern(4, 1, 2, 0), 0.25
-    layout = laid_out(pattern)
+    layout = encode_with_template(pattern)
     queries, keys, values = (part.detach() for part in states(layout, 2))
     tokens = torch.arange(len(queries))
     rng = [TokenRng(tokens * 7919 + number * 104729).at(1) for number in range(50)]
@@ -95,7 +95,7 @@ def test_weights_are_dropped_by_token_and_key():
     torch.testing.assert_close(left.mean(), torch.tensor(1.0, dtype=torch.float64), rtol=0, atol=0.01)
     part = slice(65, 155)
     alone = attend(
-        queries[part], keys[part], values[part], laid_out(pattern, 0, (90,)), None, None, rate,
+        queries[part], keys[part], values[part], encode_with_template(pattern, 0, (90,)), None, None, rate,
         TokenRng(tokens[part] * 7919).at(1),
     )  # fmt: skip
     torch.testing.assert_close(out[0][part], alone, rtol=0, atol=1e-13)
@@ -104,5 +104,5 @@ def test_weights_are_dropped_by_token_and_key():
 def test_the_work_grows_with_the_length():
     """Units of keys that are gathered: eight for a block, all for two of them."""
     for blocks in (32, 64, 128):
-        plan = block_plan(laid_out(BlockPattern(4, 3, 2, 0), 0, (4 * blocks,)))
+        plan = block_plan(encode_with_template(BlockPattern(4, 3, 2, 0), 0, (4 * blocks,)))
         assert sum(len(tile.keys) for tile in plan.tiles) == 2 * (blocks + 2 * 7 + (blocks - 4) * 8)

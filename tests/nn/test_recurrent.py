@@ -39,7 +39,7 @@ def plain(layer: LstmCell, x_TI: Tensor, state: tuple[Tensor, Tensor]) -> tuple[
         if layer.projection_clip is not None:
             given = given.clamp(-layer.projection_clip, layer.projection_clip)
         outputs.append(given)
-    return (torch.stack(outputs) if outputs else x_TI.new_zeros(0, layer.given_size)), given, cell
+    return (torch.stack(outputs) if outputs else x_TI.new_zeros(0, layer.output_size)), given, cell
 
 
 def gradients(outputs: Tensor, layer: nn.Module, *inputs: Tensor) -> list[Tensor]:
@@ -52,7 +52,9 @@ def gradients(outputs: Tensor, layer: nn.Module, *inputs: Tensor) -> list[Tensor
 def test_packed_texts_equal_the_definition_text_by_text(projection, clips, reverse):
     layer, torch_generator = drawn(projection, clips), torch.Generator().manual_seed(2)
     x_TI = torch.randn(sum(LENGTHS), 3, dtype=torch.float64, generator=torch_generator).requires_grad_()
-    given = torch.randn(len(LENGTHS), layer.given_size, dtype=torch.float64, generator=torch_generator).requires_grad_()
+    given = torch.randn(
+        len(LENGTHS), layer.output_size, dtype=torch.float64, generator=torch_generator
+    ).requires_grad_()
     cell = (torch.randn(len(LENGTHS), 5, dtype=torch.float64, generator=torch_generator) / 4).requires_grad_()
 
     out_TP, after = layer(x_TI, Lockstep.of(Segments.packed(LENGTHS), reverse), State(given, cell))
@@ -69,8 +71,8 @@ def test_packed_texts_equal_the_definition_text_by_text(projection, clips, rever
         assert (after.cell_NC.abs() == clips[0]).any() and (out_TP.abs() == clips[1]).any(), "nothing was clipped"
     ours = gradients(torch.cat([out_TP.flatten(), *(part.flatten() for part in after)]), layer, x_TI, given, cell)
     theirs = gradients(
-        torch.cat([expected.flatten(), expected_after[:, : layer.given_size].flatten(),
-                   expected_after[:, layer.given_size :].flatten()]),
+        torch.cat([expected.flatten(), expected_after[:, : layer.output_size].flatten(),
+                   expected_after[:, layer.output_size :].flatten()]),
         layer, x_TI, given, cell,
     )  # fmt: skip
     torch.testing.assert_close(ours, theirs)

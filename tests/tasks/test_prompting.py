@@ -150,7 +150,7 @@ def test_an_encoder_decoder_scores_the_target_and_writes(t5, tmp_path):
     prompts = Prompts(kind, Template(kind.config.template), t5, shown, 200)
     for values, prediction in zip(values_of(kind, dev), evaluation.predictions, strict=True):
         ids = [*prompts._shared[1], *t5.encode(f"\n\nReview: {values['sentence']}\nSentiment:").tolist()]
-        inputs = t5.laid_out(np.array(ids))
+        inputs = t5.encode_with_template(np.array(ids))
         assert inputs[-1] == t5.tokenizer.role("eos")
         sums = []
         for word in LABELS:

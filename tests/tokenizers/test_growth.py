@@ -101,7 +101,7 @@ def test_a_vocabulary_without_entries_is_refused(files: dict[str, Any], tmp_path
 def test_a_text_that_no_entry_spells_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, model=MODEL | {"unk_token": "[NONE]"}))
     assert len(tokenizer.encode("a")) == 1
-    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text]), tokenizer.laid_out):
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text]), tokenizer.encode_with_template):
         with pytest.raises(UserError, match="fails on this text") as caught:
             encode("b")
         assert "unknown token" in str(caught.value.hint)

@@ -203,7 +203,7 @@ def test_what_we_write_loads_the_same(published: Published, tmp_path: Path, text
     ours.save(tmp_path)
     again = Tokenizer.load(tmp_path)
     assert again.roles == ours.roles and again.sentinels == ours.sentinels
-    assert again.fingerprint == ours.fingerprint and again.cuts_alike(ours)
+    assert again.fingerprint == ours.fingerprint and again.same_encoding(ours)
     compare(again, PreTrainedTokenizerFast.from_pretrained(tmp_path), texts[:500], True)
 
 
@@ -262,9 +262,9 @@ def test_special_tokens_are_read_on_request(tmp_path: Path) -> None:
     assert reading.roles["mask"] in reading.encode("the [MASK] dog")
     assert plain.roles["mask"] not in plain.encode("the [MASK] dog")
     assert reading.fingerprint != plain.fingerprint  # token stores are kept apart
-    assert reading.cuts_alike(plain) and plain.cuts_alike(reading)  # a teacher reads a student's ids
+    assert reading.same_encoding(plain) and plain.same_encoding(reading)  # a teacher reads a student's ids
     for others in (build(WordPieceConfig(), TEXTS, 100), build(WordPieceConfig(lowercase=False), TEXTS, 300)):
-        assert not plain.cuts_alike(others)
+        assert not plain.same_encoding(others)
 
 
 def test_a_file_too_large_for_a_tokenizer_is_not_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lmtool.tokenizers.configs import (
     WordConfig,
     WordPieceConfig,
 )
-from lmtool.tokenizers.entries import stands_for
+from lmtool.tokenizers.entries import entry_text
 from lmtool.tokenizers.replacing import replacement
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.tokenizers.test_tokenizers import TEXTS
@@ -47,7 +47,7 @@ def pieces(old: Tokenizer, new: Tokenizer, word: str) -> list[str]:
 def test_an_equal_vocabulary_keeps_every_entry(name: str, tokenizers: dict[str, Tokenizer]) -> None:
     old, new = tokenizers[name], build(KINDS[name], TEXTS, 330)
     mapping = replacement(old, new)
-    assert mapping.kept == {number: number for number in range(old.vocab_size)}
+    assert mapping.matched == {number: number for number in range(old.vocab_size)}
     assert [ids.tolist() for ids in mapping.sources] == [[number] for number in range(old.vocab_size)]
     assert mapping.counts == {"kept": old.vocab_size, "new": 0, "dropped": 0, "without_old_pieces": 0}
 
@@ -62,17 +62,17 @@ def test_every_pair_of_kinds(before: str, after: str, tokenizers: dict[str, Toke
     assert len(mapping.sources) == new.vocab_size == counts["kept"] + counts["new"]
     for role, number in new.roles.items():
         if role in old.roles and role not in ("pad", "bos", "eos"):  # a token may have several of these
-            assert mapping.kept[number] == old.roles[role]
-    for number, ours in mapping.kept.items():
+            assert mapping.matched[number] == old.roles[role]
+    for number, ours in mapping.matched.items():
         if number not in new.special_ids:
-            both = stands_for(new.marks, new.pieces([number])[0]), stands_for(old.marks, old.pieces([ours])[0])
+            both = entry_text(new.marks, new.pieces([number])[0]), entry_text(old.marks, old.pieces([ours])[0])
             assert both[0] == both[1] and ours not in old.special_ids
     text = [ids for number, ids in enumerate(mapping.sources) if number not in new.special_ids]
     assert not {number for ids in text for number in ids.tolist()} & old.special_ids
     made = [
         len(mapping.sources[number]) > 0
         for number in range(new.vocab_size)
-        if number not in new.special_ids and stands_for(new.marks, new.pieces([number])[0]) is not None
+        if number not in new.special_ids and entry_text(new.marks, new.pieces([number])[0]) is not None
     ]
     assert sum(made) > 0.5 * len(made) or before == "word"
 
@@ -94,10 +94,10 @@ def test_pieces_inside_and_at_the_start_of_words(tokenizers: dict[str, Tokenizer
 
 def test_special_tokens_of_other_families(tokenizers: dict[str, Tokenizer]) -> None:
     bert, gpt, roberta, t5 = (tokenizers[name] for name in ("wordpiece", "bytebpe", "roberta", "t5"))
-    kept = replacement(bert, roberta).kept
+    kept = replacement(bert, roberta).matched
     assert kept[roberta.role("bos")] == bert.role("cls") and kept[roberta.role("eos")] == bert.role("sep")
     assert kept[roberta.role("pad")] == bert.role("pad") and kept[roberta.role("mask")] == bert.role("mask")
     # One token that begins, ends and pads: not what is nowhere read.
-    assert replacement(bert, gpt).kept[gpt.role("eos")] in (bert.role("cls"), bert.role("sep"))
-    kept = replacement(build(SentencePieceConfig(sentinels=3), TEXTS, 330), t5).kept
+    assert replacement(bert, gpt).matched[gpt.role("eos")] in (bert.role("cls"), bert.role("sep"))
+    kept = replacement(build(SentencePieceConfig(sentinels=3), TEXTS, 330), t5).matched
     assert [number in kept for number in t5.sentinels] == [True] * 3 + [False] * 4

@@ -29,7 +29,7 @@ def fuzzed(count: int) -> list[str]:
 def test_words_apart_have_the_ids_of_their_texts(lowercase, parse, tmp_path, monkeypatch):
     build(WordPieceConfig(lowercase=lowercase), TEXTS, 300).save(tmp_path / "saved")
     tokenizer = Tokenizer.load(tmp_path / "saved", parse)
-    assert tokenizer.reads_words_apart and tokenizer.parse_special_tokens == parse
+    assert tokenizer.splits_on_spaces and tokenizer.parse_special_tokens == parse
     monkeypatch.setattr(texts, "_MOST", 2000)
     corpus, encode = [*ADVERSARIAL, *TEXTS[:4], *fuzzed(3000)], FlatEncoder(tokenizer)
     for start in range(0, len(corpus), 500):
@@ -45,7 +45,7 @@ def test_words_apart_have_the_ids_of_their_texts(lowercase, parse, tmp_path, mon
 @pytest.mark.parametrize("config", [ByteBpeConfig(), BpeConfig(), SentencePieceConfig()])
 def test_others_are_read_text_by_text(config):
     tokenizer = build(config, TEXTS, 400)
-    assert not tokenizer.reads_words_apart
+    assert not tokenizer.splits_on_spaces
     flat, lengths = FlatEncoder(tokenizer)(ADVERSARIAL[:10])
     rows = tokenizer.encode_batch(ADVERSARIAL[:10])
     assert flat.tolist() == [number for row in rows for number in row.tolist()]

@@ -26,7 +26,7 @@ from lmtool.tokenizers.configs import (
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights import comparing
 from lmtool.weights.comparing import compare_autotokenizer
-from lmtool.weights.exporting import Export, Reading, write_export
+from lmtool.weights.exporting import Export, TokenizerSettings, write_export
 from lmtool.weights.folders import FAMILIES
 from tests.breadth import slow_but
 from tests.tokenizers.test_published_folders import ADVERSARIAL, TEXTS
@@ -71,7 +71,7 @@ def exported(model: str, tokenizer: Tokenizer, split: bool, folder: Path) -> Pat
     if isinstance(config, EncoderDecoderConfig) and config.start_role not in tokenizer.roles:
         return None
     content = builder_module(entry).to_hf_config(config)
-    write_export(Export("", content, {}, {}, ()), config, tokenizer, Reading(False, 60, split), "", folder)
+    write_export(Export("", content, {}, {}, ()), config, tokenizer, TokenizerSettings(False, 60, split), "", folder)
     return folder
 
 

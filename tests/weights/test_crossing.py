@@ -18,7 +18,7 @@ from lmtool.models.encoder_configs import (
 )
 from lmtool.nn.configs import RotaryPositionsConfig
 from lmtool.types import Packed
-from lmtool.weights.conversion.architectures import crossed, largest_difference
+from lmtool.weights.conversion.architectures import convert_architecture, largest_difference
 from lmtool.weights.heads import CheckpointModel
 
 SIZES = {
@@ -46,41 +46,41 @@ def model_of(family, head="masked_lm", **fields):
 def test_states_of_the_same_mask_stay(family, name, resized, new):
     source = model_of(family)
     tensors = {**source.state_dict(), "objective.more": torch.zeros(1)}
-    crossing = crossed(source, name, tensors)
-    assert crossing.config.name == name and crossing.masks is None
-    assert largest_difference(source, crossing) == pytest.approx(0, abs=1e-5)
-    assert {key.split(".")[2] for key in crossing.resized} == resized
-    assert {key.split(".")[2] for key in crossing.new} == new and set(crossing.new.values()) <= {"zero"}
+    conversion = convert_architecture(source, name, tensors)
+    assert conversion.config.name == name and conversion.masks is None
+    assert largest_difference(source, conversion) == pytest.approx(0, abs=1e-5)
+    assert {key.split(".")[2] for key in conversion.resized} == resized
+    assert {key.split(".")[2] for key in conversion.new} == new and set(conversion.new.values()) <= {"zero"}
     lost = {"objective.more"} | ({"backbone.embed.segment.weight"} if name == "distilbert" else set())
-    assert set(crossing.left_out) == lost
-    own = crossing.model.state_dict()
-    assert own.keys() == {*crossing.taken, *crossing.resized, *crossing.new}
-    assert all(torch.equal(own[key], tensors[key]) for key in crossing.taken)
+    assert set(conversion.left_out) == lost
+    own = conversion.model.state_dict()
+    assert own.keys() == {*conversion.taken, *conversion.resized, *conversion.new}
+    assert all(torch.equal(own[key], tensors[key]) for key in conversion.taken)
     assert {key for key in own if key.startswith("heads.")} == {key for key in tensors if key.startswith("heads.")}
 
 
 def test_the_mask_changes_and_the_rest_stays():
     source = model_of(LlamaConfig, "lm", num_key_value_heads=2)
-    crossing = crossed(source, "llama_encoder", source.state_dict())
-    assert crossing.masks == ("Causal", "Full") and largest_difference(source, crossing) == 0
+    conversion = convert_architecture(source, "llama_encoder", source.state_dict())
+    assert conversion.masks == ("Causal", "Full") and largest_difference(source, conversion) == 0
     own = {name: tensor for name, tensor in source.state_dict().items() if name.startswith("backbone.")}
-    assert crossing.taken == list(own) and not crossing.new and not crossing.resized
-    assert not crossing.left_out
+    assert conversion.taken == list(own) and not conversion.new and not conversion.resized
+    assert not conversion.left_out
     tokens = Packed(torch.arange(7), (7,))
-    states, whole = source.hidden(tokens), crossing.model.hidden(tokens)
+    states, whole = source.hidden(tokens), conversion.model.hidden(tokens)
     assert (states[0] - whole[0]).abs().max() > 1e-2  # its first token sees the others
-    model = model_of(type(crossing.config), "masked_lm", num_key_value_heads=2)
-    back = crossed(model, "llama", model.state_dict())
+    model = model_of(type(conversion.config), "masked_lm", num_key_value_heads=2)
+    back = convert_architecture(model, "llama", model.state_dict())
     assert back.masks == ("Full", "Causal") and {name.split(".")[1] for name in back.left_out} == {"masked_lm"}
     assert back.taken == list(own) and all(torch.equal(model.state_dict()[n], back.model.state_dict()[n]) for n in own)
 
 
 def test_biases_that_are_lacking_are_zero():
     source = model_of(LlamaConfig, "lm", num_key_value_heads=2)
-    crossing = crossed(source, "qwen2", source.state_dict())
-    assert largest_difference(source, crossing) == 0 and len(crossing.new) == 2 * 3
+    conversion = convert_architecture(source, "qwen2", source.state_dict())
+    assert largest_difference(source, conversion) == 0 and len(conversion.new) == 2 * 3
     with pytest.raises(UserError, match=r"layers\.\*\.self_attn.q_proj has no bias, and had one; [^;]*; [^;]*$"):
-        crossed(model_of(type(crossing.config), "lm", num_key_value_heads=2), "llama", {})
+        convert_architecture(model_of(type(conversion.config), "lm", num_key_value_heads=2), "llama", {})
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_biases_that_are_lacking_are_zero():
 )
 def test_other_formulas_are_refused(family, name, message):
     with pytest.raises(UserError, match=message):
-        crossed(model_of(family), name, {})
+        convert_architecture(model_of(family), name, {})
 
 
 def test_a_position_that_the_family_cannot_have_is_refused():
     source = model_of(BertConfig, positions=RotaryPositionsConfig())
-    assert largest_difference(source, crossed(source, "roberta", {})) == pytest.approx(0, abs=1e-5)
+    assert largest_difference(source, convert_architecture(source, "roberta", {})) == pytest.approx(0, abs=1e-5)
     with pytest.raises(UserError, match="embed.segment is in the checkpoint alone"):
-        crossed(source, "distilbert", {})
+        convert_architecture(source, "distilbert", {})

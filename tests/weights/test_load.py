@@ -184,12 +184,12 @@ def test_the_mask_decoder_in_files_of_the_published_code(family: str, tmp_path: 
     tensors["deberta.embeddings.position_embeddings.weight"] = head["absolute.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     report, part = lmtool.load(tmp_path).report, "heads.enhanced_masked_lm"
-    assert list(report.taken) == ["backbone"] and not report.new
+    assert list(report.loaded) == ["backbone"] and not report.new
     parts = {"deberta": {part}, "deberta_v3": {"mask_decoder", "lm_predictions"}}[family]
     assert report.dropped.keys() == parts and sum(report.dropped.values()) == sum(map(torch.numel, head.values()))
     learner = build(MlmConfig(enhanced_decoder=True), build(config, 0), tokenizer("wordpiece"), 3)
     report = load_into(learner, read(str(tmp_path), offline=True).tensors, "the folder")
-    assert set(report.taken) == {"backbone", *({part} & parts)} and set(report.new) == {part} - parts
+    assert set(report.loaded) == {"backbone", *({part} & parts)} and set(report.new) == {part} - parts
     own = learner.get_submodule(part).state_dict()
     assert own.keys() == head.keys() and len(head) == 6
     assert torch.equal(own["dense.weight"], head["dense.weight"]) == (part in parts)

@@ -32,7 +32,7 @@ def test_hidden_states_and_tokens_are_those_of_transformers(folder: Path) -> Non
     loaded = lmtool.load(str(folder), offline=True)
     theirs, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     assert sum(parameter.numel() for parameter in loaded.model.parts.parameters()) == 22_713_216
-    assert loaded.report.taken.keys() == {"backbone", "heads.pooler"} and not loaded.report.dropped
+    assert loaded.report.loaded.keys() == {"backbone", "heads.pooler"} and not loaded.report.dropped
     for split in (True, False):
         ours = Tokenizer.load(folder, parse_special_tokens=not split)
         for text in ADVERSARIAL:

@@ -26,7 +26,7 @@ from lmtool.models.family import HFClass, over_words
 from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler
 from lmtool.weights.conversion.parity import parity
-from lmtool.weights.exporting import export_of, write_import
+from lmtool.weights.exporting import ImportedModel, export_of, write_import
 from lmtool.weights.task_heads import HEADS
 from tests.breadth import slow_but
 from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, sample
@@ -109,7 +109,9 @@ def write_checkpoint(family: str, published: HFClass, folder: Path, **fields: An
         learner = ModelWithHeads(backbone, 3)
         for head in published.heads or (("lm",) if config.architecture != "encoder" else ()):
             learner.add_head(head, head_of(head, backbone))
-    write_import(noisy(learner).state_dict(), config, tokenizer, {"checkpoint": "none"}, folder, classifier)
+    write_import(
+        ImportedModel(noisy(learner).state_dict(), config, tokenizer, {"checkpoint": "none"}, classifier or {}), folder
+    )
 
 
 def rows_of(family: str, config: Any, generates: bool) -> dict[str, Tensor]:

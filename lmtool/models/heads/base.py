@@ -18,20 +18,20 @@ from lmtool.nn.regions import region
 
 @dataclass(frozen=True)
 class TokenLogits:
-    """Logits over a vocabulary, which are not multiplied out: `F.linear(hidden_MW, table_VW, bias_V)`."""
+    """Logits over a vocabulary, not yet computed: `F.linear(hidden_MW, table_VW, bias_V)`."""
 
     hidden_MW: Tensor
     table_VW: Tensor
     bias_V: Tensor | None = None
 
     def of(self, first: int = 0, last: int | None = None) -> Tensor:
-        """(rows, V) those of the targets from `first` to before `last`."""
+        """(rows, V) logits of the targets from `first` to before `last`."""
         return F.linear(self.hidden_MW[first:last], self.table_VW, self.bias_V)
 
 
 class HeadObserver:
-    """Sees what a head predicts in a forward. only: nothing else is wanted of the forward: a head that computes its
-    loss without holding its logits leaves it at 0."""
+    """Observes a head's predictions in a forward pass. only: nothing else of the forward is needed; a head that
+    computes its loss without holding its logits then returns 0."""
 
     only: bool = False
 
@@ -40,7 +40,7 @@ class HeadObserver:
 
 
 class PredictingHead(nn.Module):
-    """The base of the heads that predict. tap: none as it is built."""
+    """Base class of the heads that predict. tap: None by default."""
 
     tap: HeadObserver | None
 
@@ -49,7 +49,7 @@ class PredictingHead(nn.Module):
         self.tap = None
 
     def seen(self, logits: Tensor) -> Tensor:
-        """The logits, shown to the tap."""
+        """The logits, after reporting them to the tap."""
         if self.tap is not None:
             self.tap(self, logits)
         return logits
@@ -76,8 +76,8 @@ def loss_sum(
     class_weights: Tensor | None = None,
     focal_gamma: float = 0.0,
 ) -> Tensor:
-    """Sum of cross entropies in fp32, a scalar. class_weights: (C,). focal_gamma: not 0, each counts (1 - p)^gamma
-    times, p the probability of its label (Lin et al. 2017, section 3); without smoothing."""
+    """Sum of cross entropies in fp32, a scalar. class_weights: (C,). focal_gamma: if not 0, each loss is weighted by (1
+    - p)^gamma, p the probability of its label (Lin et al. 2017, section 3); without smoothing."""
     if not focal_gamma:
         wide = _wide(logits_MC)
         return F.cross_entropy(wide, labels_M, class_weights, reduction="sum", label_smoothing=label_smoothing)
@@ -93,8 +93,8 @@ def binary_losses(
     gamma: float = 0.0,
     positive_weights: Tensor | None = None,
 ) -> Tensor:
-    """(N, C) binary cross entropies in fp32, each class on its own. labels: 0 or 1, floats. label_smoothing: the share
-    of a label spread over both. gamma: of the focal loss. positive_weights: (C,) of the losses where the label is 1."""
+    """(N, C) binary cross entropies in fp32, one per class. labels: 0 or 1, floats. label_smoothing: fraction of a
+    label spread over both. gamma: of the focal loss. positive_weights: (C,) of the losses for label 1."""
     logits_NC = _wide(logits_NC)
     targets_NC = labels_NC * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else labels_NC
     losses_NC = F.binary_cross_entropy_with_logits(logits_NC, targets_NC, pos_weight=positive_weights, reduction="none")
@@ -105,7 +105,7 @@ def binary_losses(
 
 
 def _power(probabilities: Tensor, gamma: float) -> Tensor:
-    """shares^gamma; the slope of a root at 0 is no number."""
+    """probabilities^gamma, with a finite gradient at 0."""
     return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny) ** gamma
 
 
@@ -117,9 +117,9 @@ def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
 def linear_loss_sum(
     hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, labels_M: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """`loss_sum(F.linear(hidden, weight, bias), labels, label_smoothing)` in chunks of rows, which keeps neither logits
-    nor their gradient: the gradients of the inputs are made on the way forward (as in Hsu et al. 2024, Liger Kernel)
-    and scaled on the way back. Products in the type autocast would take; softmax and sums in fp32. Differentiable
+    """`loss_sum(F.linear(hidden, weight, bias), labels, label_smoothing)` in chunks of rows, without keeping logits
+    or their gradient: the gradients of the inputs are computed in the forward pass (as in Hsu et al. 2024, Liger
+    Kernel) and scaled in the backward. Products in autocast's type; softmax and sums in fp32. Differentiable
     once."""
     return _LinearLossSum.apply(hidden_MH, weight_VH, bias_V, labels_M, _product_type(hidden_MH), label_smoothing)
 
@@ -144,7 +144,7 @@ def linear_scores(
 
 
 def _wide(x: Tensor) -> Tensor:
-    """fp32 for half precision, else as it is."""
+    """fp32 for half precision, otherwise unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -154,8 +154,8 @@ def _product_type(x: Tensor) -> torch.dtype:
 
 
 class ForwardGradient(torch.autograd.Function):
-    """The base of losses over a vocabulary whose gradients are made on the way forward and kept as `ctx.gradients`:
-    those of the first three inputs. Three further inputs have none. Differentiable once."""
+    """Base class of losses over a vocabulary whose gradients are computed in the forward pass and stored as
+    `ctx.gradients`, for the first three inputs. Three further inputs have none. Differentiable once."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -207,8 +207,8 @@ class _LinearLossSum(ForwardGradient):
 def _to_gradient(
     logits: Tensor, bias: Tensor | None, labels: Tensor, bias_gradient: Tensor | None, smoothing: float
 ) -> Tensor:
-    """Overwrite the logits with the gradient of their losses' sum, softmax minus the (smoothed) one-hot; give that
-    sum. smoothing: the share of the target that is spread over all classes (Szegedy et al. 2016)."""
+    """Overwrite the logits with the gradient of their losses' sum, softmax minus the (smoothed) one-hot; return that
+    sum. smoothing: fraction of the target spread over all classes (Szegedy et al. 2016)."""
     wide = _wide(logits)
     if bias is not None:
         wide += bias
@@ -216,9 +216,9 @@ def _to_gradient(
     highest, picked = wide.amax(-1, keepdim=True), wide.gather(1, labels)
     mean = wide.mean(-1, keepdim=True) if smoothing else picked
     # One exponential, in the fused softmax. On a CPU in place: 4 of 12 ms less at (150, 30522) in fp32 on one thread,
-    # with the pass that `_normaliser` spares.
+    # with the pass that `_normalizer` spares.
     probabilities = torch.softmax(wide, -1, out=wide) if wide.device.type == "cpu" else wide.softmax(-1)
-    normaliser = _normaliser(probabilities, labels, picked, highest)
+    normaliser = _normalizer(probabilities, labels, picked, highest)
     total = (1 - smoothing) * (normaliser - picked).sum()
     if smoothing:
         total = total + smoothing * (normaliser - mean).sum()
@@ -232,10 +232,10 @@ def _to_gradient(
     return total
 
 
-def _normaliser(probabilities: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
-    """(R, 1) log of the sum of the exponentials, by a class's logit and share: its label's, or where that share is too
-    small for it, its largest one, at least 1/V. CUDA would have to wait to know, a compiler to know ahead. picked,
-    highest: the logits."""
+def _normalizer(probabilities: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
+    """(R, 1) log of the sum of the exponentials, from a class's logit and probability: its label's or, if that
+    probability is too small, the largest one, at least 1/V. CUDA would have to synchronize to decide, a compiler to
+    know in advance. picked, highest: the logits."""
     share = probabilities.gather(1, labels)
     reads = share.device.type == "cpu" and not torch.compiler.is_compiling()
     if reads and share.numel() and float(share.min()) > _SMALLEST_SHARE:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.nn.attention import only
 from lmtool.nn.context import AttentionKind, AttentionObserver
 from lmtool.nn.stack import Side, Tap, TapPoint
@@ -52,7 +52,7 @@ class ScalarMix(LayerFeatures):
         return torch.einsum("l,lmh->mh", weights_L.to(states[0].dtype), torch.stack(tuple(states)))
 
 
-def layer_mix(model: nn.Module) -> dict[str, Any]:
+def layer_mix(model: nn.Module) -> JsonObject:
     """`layer_mix` of a model that reads a learned mix: the share of each layer (`weights`, the embedding first) and
     `gamma`. Empty without one."""
     mix = next((module for module in model.modules() if isinstance(module, ScalarMix)), None)

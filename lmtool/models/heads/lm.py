@@ -1,7 +1,7 @@
-"""Heads that predict tokens with the embedding's table, which is passed at each call, or with one of their own.
+"""Heads that predict tokens, with the embedding's table, passed at each call, or with a separate one.
 
-Shape letters: M places that predict, H hidden width, V rows of the table, W its width: H, but for factorized
-embeddings.
+Shape letters: M predicting positions, H hidden width, V rows of the table, W its width: H, unless embeddings are
+factorized.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ROWS = 256
 
 
 class LMHead(PredictingHead):
-    """logits = table hidden, without a bias (GPT-2). Call it on the rows that predict, no others.
+    """logits = table hidden, without a bias (GPT-2). Call it on predicting rows only.
 
-    output: a table of its own, None where the token table is read.
+    output: a separate table, None if the token table is used.
     """
 
     bias: nn.Parameter | None
@@ -42,15 +42,15 @@ class LMHead(PredictingHead):
         self.output = None
 
     def untie(self, rows: int, width: int) -> None:
-        """Read a table of its own from now on, (rows, width), for a checkpoint that has one."""
+        """Use a separate table, (rows, width), for a checkpoint that has one."""
         self.output = nn.Linear(width, rows, bias=False)
 
     def table(self, table_VH: Tensor) -> Tensor:
-        """The table that is read: the head's own, or the token table given."""
+        """The table in use: the head's own, or the given token table."""
         return table_VH if self.output is None else self.output.weight
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
-        """What comes before the table."""
+        """The layers before the table."""
         return hidden_MH
 
     def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
@@ -58,12 +58,12 @@ class LMHead(PredictingHead):
         return nn.functional.linear(self.transform(hidden_MH), self.table(table_VH), self.bias)
 
     def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
-        """(M, C) logits of some tokens alone."""
+        """(M, C) logits of some tokens only."""
         bias_C = None if self.bias is None else self.bias[tokens_C]
         return self.seen(nn.functional.linear(self.transform(hidden_MH), self.table(table_VH)[tokens_C], bias_C))
 
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Sum of the cross entropies, without ever holding all logits."""
+        """Sum of the cross entropies, without holding all logits at once."""
         table_VH, hidden_MH = self.table(table_VH), self.transform(hidden_MH)
         if self.tap is not None:
             self.tap(self, TokenLogits(hidden_MH, table_VH, self.bias))
@@ -77,10 +77,10 @@ class LMHead(PredictingHead):
 
 
 class BackboneLMHead(LMHead):
-    """A family's way from hidden states to tokens: scaled, by a table of its own, with constants or a bias
+    """A family's head from hidden states to tokens: scaled, tied or untied, with constants or a bias
     (`VocabularyHead`).
 
-    bias: (V,) constants that do not learn, a bias that does, or None.
+    bias: (V,) fixed constants, a learned bias, or None.
     """
 
     def __init__(self, kind: VocabularyHead, hidden_size: int, vocab_size: int):
@@ -100,9 +100,9 @@ class BackboneLMHead(LMHead):
 
 class AdaptiveLMHead(LMHead):
     """An adaptive softmax over the token table (Grave, Joulin, Cisse, Grangier, Jegou, "Efficient softmax approximation
-    for GPUs", ICML 2017): frequent tokens and one entry a cluster of rare ones stand in a first softmax, the tokens of
-    a cluster in one of their own. Tokens are ordered by frequency. torch's module of this name reads narrower tables of
-    its own, whose entries have no bias; this one has one for each token (Dai et al. 2019, published code).
+    for GPUs", ICML 2017): a first softmax over frequent tokens and one entry per cluster of rare ones, and a softmax
+    within each cluster. Tokens are ordered by frequency. torch's module of this name uses narrower tables of its own
+    without biases; this one has a bias for each token (Dai et al. 2019, published code).
 
     bias: (V,). clusters: a row and a bias for each of the C clusters. cutoffs: their first tokens.
     """
@@ -115,8 +115,8 @@ class AdaptiveLMHead(LMHead):
 
     @property
     def rows_read(self) -> float:
-        """Rows of the table that a token is multiplied with, mean, where tokens are as frequent as Zipf's law has
-        them: the first softmax's, and its own cluster's."""
+        """Mean number of table rows multiplied per token, if token frequencies follow Zipf's law: the first softmax's,
+        and its own cluster's."""
         starts = list(accumulate(self.sizes))
         probabilities = [math.log(end / start) / math.log(starts[-1]) for start, end in pairwise(starts)]
         return self.sizes[0] + sum(share * size for share, size in zip(probabilities, self.sizes[1:], strict=True))
@@ -134,7 +134,7 @@ class AdaptiveLMHead(LMHead):
         return self.bias
 
     def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
-        """(M, V) logarithms of probabilities, fp32 or more."""
+        """(M, V) log probabilities, fp32 or more."""
         logs = [_log_softmax(nn.functional.linear(hidden_MH, *part)) for part in self._parts(table_VH)]
         first = self.sizes[0]
         tails = [logs[0][:, first + number, None] + tail for number, tail in enumerate(logs[1:])]
@@ -144,8 +144,8 @@ class AdaptiveLMHead(LMHead):
         return self.seen(self(hidden_MH, table_VH)[:, tokens_C])
 
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """As of every head; without smoothing, of each target the logits of its cluster alone beside the first
-        softmax's."""
+        """As in every head; without smoothing, only the first softmax and the logits of each target's cluster are
+        computed."""
         if self.tap is not None:
             self.seen(self(hidden_MH, table_VH))
             if self.tap.only:
@@ -178,7 +178,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def lm_head(backbone: Backbone) -> LMHead:
-    """The language model's head of a backbone's family."""
+    """The language model head of a backbone's family."""
     kind = backbone.vocabulary_head
     if kind.cutoffs:
         return AdaptiveLMHead(kind.cutoffs, backbone.hidden_size, backbone.config.vocab_size)
@@ -190,7 +190,7 @@ def lm_head(backbone: Backbone) -> LMHead:
 class MaskedLMHead(LMHead):
     """dense, activation, norm, then the table and a bias (Devlin et al. 2019, in the published code).
 
-    table_width: W; hidden_size where None (ALBERT and ELECTRA: the width of their embedding). biases: whether dense and
+    table_width: W; None for hidden_size (ALBERT and ELECTRA: the width of their embedding). biases: whether dense and
     norm have one.
     """
 
@@ -217,13 +217,13 @@ class MaskedLMHead(LMHead):
     def states(
         self, backbone: Backbone, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None
     ) -> Tensor:
-        """(T, H), or (M, H) of `read_M`: the states that it reads, of a backbone over a packed batch."""
+        """(T, H), or (M, H) of `read_M`: the head's input from a backbone over a packed batch."""
         states: Tensor = backbone(packed, rng, read_M=read_M)
         return states
 
 
 class EnhancedMaskedLMHead(MaskedLMHead):
-    """The same behind an enhanced mask decoder (He et al. 2021, "DeBERTa", 3.2): absolute positions enter before the
+    """The same after an enhanced mask decoder (He et al. 2021, "DeBERTa", 3.2): absolute positions are added before
     tokens are predicted. `absolute`: (P, H) their table. No other head reads these states."""
 
     absolute: nn.Embedding
@@ -236,8 +236,8 @@ class EnhancedMaskedLMHead(MaskedLMHead):
 
 
 def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
-    """The masked language model's head of a backbone's family. enhanced: behind the enhanced mask decoder; UserError
-    where the family has none."""
+    """The masked language model head of a backbone's family. enhanced: after the enhanced mask decoder; UserError if
+    the family has none."""
     if enhanced and not backbone.decodes_masks:
         raise UserError(
             f"objective.enhanced_decoder=true: model={backbone.config.name} has no enhanced mask decoder",
@@ -262,7 +262,7 @@ def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
 
 
 class ReplacedTokenHead(PredictingHead):
-    """dense, activation, one number a token: positive where the token is not the original one."""
+    """dense, activation, one logit per token: positive if the token was replaced."""
 
     def __init__(self, hidden_size: int, activation: Activation = "gelu"):
         super().__init__()
@@ -276,7 +276,7 @@ class ReplacedTokenHead(PredictingHead):
 
 
 class CopyGate(nn.Module):
-    """One number a token: how surely the token that is read is the original one."""
+    """One logit per token: whether the input token is the original one."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -290,11 +290,11 @@ class CopyGate(nn.Module):
 def copy_losses(
     head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor, labels_M: Tensor
 ) -> Tensor:
-    """(M,) fp32 losses of a head with a copy gate (section 3.4, All-Tokens MLM): the probability of a token is that of
-    copying, where it is the one that is read, plus that of not copying times the head's.
+    """(M,) fp32 losses of a head with a copy gate (section 3.4, All-Tokens MLM): the probability of a token is the copy
+    probability, if it is the input token, plus the head's probability times that of not copying.
 
-    gate_M: logits of copying. read_M: the tokens that are read. Logits are made again on the way back, so that no
-    more than a chunk of rows is held.
+    gate_M: copy logits. read_M: input tokens. Logits are recomputed in the backward pass, so only a chunk of rows is
+    held at once.
     """
 
     def part(gate: Tensor, hidden: Tensor, read: Tensor, labels: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class Prompts:
             for at in range(len(texts), -1, -1)
         ]
         probe = np.zeros(2, dtype=np.int64)
-        self._around = len(writer.laid_out(probe)) - len(probe)
+        self._around = len(writer.encode_with_template(probe)) - len(probe)
         # Of an encoder-decoder the answer is read by another stack.
         self._one_stack = writer.model.start is None
 
@@ -126,7 +126,9 @@ class Prompts:
         question = Question(kept, self._shared[kept], own)
         if question.tokens and not self._around:
             return question
-        return Question(kept, (), tuple(self.writer.laid_out(np.array(question.tokens, dtype=np.int64)).tolist()))
+        return Question(
+            kept, (), tuple(self.writer.encode_with_template(np.array(question.tokens, dtype=np.int64)).tolist())
+        )
 
 
 Normalisation = Literal["none", "length", "calibrated"]

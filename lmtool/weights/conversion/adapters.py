@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, builder_module, entry_of
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
@@ -20,7 +20,7 @@ from lmtool.resolver.schema.run import ImportConfig
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
-from lmtool.weights.exporting import write_import
+from lmtool.weights.exporting import ImportedModel, write_import
 from lmtool.weights.folders import HFFolder, hf_folder
 from lmtool.weights.heads import form_of
 from lmtool.weights.load import load, merged, saved_config, section
@@ -41,32 +41,32 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     saved = saved_config(address, config.offline)
     start = merged(read(address, config.offline), saved)
     model = section(address, saved, Choice("model"))
-    described, head = _described(adapter, address, start, model, config.offline)
-    base = _hf_base(adapter, described, start, model)
+    base_folder, head = _base_folder(adapter, address, start, model, config.offline)
+    base = _hf_base(adapter, base_folder, start, model)
     restored = adapter.restored(base)
-    own = {**restored.added, **_in_place(adapter, described, base, start, restored.changed)}
+    own_tensors = {**restored.added, **_changed_tensors(adapter, base_folder, base, start, restored.changed)}
     tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
-    held = _held(start, own, head)
-    published: dict[str, Any] = {"generation": saved["generation"]} if "generation" in saved else {}
+    base_tensors = _left_to_base(start, own_tensors, head)
+    settings: JsonObject = {"generation": saved["generation"]} if "generation" in saved else {}
     named = True
     if head is not None:
-        labelled, named = _labelled(described, adapter, {**held, **own}, head)
-        published |= labelled.classifier_config()
-        _require_complete(adapter, model, published["task"], {**held, **own}, head)
-    place = folder if has_tokenizer(folder) else start.folder
-    tokenizer = Tokenizer.load(place) if has_tokenizer(place) else None
-    beside = None
+        labelled, named = _labelled(base_folder, adapter, {**base_tensors, **own_tensors}, head)
+        settings |= labelled.classifier_config()
+        _require_complete(adapter, model, settings["task"], {**base_tensors, **own_tensors}, head)
+    tokenizer_folder = folder if has_tokenizer(folder) else start.folder
+    tokenizer = Tokenizer.load(tokenizer_folder) if has_tokenizer(tokenizer_folder) else None
+    base_record = None
     if not start.merged:
         path = None if start.revision is not None else str(start.folder.expanduser().resolve())
         fingerprint = "" if tokenizer is None else tokenizer.fingerprint
-        parts = tuple(sorted({part_of(name) for name in held}))
-        beside = Base(address, path, start.revision, parts, digest(held), fingerprint)
+        parts = tuple(sorted({part_of(name) for name in base_tensors}))
+        base_record = Base(address, path, start.revision, parts, digest(base_tensors), fingerprint)
     source = {"checkpoint": config.checkpoint, "base": address, "revision": start.revision}
     output = Path(config.output).expanduser()
-    written = own if beside is not None else {**held, **own}
-    write_import(written, model, tokenizer, source, output, published or None, tuning, beside)
-    _require_same(load(str(output), offline=True).model.parts.state_dict(), {**held, **own}, output)
-    numbers = count(sum(tensor.numel() for tensor in own.values()))
+    written = own_tensors if base_record is not None else {**base_tensors, **own_tensors}
+    write_import(ImportedModel(written, model, tokenizer, source, settings, tuning, base_record), output)
+    _require_same(load(str(output), offline=True).model.parts.state_dict(), {**base_tensors, **own_tensors}, output)
+    numbers = count(sum(tensor.numel() for tensor in own_tensors.values()))
     Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {numbers} values beside {address}")
     folded = sorted(name for name in restored.changed if name not in adapter.others)
     if folded:
@@ -74,7 +74,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
         Output().line(f"merged, where tuning={tuning['name']} edits nothing: {', '.join(folded[:3])}{more}")
     if adapter.settings.unread:
         Output().line(f"not read in its {CONFIG}: {', '.join(adapter.settings.unread)}")
-    if not named and (labels := published.get("task", {}).get("labels")):
+    if not named and (labels := settings.get("task", {}).get("labels")):
         Output().line(f"it has no names of labels; they are taken for one of {', '.join(map(str, labels))}")
 
 
@@ -91,100 +91,106 @@ def _base_of(adapter: Adapter) -> str:
     return f"hf://{name}@{revision}" if revision else f"hf://{name}"
 
 
-def _described(
+def _base_folder(
     adapter: Adapter, address: str, start: Weights, model: ModelConfig, offline: bool
 ) -> tuple[HFFolder, TaskHead | None]:
     """The base as a published folder, of the class that the adapter is used as, and the task's head that this has."""
-    given = adapter.settings.task_type
-    suffix = next((end for end, name in TASK_TYPES.items() if name == given), None)
-    family = builder_module(entry_of(model))
-    published = hf_folder(address, offline)
-    config = dict(family.to_hf_config(model) if published is None else published.config)
+    task_type = adapter.settings.task_type
+    suffix = next((end for end, name in TASK_TYPES.items() if name == task_type), None)
+    module = builder_module(entry_of(model))
+    settings = hf_folder(address, offline)
+    config = dict(module.to_hf_config(model) if settings is None else settings.config)
     if any(head.suffix == suffix for head in HEADS.values()):
-        names = [entry.name for entry in family.HF_FORMAT.classes if entry.name.endswith(str(suffix))]
+        names = [entry.name for entry in module.HF_FORMAT.classes if entry.name.endswith(str(suffix))]
         if not names:
-            raise UserError(f"task_type={given} in its {CONFIG}: model={model.name} has no class ...{suffix}", MERGE)
+            raise UserError(
+                f"task_type={task_type} in its {CONFIG}: model={model.name} has no class ...{suffix}", MERGE
+            )
         config["architectures"] = names[:1]
     elif suffix is not None:
         config["architectures"] = []
     return HFFolder(address, start.folder, HFConfig(config), start.revision), head_of_class(config)
 
 
-def _hf_base(adapter: Adapter, described: HFFolder, start: Weights, model: ModelConfig) -> HFBase:
+def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: ModelConfig) -> HFBase:
     """The base under the names of the class that the adapter is used as: its head tells which, and modules without what
     stands before them in a model with a head."""
-    ours = our_names(_each_table(described), adapter.others)
-    tensors = {**start.tensors, **{name: tensor for name, tensor in ours.items() if name.startswith("heads.")}}
+    renamed = our_names(_each_table(base_folder), adapter.others)
+    tensors = {**start.tensors, **{name: tensor for name, tensor in renamed.items() if name.startswith("heads.")}}
     base = HFBase(model, tensors, their_names(model, tensors), hf_linears(model, tensors))
-    prefix = described.family().HF_FORMAT.prefix
+    prefix = base_folder.family().HF_FORMAT.prefix
     edits = isinstance(adapter.settings, TargetedSettings)
     return base.bare(prefix) if edits and not any(name.startswith(prefix) for name in adapter.updates) else base
 
 
-def _each_table(described: HFFolder) -> HFFolder:
+def _each_table(base_folder: HFFolder) -> HFFolder:
     """The same, whose tables are read as they stand there: none has to."""
-    return replace(described, config=HFConfig({**described.config, "tie_word_embeddings": True}))
+    return replace(base_folder, config=HFConfig({**base_folder.config, "tie_word_embeddings": True}))
 
 
-def _in_place(
-    adapter: Adapter, described: HFFolder, base: HFBase, start: Weights, changed: Mapping[str, Tensor]
+def _changed_tensors(
+    adapter: Adapter, base_folder: HFFolder, base: HFBase, start: Weights, changed: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """What an adapter gives other values, and the heads that it brings, under our names. UserError where lmtool has no
     place for a tensor."""
-    ours = our_names(_each_table(described), {**base.tensors, **changed})
+    renamed = our_names(_each_table(base_folder), {**base.tensors, **changed})
     known = start.tensors
-    own = {name: tensor for name, tensor in ours.items() if name not in known or not tensor.equal(known[name])}
-    for name, tensor in own.items():
+    own_tensors = {
+        name: tensor for name, tensor in renamed.items() if name not in known or not tensor.equal(known[name])
+    }
+    for name, tensor in own_tensors.items():
         if not name.startswith("heads.") and (name not in known or tensor.shape != known[name].shape):
             raise UserError(f"{adapter.folder}: lmtool has no place for its {name} {tuple(tensor.shape)}", MERGE)
-    apart = any(name.endswith("lm.output.weight") for name in ours)
-    apart = apart or adapter.settings.ensure_weight_tying
-    if _TOKENS in own and head_of_class(described.config) is None and not apart:
+    untied = any(name.endswith("lm.output.weight") for name in renamed)
+    untied = untied or adapter.settings.ensure_weight_tying
+    if _TOKENS in own_tensors and head_of_class(base_folder.config) is None and not untied:
         raise UserError(
             f"{adapter.folder}: the table of tokens learned and its output layer, which is the same table in its base, "
             "did not",
             MERGE,
         )
-    return own
+    return own_tensors
 
 
-def _held(start: Weights, own: Mapping[str, Tensor], head: TaskHead | None) -> dict[str, Tensor]:
+def _left_to_base(start: Weights, own_tensors: Mapping[str, Tensor], head: TaskHead | None) -> dict[str, Tensor]:
     """What the checkpoint leaves to the base: with a task's head what is below it, and the head that the base has."""
     parts = {part_of(name) for name in start.tensors}
     if head is not None:
         parts &= {"backbone", "heads.pooler", f"heads.{head.name}"}
-    return {name: tensor for name, tensor in start.tensors.items() if part_of(name) in parts and name not in own}
+    return {
+        name: tensor for name, tensor in start.tensors.items() if part_of(name) in parts and name not in own_tensors
+    }
 
 
 def _labelled(
-    described: HFFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
+    base_folder: HFFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
 ) -> tuple[HFFolder, bool]:
     """The same with as many labels as the head has rows, and whether these have names: PEFT keeps none, lmtool does."""
-    labelled = replace(described, config=HFConfig({**described.config, **adapter.labels}))
+    labelled = replace(base_folder, config=HFConfig({**base_folder.config, **adapter.labels}))
     rows = tensors.get(f"heads.{head.name}.output.weight")
     if rows is not None and len(labelled.label_names()) != len(rows):
-        numbered = {str(number): unnamed(number) for number in range(len(rows))}
-        labelled = replace(labelled, config=HFConfig({**labelled.config, "id2label": numbered}))
+        labels_by_id = {str(number): unnamed(number) for number in range(len(rows))}
+        labelled = replace(labelled, config=HFConfig({**labelled.config, "id2label": labels_by_id}))
     names = labelled.label_names()
     return labelled, names != [unnamed(number) for number in range(len(names))]
 
 
 def _require_complete(
-    adapter: Adapter, model: ModelConfig, task: Mapping[str, Any], tensors: Mapping[str, Tensor], head: TaskHead
+    adapter: Adapter, model: ModelConfig, task: Mapping[str, object], tensors: Mapping[str, Tensor], head: TaskHead
 ) -> None:
     """UserError where neither the adapter nor its base has what stands on the backbone."""
-    wanted = [f"heads.{head.name}"] + (["heads.pooler"] if not head.tokens and form_of(model, task).pooled else [])
-    lost = [part for part in wanted if not any(part_of(name) == part for name in tensors)]
-    if lost:
+    expected = [f"heads.{head.name}"] + (["heads.pooler"] if not head.tokens and form_of(model, task).pooled else [])
+    missing = [part for part in expected if not any(part_of(name) == part for name in tensors)]
+    if missing:
         raise UserError(
-            f"{adapter.folder}: neither it nor its base has tensors of {lost[0]}, which task_type="
+            f"{adapter.folder}: neither it nor its base has tensors of {missing[0]}, which task_type="
             f"{adapter.settings.task_type} needs",
             "save the adapter with them (modules_to_save), or give a base that has them",
         )
 
 
-def _require_same(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], output: Path) -> None:
+def _require_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], output: Path) -> None:
     """CheckFailed where the checkpoint, read again, has other tensors."""
-    for name, tensor in wanted.items():
+    for name, tensor in expected.items():
         if name in state and not state[name].equal(tensor):
             raise CheckFailed(f"{output} is not what was imported: {name} differs", "keep the adapter")

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lmtool.config.nearest import nearest
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build, lookup, names
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.base import OneStack
@@ -27,7 +28,7 @@ from lmtool.session.trained import classifies
 from lmtool.system.secrets import masked
 from lmtool.types import Packed
 from lmtool.weights.comparing import ROUNDING, difference
-from lmtool.weights.exporting import require_new, write_import
+from lmtool.weights.exporting import ImportedModel, require_new, write_import
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.load import load
@@ -41,13 +42,13 @@ _FREE = frozenset(
     {"training", "causal", "side", "recomputes", "offset", "max_positions", "num_embeddings", "states_read"}
 )
 _SHARED = ("position", "depth", "leave", "run", "read")
-_SHOWN = 4  # differences in a message
+_MOST_REPORTED = 4  # differences in a message
 _BIAS = " has no bias, and had one"
-_NUMBERED = (str, int, float, bool, tuple, type(None))
+_COMPARABLE = (str, int, float, bool, tuple, type(None))
 
 
 @dataclass
-class Crossing:
+class ArchitectureConversion:
     """The new model, and what became of the tensors, by name. taken: as they are. resized, new: how. left_out: of the
     checkpoint. masks: how the tokens saw each other, and how they do now, where that differs."""
 
@@ -59,50 +60,50 @@ class Crossing:
     left_out: list[str] = field(default_factory=list)
     masks: tuple[str, str] | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """As JSON has it."""
         changed = {"resized": self.resized, "new": self.new, "left_out": self.left_out}
         return {"taken": self.taken, **changed, "masks": self.masks}
 
 
-def crossed(source: CheckpointModel, name: str, tensors: Mapping[str, Tensor]) -> Crossing:
+def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[str, Tensor]) -> ArchitectureConversion:
     """The model of another family with these weights. name: of the family. tensors: all of the checkpoint.
 
     UserError where there is no such family, where it computes with other blocks, and where it is the checkpoint's own.
     """
     config = config_of(source, name)
     model = CheckpointModel(build(config, 0), source.state_dict())
-    problems = _once(_of_stacks(source.backbone, model.backbone))
-    if problems:
-        more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
-        shown = "; ".join(problems[:_SHOWN])
+    differences = _once(_stack_differences(source.backbone, model.backbone))
+    if differences:
+        more = f" (and {len(differences) - _MOST_REPORTED} more)" if len(differences) > _MOST_REPORTED else ""
+        message = "; ".join(differences[:_MOST_REPORTED])
         raise UserError(
-            f"model={name} computes with other blocks than {source.backbone.config.name}: {shown}{more}",
+            f"model={name} computes with other blocks than {source.backbone.config.name}: {message}{more}",
             "its weights would mean something else there; train it from random weights, or distil from the checkpoint",
         )
     # A head reads states of its own mask.
-    alike = config.architecture == source.backbone.config.architecture
-    kept = {head for head in model.heads if alike and head in source.heads}
-    kept -= {head for head in kept if list(_of_modules(source.heads[head], model.heads[head]))}
-    for head in set(model.heads) - kept:
+    same_architecture = config.architecture == source.backbone.config.architecture
+    shared_heads = {head for head in model.heads if same_architecture and head in source.heads}
+    shared_heads -= {head for head in shared_heads if list(_module_differences(source.heads[head], model.heads[head]))}
+    for head in set(model.heads) - shared_heads:
         del model.heads[head]
-    crossing = Crossing(model, config)
-    _fill(crossing, source)
-    own = {*crossing.taken, *crossing.resized}
-    crossing.left_out = [name for name in tensors if name not in own]
+    conversion = ArchitectureConversion(model, config)
+    _fill(conversion, source)
+    copied = {*conversion.taken, *conversion.resized}
+    conversion.left_out = [name for name in tensors if name not in copied]
     before, after = (type(_stack(part).mask(0, Packed(torch.arange(2), (2,)))).__name__ for part in (source, model))
-    crossing.masks = None if before == after else (before, after)
-    return crossing
+    conversion.masks = None if before == after else (before, after)
+    return conversion
 
 
 @torch.no_grad()
-def largest_difference(source: CheckpointModel, crossing: Crossing) -> float:
+def largest_difference(source: CheckpointModel, conversion: ArchitectureConversion) -> float:
     """Of hidden states, between the two models: over one text where the mask is the same, else over texts of a token,
     which sees itself either way."""
-    length = min(source.backbone.longest_text, crossing.model.backbone.longest_text, 24)
+    length = min(source.backbone.longest_text, conversion.model.backbone.longest_text, 24)
     tokens = torch.arange(length) * 7919 % source.backbone.config.vocab_size
-    sample = Packed(tokens, (length,) if crossing.masks is None else (1,) * length)
-    return difference(*(part.eval().hidden(sample) for part in (source, crossing.model)))
+    sample = Packed(tokens, (length,) if conversion.masks is None else (1,) * length)
+    return difference(*(part.eval().hidden(sample) for part in (source, conversion.model)))
 
 
 def _stack(model: CheckpointModel) -> OneStack:
@@ -138,56 +139,56 @@ def config_of(source: CheckpointModel, name: str) -> ModelConfig:
         ) from error
 
 
-def _once(problems: Iterator[str]) -> list[str]:
+def _once(differences: Iterator[str]) -> list[str]:
     """Those of all layers once, missing biases last."""
-    unique = dict.fromkeys(re.sub(r"layers\.\d+", "layers.*", problem) for problem in problems)
+    unique = dict.fromkeys(re.sub(r"layers\.\d+", "layers.*", problem) for problem in differences)
     return sorted(unique, key=lambda problem: problem.endswith(_BIAS))
 
 
-def _of_stacks(source: nn.Module, model: nn.Module) -> Iterator[str]:
+def _stack_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
     """What two backbones compute in another way, in words."""
     if not isinstance(source, OneStack) or not isinstance(model, OneStack):
         yield "one of them is no single stack of layers"
         return
     if not all(getattr(type(source), part) is getattr(type(model), part) for part in _SHARED):
         yield "its layers are run in another way"
-    yield from _of_modules(source, model)
+    yield from _module_differences(source, model)
     position = model.embed.position
     if source.embed.segment is not None and model.embed.segment is None and not isinstance(position, Learned):
         yield f"{TABLE} is in the checkpoint alone"
 
 
-def _of_modules(source: nn.Module, model: nn.Module) -> Iterator[str]:
+def _module_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
     before, after = (dict(part.named_modules()) for part in (source, model))
     for name in dict.fromkeys([*before, *after]):
-        own, its = before.get(name), after.get(name)
-        if name == TABLE or isinstance(own, Dropout) or isinstance(its, Dropout):
+        old, new = before.get(name), after.get(name)
+        if name == TABLE or isinstance(old, Dropout) or isinstance(new, Dropout):
             continue
-        if own is None or its is None:
-            where = "the checkpoint" if its is None else "the family"
-            yield f"{name} ({type(own or its).__name__}) is in {where} alone"
-        elif isinstance(own, OneStack):
+        if old is None or new is None:
+            where = "the checkpoint" if new is None else "the family"
+            yield f"{name} ({type(old or new).__name__}) is in {where} alone"
+        elif isinstance(old, OneStack):
             continue
-        elif type(own) is not type(its):
-            yield f"{name} is {type(its).__name__}, and was {type(own).__name__}"
+        elif type(old) is not type(new):
+            yield f"{name} is {type(new).__name__}, and was {type(old).__name__}"
         else:
-            yield from _of_class(name, own, its)
+            yield from _attribute_differences(name, old, new)
 
 
-def _of_class(name: str, own: nn.Module, its: nn.Module) -> Iterator[str]:
+def _attribute_differences(name: str, old: nn.Module, new: nn.Module) -> Iterator[str]:
     """What two modules of one class hold."""
-    before, after = _facts(own), _facts(its)
+    before, after = _settings(old), _settings(new)
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
             yield f"{name} has {key}={_word(after.get(key))}, and had {_word(before.get(key))}"
-    if getattr(own, "bias", None) is not None and getattr(its, "bias", None) is None:
+    if getattr(old, "bias", None) is not None and getattr(new, "bias", None) is None:
         yield f"{name}{_BIAS}"
 
 
-def _facts(module: nn.Module) -> dict[str, Any]:
+def _settings(module: nn.Module) -> JsonObject:
     """The numbers and functions that a module holds."""
     known = {key: value for key, value in vars(module).items() if not key.startswith("_") and key not in _FREE}
-    return {key: value for key, value in known.items() if isinstance(value, _NUMBERED) or callable(value)}
+    return {key: value for key, value in known.items() if isinstance(value, _COMPARABLE) or callable(value)}
 
 
 def _word(value: Any) -> str:
@@ -198,38 +199,38 @@ def _word(value: Any) -> str:
 
 
 @torch.no_grad()
-def _fill(crossing: Crossing, source: CheckpointModel) -> None:
+def _fill(conversion: ArchitectureConversion, source: CheckpointModel) -> None:
     """Copy the weights into the new model."""
-    given: Mapping[str, Tensor] = source.state_dict()
-    for name, tensor in crossing.model.state_dict().items():
-        known = given.get(name)
+    tensors: Mapping[str, Tensor] = source.state_dict()
+    for name, tensor in conversion.model.state_dict().items():
+        known = tensors.get(name)
         if known is None:
             # Modules are equal but for a bias that the checkpoint lacks, and its table of segments.
             tensor.zero_()
-            crossing.new[name] = "zero"
+            conversion.new[name] = "zero"
             continue
         values, how = known, ""
         if name == POSITION:
-            values, how = _positions(source, crossing.model, given)
+            values, how = _positions(source, conversion.model, tensors)
         elif name == SEGMENT and len(known) != len(tensor):
             rows = [row if row < len(known) else 0 for row in range(len(tensor))]
             values, how = known[rows], f"{len(tensor)} rows, and were {len(known)}; the first stands for those it lacks"
         tensor.copy_(values)
         if how:
-            crossing.resized[name] = how
+            conversion.resized[name] = how
         else:
-            crossing.taken.append(name)
+            conversion.taken.append(name)
 
 
-def _positions(source: CheckpointModel, model: CheckpointModel, given: Mapping[str, Tensor]) -> tuple[Tensor, str]:
+def _positions(source: CheckpointModel, model: CheckpointModel, tensors: Mapping[str, Tensor]) -> tuple[Tensor, str]:
     """The rows of learned positions, which begin elsewhere, and carry the segment of a text where the family has no
     table of these."""
     was, now = source.backbone.embed.position, model.backbone.embed.position
     if not isinstance(was, Learned) or not isinstance(now, Learned):
-        return given[POSITION], ""
+        return tensors[POSITION], ""
     values, changes = was.weight[was.offset :], []
-    if SEGMENT in given and model.backbone.embed.segment is None:
-        values = values + given[SEGMENT][0]
+    if SEGMENT in tensors and model.backbone.embed.segment is None:
+        values = values + tensors[SEGMENT][0]
         changes.append("the first row of the segments is added")
     if was.offset != now.offset:
         changes.append(f"position 0 is in row {now.offset}, and was in row {was.offset}")
@@ -241,7 +242,7 @@ REPORT = "crossed.json"
 _KIND = {"Full": "every token sees the whole text", "Causal": "a token sees itself and what is before it"}
 
 
-def cross(config: ImportConfig, family: str) -> None:
+def import_architecture(config: ImportConfig, name: str) -> None:
     """Write the checkpoint in the family, read it again, and print what became of each tensor.
 
     UserError where the checkpoint was tuned, and where the family computes with other blocks.
@@ -249,42 +250,44 @@ def cross(config: ImportConfig, family: str) -> None:
     for key in ("tokenizer", "data"):
         if getattr(config, key) is not None:
             raise UserError(
-                f"model={family} and {key}={getattr(config, key)}: one of them at a time", "import what comes out again"
+                f"model={name} and {key}={getattr(config, key)}: one of them at a time", "import what comes out again"
             )
     folder = Path(config.output).expanduser()
     require_new(folder)
-    published = hf_folder(config.checkpoint, config.offline)
+    folder_on_hub = hf_folder(config.checkpoint, config.offline)
     loaded, weights = load(config.checkpoint, offline=config.offline), read(config.checkpoint, config.offline)
     tuned = loaded.saved.get("tuning") or loaded.saved.get("task")
-    if tuned or (published is not None and classifies(published, weights)):
+    if tuned or (folder_on_hub is not None and classifies(folder_on_hub, weights)):
         raise UserError(
-            f"model={family}: checkpoint={config.checkpoint} was finetuned",
+            f"model={name}: checkpoint={config.checkpoint} was finetuned",
             "give the pretrained checkpoint, and finetune what comes out",
         )
-    crossing = crossed(loaded.model.parts, family, weights.tensors)
-    tensors = crossing.model.state_dict()
+    conversion = convert_architecture(loaded.model.parts, name, weights.tensors)
+    tensors = conversion.model.state_dict()
     source = {"checkpoint": config.checkpoint, "revision": weights.revision}
-    report = {REPORT: {"checkpoint": masked(config.checkpoint), "model": family, **crossing.plain()}}
-    write_import(tensors, crossing.config, loaded.tokenizer, source, folder, further=report)
+    report = {REPORT: {"checkpoint": masked(config.checkpoint), "model": name, **conversion.plain()}}
+    write_import(ImportedModel(tensors, conversion.config, loaded.tokenizer, source, files=report), folder)
 
-    again = load(str(folder), offline=True).model.parts.state_dict()
-    same = again.keys() == tensors.keys() and all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())
-    difference = largest_difference(loaded.model.parts, crossing)
-    _tell(folder, loaded.config.name, crossing, difference)
+    reloaded = load(str(folder), offline=True).model.parts.state_dict()
+    same = reloaded.keys() == tensors.keys() and all(
+        torch.equal(tensor, reloaded[name]) for name, tensor in tensors.items()
+    )
+    difference = largest_difference(loaded.model.parts, conversion)
+    _tell(folder, loaded.config.name, conversion, difference)
     if not same or not difference < ROUNDING:
         raise CheckFailed(f"{folder} is not what was written", "see the disk, and keep the checkpoint")
 
 
-def _tell(folder: Path, before: str, crossing: Crossing, difference: float) -> None:
+def _tell(folder: Path, before: str, conversion: ArchitectureConversion, difference: float) -> None:
     output = Output()
-    output.line(f"{folder} · model={crossing.config.name} with the weights of model={before}")
-    rows = [("taken", _these(crossing.taken))]
-    rows += [("resized", f"{name}: {how}") for name, how in crossing.resized.items()]
-    rows += [("new", f"{_these(crossing.new)}: zero")] if crossing.new else []
-    rows.append(("left out", _these(crossing.left_out)))
+    output.line(f"{folder} · model={conversion.config.name} with the weights of model={before}")
+    rows = [("taken", _these(conversion.taken))]
+    rows += [("resized", f"{name}: {how}") for name, how in conversion.resized.items()]
+    rows += [("new", f"{_these(conversion.new)}: zero")] if conversion.new else []
+    rows.append(("left out", _these(conversion.left_out)))
     sample = "a text of the same tokens"
-    if crossing.masks is not None:
-        rows.append(("mask", " · was: ".join(_KIND.get(mask, mask) for mask in reversed(crossing.masks))))
+    if conversion.masks is not None:
+        rows.append(("mask", " · was: ".join(_KIND.get(mask, mask) for mask in reversed(conversion.masks))))
         sample = "texts of one token"
     rows.append(("states", f"largest difference {difference:.3g} over {sample}"))
     output.rows(rows)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonMapping
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import Examples, Rows
 from lmtool.data.formats import FormatTemplate, text_format
@@ -23,7 +24,7 @@ from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 from lmtool.weights.comparing import Comparison, difference, tokenized
-from lmtool.weights.exporting import Reading
+from lmtool.weights.exporting import TokenizerSettings
 from lmtool.weights.folders import read_settings
 from lmtool.weights.heads import CheckpointModel, format_of
 from lmtool.weights.load import Loaded, PaddedModel
@@ -189,7 +190,7 @@ _TEXTS = (
 )
 
 
-def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tokenizer) -> str | None:
+def layout_of(model: ModelConfig, task: Mapping[str, object] | None, tokenizer: Tokenizer) -> str | None:
     """The format in which the exported model reads a text; None where it continues one, which stands as it is, and
     where the vocabulary lacks what the format puts around texts."""
     if task is None and model.architecture == "decoder":
@@ -199,13 +200,13 @@ def layout_of(model: ModelConfig, task: Mapping[str, Any] | None, tokenizer: Tok
 
 
 def reading_of(
-    model: ModelConfig, saved: Mapping[str, Any], task: Mapping[str, Any] | None, tokenizer: Tokenizer
-) -> Reading:
+    model: ModelConfig, saved: JsonMapping, task: JsonMapping | None, tokenizer: Tokenizer
+) -> TokenizerSettings:
     """How AutoTokenizer is to read texts. Those of a masked language model may hold masks."""
     segments = has_segments(model)
     if task is None:
-        return Reading(segments, model.max_positions, False)
-    return Reading(segments, saved["max_length"], not tokenizer.parse_special_tokens)
+        return TokenizerSettings(segments, model.max_positions, False)
+    return TokenizerSettings(segments, saved["max_length"], not tokenizer.parse_special_tokens)
 
 
 @torch.no_grad()

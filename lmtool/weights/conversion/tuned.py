@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmtool.config.checkpoint import find
 from lmtool.config.plugins import command_line
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import builder_module, entry_of
 from lmtool.data.formats import with_format
 from lmtool.errors import CheckFailed, UserError
@@ -67,7 +67,7 @@ def tuned_checkpoint(config: ExportConfig) -> tuple[Path, Base]:
     return folder, base
 
 
-def head_to_export(saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Any] | None:
+def head_to_export(saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -> JsonMapping | None:
     """The task of a checkpoint whose head is exported; None where its answers are written by the language model."""
     task = saved.get("task")
     if not isinstance(task, dict) or not any(name.startswith(f"heads.{task['name']}.") for name in tensors):
@@ -89,21 +89,21 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     task = head_to_export(loaded.saved, plain)
     tokenizer = tokenizer if task is None else tokenizer.with_padding()
     export = export_of(loaded.config, plain, task, tokenizer)
-    stands_on = HFBase(loaded.config, export.kept, export.tensors, hf_linears(loaded.config, export.kept))
+    hf_base = HFBase(loaded.config, export.exported, export.tensors, hf_linears(loaded.config, export.exported))
     learned = {id(tensor) for name, tensor in plain.items() if name in own}
     _require_readable_base(loaded, export.architecture, base, config.offline)
-    changed = _hf_names(loaded.config, export, {n for n, tensor in export.kept.items() if id(tensor) in learned})
+    changed = _hf_names(loaded.config, export, {n for n, tensor in export.exported.items() if id(tensor) in learned})
     # Heads have the names of their class, which may not be those of the family's other classes.
     changed += [name for name, tensor in export.tensors.items() if id(tensor) in learned and name not in changed]
-    told = Tuned(section, added, stands_on, task_type_of(export.architecture), changed)
+    tuned_model = Tuned(section, added, hf_base, task_type_of(export.architecture), changed)
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     reading = reading_of(loaded.config, loaded.saved, task, tokenizer)
     labels = {key: export.config[key] for key in LABEL_KEYS if key in export.config}
     card = _card(checkpoint, base, export, folder, section["name"])
-    further = partial(write_reading, tokenizer=tokenizer, reading=reading, card=card)
-    write_adapter(told, *_named(base), labels, folder, further)
-    _require_same(loaded, folder, added, stands_on, checkpoint)
+    write_files = partial(write_reading, tokenizer=tokenizer, reading=reading, card=card)
+    write_adapter(tuned_model, *_named(base), labels, folder, write_files)
+    _require_same(loaded, folder, added, hf_base, checkpoint)
     _open_with_peft(loaded, folder, export, read_base(base, own, checkpoint, config.offline))
     if (command := _exports_base(base)) is not None:
         Output().line(f"its base is a run of lmtool: transformers reads it after {command}")
@@ -128,7 +128,8 @@ def _require_readable_base(loaded: Loaded, architecture: str, base: Base, offlin
 def _hf_names(model: ModelConfig, export: Export, names: Collection[str]) -> list[str]:
     """The published tensors that ours of these names are in."""
     marks = {
-        name: (torch.ones_like if name in names else torch.zeros_like)(tensor) for name, tensor in export.kept.items()
+        name: (torch.ones_like if name in names else torch.zeros_like)(tensor)
+        for name, tensor in export.exported.items()
     }
     published = their_names(model, marks)
     return [name for name, mark in published.items() if name in export.tensors and bool(mark.any())]
@@ -197,18 +198,18 @@ def _open_with_peft(loaded: Loaded, folder: Path, export: Export, base: Weights)
 def _card(checkpoint: str, base: Base, export: Export, folder: Path, method: str) -> str:
     """README.md of the folder: what it is, and how it is opened."""
     made_by = command_line("export", f"checkpoint={checkpoint}", "format=peft")
-    facts = {
+    manifest_facts = {
         "method": f"tuning={method}",
         "base": base.checkpoint,
         "sha256 of the base's weights": base.sha256,
         "model": export.architecture,
         "made by": made_by,
     }
-    rows = "".join(f"| {name} | {masked(str(value))} |\n" for name, value in facts.items())
+    rows = "".join(f"| {name} | {masked(str(value))} |\n" for name, value in manifest_facts.items())
     name, revision = _named(base)
     command = _exports_base(base)
     folder_of_base, before = (name, "") if command is None else ("FOLDER", f"# before: {command}\n")
-    given: dict[str, Any] = {
+    given: JsonObject = {
         key: export.config[key] for key in ("num_labels", "label2id", "problem_type") if key in export.config
     }
     if given:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from lmtool.config import saved as saved_configs
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
 from lmtool.errors import CheckFailed, UserError
 from lmtool.learners.held_out import EVALUATION_TOKENS, HeldOutSplits
@@ -157,7 +158,7 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
 
 
 def _require_pretrained(
-    config: ImportConfig, published: HFFolder | None, saved: Mapping[str, Any], weights: Weights
+    config: ImportConfig, published: HFFolder | None, saved: Mapping[str, object], weights: Weights
 ) -> None:
     hint = "replace the tokenizer of the pretrained checkpoint, and finetune that"
     if saved.get("tuning") or saved.get("task") or saved.get("command") == "finetune":
@@ -180,7 +181,7 @@ def _tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
         raise UserError(error.message.replace("tokenizer.path=", "tokenizer="), error.hint) from error
 
 
-def _with_head(config: ImportConfig, saved: Mapping[str, Any], weights: Weights) -> Trained | None:
+def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weights) -> Trained | None:
     """The checkpoint with the head of its pretraining; None of a published encoder without one."""
     model = saved_model(config.checkpoint, saved, weights.tensors).model
     encoder = model.architecture == "encoder" and "objective" not in saved
@@ -243,8 +244,8 @@ def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss
 
 
 def _described(
-    config: ImportConfig, published: HFFolder | None, saved: Mapping[str, Any], weights: Weights
-) -> dict[str, Any]:
+    config: ImportConfig, published: HFFolder | None, saved: Mapping[str, object], weights: Weights
+) -> JsonObject:
     """The configuration of the new checkpoint: that of the run, or of an import."""
     if published is None:
         own = {"checkpoint": masked(config.checkpoint), "name": None, "run_dir": None} if "objective" in saved else {}
@@ -255,7 +256,7 @@ def _described(
 
 
 def _tell(
-    folder: Path, mapping: Replacement, report: Mapping[str, Any], loss: TextLoss | str, old: Tokenizer, new: Tokenizer
+    folder: Path, mapping: Replacement, report: JsonMapping, loss: TextLoss | str, old: Tokenizer, new: Tokenizer
 ) -> None:
     counts = mapping.counts
     made = f"{counts['new']:,} new"

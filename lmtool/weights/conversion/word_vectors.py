@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtool.config.auto import chosen_class
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, build, lookup
 from lmtool.data.compressed import Broken, open_bytes, packed
 from lmtool.errors import CheckFailed, UserError
@@ -23,7 +24,7 @@ from lmtool.resolver.schema.run import ExportConfig, ImportConfig
 from lmtool.tokenizers.configs import WordConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tokenizers.trained import of_words
-from lmtool.weights.exporting import whole_folder, write_import
+from lmtool.weights.exporting import ImportedModel, write_folder_atomically, write_import
 from lmtool.weights.load import load, saved_config
 
 # Word vectors as text, a line a word and its numbers: the files of word2vec, GloVe and fastText.
@@ -152,8 +153,8 @@ def import_vectors(config: ImportConfig, path: Path) -> None:
     tokenizer = of_words(WordConfig(lowercase=lowercase), [word for word in file.words if word != _UNKNOWN])
     table_VH = table_of(file, tokenizer)
     model = WordVectorsConfig(vocab_size=len(table_VH), hidden_size=table_VH.shape[1])
-    source: dict[str, Any] = {"checkpoint": config.checkpoint, "revision": None, "file": path.name, "ignored_keys": []}
-    write_import({_TABLE: table_VH}, model, tokenizer, source, folder)
+    source: JsonObject = {"checkpoint": config.checkpoint, "revision": None, "file": path.name, "ignored_keys": []}
+    write_import(ImportedModel({_TABLE: table_VH}, model, tokenizer, source), folder)
     again = load(str(folder), offline=True)
     same = torch.equal(again.model.parts.state_dict()[_TABLE], table_VH)
     output = Output()
@@ -205,7 +206,7 @@ def export_vectors(config: ExportConfig) -> None:
     if "unk" in tokenizer.roles:
         listed, ids = [*listed, _UNKNOWN], [*ids, tokenizer.role("unk")]
     vectors, folder = table_VH[ids], Path(config.output).expanduser()
-    whole_folder(folder, lambda draft: write_words(draft / _FILE, listed, vectors))
+    write_folder_atomically(folder, lambda draft: write_words(draft / _FILE, listed, vectors))
     again = read_words(folder / _FILE)
     if again.words != listed or not torch.equal(again.vectors, vectors):
         raise CheckFailed(f"{folder / _FILE} is not what was exported", "keep the checkpoint")
@@ -221,14 +222,14 @@ def vectors_below(config: ImportConfig, family: str) -> None:
         raise UserError(
             f"model={family} has no table of token vectors whose width is its own", "give model=cnn or model=lstm"
         )
-    sizes: dict[str, Any] = {"vocab_size": len(table_VH), "embedding_size": table_VH.shape[1]}
+    sizes: JsonObject = {"vocab_size": len(table_VH), "embedding_size": table_VH.shape[1]}
     model: Any = entry.config.model_validate(sizes)
     tensors = {f"backbone.{name}": tensor for name, tensor in build(model, 0).state_dict().items()}
     if _TABLE not in tensors or tensors[_TABLE].shape != table_VH.shape:
         raise UserError(f"model={family} has no table of tokens alone", "give model=cnn or model=lstm")
     tensors[_TABLE] = table_VH
-    source: dict[str, Any] = {"checkpoint": config.checkpoint, "revision": None}
-    write_import(tensors, model, loaded.tokenizer, source, folder)
+    source: JsonObject = {"checkpoint": config.checkpoint, "revision": None}
+    write_import(ImportedModel(tensors, model, loaded.tokenizer, source), folder)
     new = sum(tensor.numel() for tensor in tensors.values()) - table_VH.numel()
     rows = [("taken", f"{_TABLE.rpartition('.')[0]} {tuple(table_VH.shape)}"), ("new", f"all else: {new:,} values")]
     output = Output()

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import save_tensors
-from lmtool.weights.exporting import whole_folder
+from lmtool.weights.exporting import write_folder_atomically
 from lmtool.weights.folders import read_object
 from lmtool.weights.peft import lora
 from lmtool.weights.peft.maps import HFBase, Restored, Tuned
@@ -35,20 +36,20 @@ _OTHERWISE = {
 """Families that PEFT, or what is below it, reads in another way."""
 
 
-def _problem(name: str, task_type: str | None, model: ModelConfig) -> str | None:
+def _incompatibility(name: str, task_type: str | None, model: ModelConfig) -> str | None:
     """Why PEFT does not read the tensor of this name as lmtool does, if it does not."""
     if task_type is None or _USED.get(name, {}).get(task_type) != model.architecture:
         return "only prompts of language models that write text, and prefixes of decoders that do, are read alike there"
     return _OTHERWISE.get((name, model.name))
 
 
-def prompt_to_peft(tuned: Tuned) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def prompt_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
     """PEFT's configuration, and its one tensor. UserError where a text is read in another way there."""
     name, model = next(iter(tuned.tensors)), tuned.base.model
-    problem = _problem(name, None if len(tuned.tensors) > 1 or tuned.learned else tuned.task_type, model)
-    if problem is not None:
+    reason = _incompatibility(name, None if len(tuned.tensors) > 1 or tuned.learned else tuned.task_type, model)
+    if reason is not None:
         raise UserError(
-            f"PEFT reads tuning={tuned.section['name']} of model={model.name} with this head in another way: {problem}",
+            f"PEFT reads tuning={tuned.section['name']} of model={model.name} with this head in another way: {reason}",
             "format=delta writes what was tuned for lmtool",
         )
     prompt, sizes = tuned.tensors[name], _sizes(name, model)
@@ -73,23 +74,23 @@ def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], ba
     """The reverse: what an encoder has computed, as prompts without one. UserError where PEFT reads a text in another
     way, and where the tensor is not what the configuration says."""
     name = _PREFIX if settings.peft_type == "PREFIX_TUNING" else _VIRTUAL
-    sides = settings.num_transformer_submodules or (2 if settings.task_type == "SEQ_2_SEQ_LM" else 1)
-    problem = _problem(name, settings.task_type, base.model)
-    if problem is None and sides > 1:
-        problem = "num_transformer_submodules=2 puts them in front of the decoder's text too"
-    if problem is not None:
+    stacks = settings.num_transformer_submodules or (2 if settings.task_type == "SEQ_2_SEQ_LM" else 1)
+    reason = _incompatibility(name, settings.task_type, base.model)
+    if reason is None and stacks > 1:
+        reason = "num_transformer_submodules=2 puts them in front of the decoder's text too"
+    if reason is not None:
         raise UserError(
             f"{CONFIG}: lmtool reads peft_type={settings.peft_type}, task_type={settings.task_type} of "
-            f"model={base.model.name} in another way than PEFT: {problem}",
+            f"model={base.model.name} in another way than PEFT: {reason}",
             "use it with PEFT",
         )
     sizes = _sizes(name, base.model)
     count, width, depth = settings.num_virtual_tokens, sizes["token_dim"], sizes["num_layers"]
-    wanted = (count, 2 * depth * width if name == _PREFIX else width)
-    if tensors[TENSOR].shape != wanted:
+    expected = (count, 2 * depth * width if name == _PREFIX else width)
+    if tensors[TENSOR].shape != expected:
         raise UserError(
             f"{CONFIG}: num_virtual_tokens={count}, and {TENSOR} is {tuple(tensors[TENSOR].shape)}; its base reads "
-            f"{wanted}",
+            f"{expected}",
             "give the base that it was trained on, or save the adapter again",
         )
     section = {"name": "prompt", "length": count, "init": "random"}
@@ -103,7 +104,7 @@ WEIGHTS, LABELS = "adapter_model.safetensors", "labels.json"
 for a complete model."""
 LABEL_KEYS = ("num_labels", "id2label", "label2id", "problem_type")
 """The keys of a config.json that stand in it."""
-_INSIDE = "base_model.model."
+_PREFIX_IN_PEFT = "base_model.model."
 _HEADS: dict[str | None, tuple[str, ...]] = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
@@ -112,7 +113,7 @@ _HEADS: dict[str | None, tuple[str, ...]] = {
 """The modules that PEFT always keeps complete, by what the model is used for."""
 _BASE_LAYER = ".base_layer"
 """Where PEFT puts the map that it edits."""
-Layout = tuple[dict[str, Any], dict[str, Tensor]]
+Layout = tuple[JsonObject, dict[str, Tensor]]
 WRITERS: dict[str, Callable[[Tuned], Layout]] = {
     "lora": lora.lora_to_peft,
     "ia3": lora.ia3_to_peft,
@@ -160,21 +161,21 @@ def write_adapter(
     tuned: Tuned,
     base: str,
     revision: str | None,
-    labels: Mapping[str, Any],
+    labels: Mapping[str, object],
     output: Path,
-    further: Callable[[Path], None],
+    write_files: Callable[[Path], None],
 ) -> None:
     """Write the folder, whole or not at all. base: a folder or a name on the hub. labels: of a classifier, as a
-    config.json has them. further: writes other files. UserError for a method that PEFT lacks, or has in another way."""
-    _require_maps_there(tuned)
+    config.json has them. write_files: writes other files. UserError for a method that PEFT lacks, or has in another way."""
+    _require_linears(tuned)
     config, tensors = writer_of(str(tuned.section["name"]))(tuned)
-    modules, saved = _kept_whole(tuned)
-    written = {path if path == TENSOR else _INSIDE + path: tensor for path, tensor in tensors.items()}
+    modules, saved = _saved_modules(tuned)
+    written = {path if path == TENSOR else _PREFIX_IN_PEFT + path: tensor for path, tensor in tensors.items()}
     for path in dict.fromkeys([*saved, *tuned.learned]):
         module, _, kind = path.rpartition(".")
         edited = kind == "bias" and module in config.get("target_modules", ())
         name = f"{module}{_BASE_LAYER}.{kind}" if edited else path
-        written[_INSIDE + name] = tuned.base.tensors[path]
+        written[_PREFIX_IN_PEFT + name] = tuned.base.tensors[path]
     config |= {
         "task_type": tuned.task_type,
         "base_model_name_or_path": base,
@@ -188,37 +189,37 @@ def write_adapter(
         for name, content in ((CONFIG, config), (LABELS, labels)):
             if content:
                 (draft / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        further(draft)
+        write_files(draft)
 
-    whole_folder(output, fill)
+    write_folder_atomically(output, fill)
 
 
-def _require_maps_there(tuned: Tuned) -> None:
+def _require_linears(tuned: Tuned) -> None:
     """UserError where a map that was tuned is none of the published model's, whose modules are what PEFT reaches."""
-    there = {part.name for place in tuned.base.maps for part in place.parts}
-    owners = {name.rpartition(".")[0] for name in tuned.tensors}
-    lost = sorted(
-        name for name in owners - there if name.rpartition(".")[2].endswith(("_proj", "_in", "_out", "_gate"))
+    linears = {part.name for place in tuned.base.maps for part in place.parts}
+    modules = {name.rpartition(".")[0] for name in tuned.tensors}
+    missing = sorted(
+        name for name in modules - linears if name.rpartition(".")[2].endswith(("_proj", "_in", "_out", "_gate"))
     )
-    if lost:
+    if missing:
         raise UserError(
-            f"in transformers {lost[0].removeprefix('backbone.')} of this model is no linear module, which PEFT could "
-            f"reach; nor are {len(lost) - 1} others that were tuned",
+            f"in transformers {missing[0].removeprefix('backbone.')} of this model is no linear module, which PEFT could "
+            f"reach; nor are {len(missing) - 1} others that were tuned",
             "format=delta writes what was tuned for lmtool; tuning.projections=[fc_in,fc_out] tunes what PEFT reaches",
         )
 
 
-def _kept_whole(tuned: Tuned) -> tuple[list[str], list[str]]:
+def _saved_modules(tuned: Tuned) -> tuple[list[str], list[str]]:
     """The modules that PEFT keeps complete, which it tells by the ends of their paths: its heads, whether they learned
     or not, and others whose weights learned. And all tensors in them. A bias that learned alone is a tensor beside
     them."""
     heads = _HEADS.get(tuned.task_type, ())
     learned = {path.rpartition(".")[0] for path in tuned.learned if path.endswith(".weight")}
-    modules = [*heads, *sorted(module for module in learned if not _inside(module, heads))]
-    return modules, [path for path in tuned.base.tensors if _inside(path.rpartition(".")[0], modules)]
+    modules = [*heads, *sorted(module for module in learned if not _is_within(module, heads))]
+    return modules, [path for path in tuned.base.tensors if _is_within(path.rpartition(".")[0], modules)]
 
 
-def _inside(module: str, ends: Sequence[str]) -> bool:
+def _is_within(module: str, ends: Sequence[str]) -> bool:
     """Whether a module, or one that it is in, has a path with one of these ends."""
     parts = module.split(".")
     return any(".".join(parts[: depth + 1]).endswith(tuple(ends)) for depth in range(len(parts)))
@@ -237,7 +238,7 @@ class Adapter:
 
     folder: Path
     settings: AdapterSettings
-    labels: dict[str, Any]
+    labels: JsonObject
     updates: dict[str, Tensor]
     others: dict[str, Tensor]
 
@@ -258,7 +259,7 @@ def read_adapter(folder: Path) -> Adapter:
         raise UserError(f"{folder} lacks {WEIGHTS}", "save the adapter again, with safetensors")
     prompt = isinstance(settings, PromptSettings)
     # A model in front of which there are virtual tokens is not wrapped twice.
-    inside = _INSIDE.partition(".")[0] + "." if prompt else _INSIDE
+    inside = _PREFIX_IN_PEFT.partition(".")[0] + "." if prompt else _PREFIX_IN_PEFT
     tensors = {
         name.removeprefix(inside): tensor.float() if tensor.is_floating_point() else tensor
         for name, tensor in read_file(folder / WEIGHTS).items()
@@ -284,7 +285,7 @@ def read_adapter(folder: Path) -> Adapter:
 def peft_logits(
     folder: Path,
     architecture: str,
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     base: Mapping[str, Tensor],
     rows: Mapping[str, Tensor],
 ) -> Tensor:

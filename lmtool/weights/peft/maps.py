@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.tuning.configs.methods import Projection
@@ -24,7 +25,7 @@ _EDITED = tuple(f".{name}.weight" for name in get_args(Projection))
 
 
 @dataclass(frozen=True)
-class Part:
+class LinearSlice:
     """A map of ours in a published one. name: ours. rows_O: the published output that each of its outputs is.
     columns_I: the one of its inputs that each published input is."""
 
@@ -41,7 +42,7 @@ class HFLinear:
     module: str
     transposed: bool
     outputs: int
-    parts: tuple[Part, ...]
+    parts: tuple[LinearSlice, ...]
 
 
 def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLinear]:
@@ -60,23 +61,27 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
         columns[name + _WEIGHT] = torch.arange(inputs, dtype=torch.float64).repeat(outputs, 1)
         first[name] = total
         total += outputs
-    others = {name: tensor.float() for name, tensor in tensors.items()}
-    by_column = their_names(config, {**others, **columns})
+    other_tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    by_column = their_names(config, {**other_tensors, **columns})
     maps = []
-    for path, rows_there in their_names(config, {**others, **rows}).items():
-        if rows_there.dtype != torch.float64 or rows_there.ndim != 2:
+    for path, hf_rows in their_names(config, {**other_tensors, **rows}).items():
+        if hf_rows.dtype != torch.float64 or hf_rows.ndim != 2:
             continue
-        columns_there = by_column[path]
-        transposed = not torch.equal(rows_there, rows_there[:, :1].expand_as(rows_there))
+        hf_columns = by_column[path]
+        transposed = not torch.equal(hf_rows, hf_rows[:, :1].expand_as(hf_rows))
         if transposed:
-            rows_there, columns_there = rows_there.T, columns_there.T
-        numbers = rows_there[:, 0].long()
+            hf_rows, hf_columns = hf_rows.T, hf_columns.T
+        numbers = hf_rows[:, 0].long()
         parts = []
         for name, begin in first.items():
             outputs = len(tensors[name + _WEIGHT])
-            places = ((numbers >= begin) & (numbers < begin + outputs)).nonzero()[:, 0]
-            if len(places):
-                parts.append(Part(name, places[(numbers[places] - begin).argsort()], columns_there[places[0]].long()))
+            rows_here = ((numbers >= begin) & (numbers < begin + outputs)).nonzero()[:, 0]
+            if len(rows_here):
+                parts.append(
+                    LinearSlice(
+                        name, rows_here[(numbers[rows_here] - begin).argsort()], hf_columns[rows_here[0]].long()
+                    )
+                )
         maps.append(HFLinear(path.removesuffix(_WEIGHT), transposed, len(numbers), tuple(parts)))
     return maps
 
@@ -90,7 +95,7 @@ class Tuned:
     base: the model it was added to, with what learned of it. task_type: PEFT's name for what the model is used for;
     None where it has none. learned: names of the base's published tensors that learned, heads and biases."""
 
-    section: Mapping[str, Any]
+    section: JsonMapping
     tensors: Mapping[str, Tensor]
     base: HFBase
     task_type: str | None
@@ -103,7 +108,7 @@ class Restored:
     names. changed: published tensors of the base that the adapter gives other values: what it edits where the method
     here edits nothing."""
 
-    section: dict[str, Any]
+    section: JsonObject
     added: dict[str, Tensor]
     changed: dict[str, Tensor]
 
@@ -121,18 +126,18 @@ class HFBase:
     @cached_property
     def by_module(self) -> dict[str, HFLinear]:
         """The maps by their paths."""
-        return {place.module: place for place in self.maps}
+        return {linear.module: linear for linear in self.maps}
 
-    def has_bias_apart(self, place: HFLinear) -> bool:
+    def has_separate_bias(self, linear: HFLinear) -> bool:
         """Whether what is a bias of these maps here is added behind the published module (DeBERTa's)."""
-        return f"{place.module}.bias" not in self.tensors and any(
-            f"{part.name}.bias" in self.ours for part in place.parts
+        return f"{linear.module}.bias" not in self.tensors and any(
+            f"{part.name}.bias" in self.ours for part in linear.parts
         )
 
     def bare(self, prefix: str) -> HFBase:
         """The same as the model without a head calls its tensors. prefix: what its names lack."""
         tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
-        maps = [replace(place, module=place.module.removeprefix(prefix)) for place in self.maps]
+        maps = [replace(linear, module=linear.module.removeprefix(prefix)) for linear in self.maps]
         return replace(self, tensors=tensors, maps=maps)
 
     def with_values(self, changed: Mapping[str, Tensor]) -> HFBase:

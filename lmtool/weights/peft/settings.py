@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -78,7 +78,7 @@ class Ia3Settings(TargetedSettings):
     def scales_inputs(self, module: str) -> bool:
         """Whether the inputs of a module are scaled."""
         if isinstance(self.feedforward_modules, str):
-            return _match(self.feedforward_modules, module, whole=True)
+            return _match(self.feedforward_modules, module, complete=True)
         return module.endswith(tuple(self.feedforward_modules))
 
 
@@ -161,23 +161,23 @@ SETTINGS: dict[str, type[AdapterSettings]] = {
 """By PEFT's type."""
 
 
-def settings_of(path: Path, content: Mapping[str, Any]) -> AdapterSettings:
+def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
     """What an adapter_config.json says. path: of the file. UserError for a method or a variant that lmtool does not
     have, and where a key is missing or of another type."""
     method = content.get("peft_type")
     if not isinstance(method, str) or method not in SETTINGS:
-        given = words.given(method)
-        raise UserError(f"{path}: peft_type: given {given}; lmtool reads {', '.join(SETTINGS)}", MERGE)
+        value = words.given(method)
+        raise UserError(f"{path}: peft_type: given {value}; lmtool reads {', '.join(SETTINGS)}", MERGE)
     try:
         settings = SETTINGS[method].model_validate(dict(content))
     except ValidationError as error:
-        first, further = error.errors()[0], len({problem["loc"][0] for problem in error.errors()}) - 1
+        first, further = error.errors()[0], len({error["loc"][0] for error in error.errors()}) - 1
         key = str(first["loc"][0])
-        problem = "it is missing" if key not in content else f"given {words.given(content[key])}"
+        reason = "it is missing" if key not in content else f"given {words.given(content[key])}"
         allowed = words.allowed(SETTINGS[method].model_fields[key])
         more = f" (and {further} more)" if further else ""
         raise UserError(
-            f"{path}: {key}: {problem}; allowed: {allowed}{more}", "save the adapter again, or correct what it says"
+            f"{path}: {key}: {reason}; allowed: {allowed}{more}", "save the adapter again, or correct what it says"
         ) from error
     for key, variant in settings.refused.items():
         if content.get(key):
@@ -196,7 +196,7 @@ def settings_of(path: Path, content: Mapping[str, Any]) -> AdapterSettings:
 def _named(names: Sequence[str] | str, module: str) -> bool:
     """Whether a list names a path or an end of it, or a regular expression all of it."""
     if isinstance(names, str):
-        return _match(names, module, whole=True)
+        return _match(names, module, complete=True)
     return module in names or module.endswith(tuple(f".{name}" for name in names))
 
 
@@ -205,9 +205,9 @@ def _of(pattern: Mapping[str, Value], module: str, default: Value) -> Value:
     return next((value for key, value in pattern.items() if _match(rf"(.*\.)?({key})$", module)), default)
 
 
-def _match(pattern: str, module: str, whole: bool = False) -> bool:
+def _match(pattern: str, module: str, complete: bool = False) -> bool:
     compiled = _compiled(pattern)
-    return (compiled.fullmatch if whole else compiled.match)(module) is not None
+    return (compiled.fullmatch if complete else compiled.match)(module) is not None
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
