@@ -140,8 +140,8 @@ def run_work(work: Work, settings: dict[str, Any], rows: list[Row], seconds: flo
     deadline = time.monotonic() + seconds
     folder = FOLDER / "examples" / work.name
     print(f"  {work.name}: the examples", file=sys.stderr, flush=True)
-    facts = ask("prepare", folder, settings)
-    record({"kind": "examples", "work": work.name, **facts})
+    metadata = ask("prepare", folder, settings)
+    record({"kind": "examples", "work": work.name, **metadata})
     claims = [comparison for comparison in work.comparisons if comparison.same]
     if claims and not any(row["kind"] == "check" for row in of_work(work, rows)):
         variants = [(work.variant(claim.own), work.variant(claim.rival)) for claim in claims]
@@ -176,9 +176,9 @@ def opened(options: argparse.Namespace) -> tuple[Path, list[Row]]:
 
 def own_precision() -> str:
     """What lmtool computes in on this machine, where nothing is asked for."""
-    from lmtool.training.precision import choose_device, choose_precision
+    from lmtool.training.precision import select_device, select_precision
 
-    return choose_precision("auto", choose_device("cpu")).name
+    return select_precision("auto", select_device("cpu")).name
 
 
 def measure_all(options: argparse.Namespace) -> None:

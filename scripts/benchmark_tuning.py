@@ -79,14 +79,14 @@ def work(options: argparse.Namespace) -> None:
     from lmtool.training.configs import AdamWConfig
     from lmtool.training.engine import Plain
     from lmtool.training.optimizers import named_parameters
-    from lmtool.training.precision import choose_precision, keep_freed_memory
+    from lmtool.training.precision import keep_freed_memory, select_precision
     from lmtool.training.step import apply_gradients, gradients
     from lmtool.types import Step
     from lmtool.weights.assemble import assemble
 
     torch.set_num_threads(options.threads)
     keep_freed_memory()
-    config, precision = config_of(options), choose_precision(options.precision, torch.device("cpu"))
+    config, precision = config_of(options), select_precision(options.precision, torch.device("cpu"))
     imported = peak_bytes()
     learner = assemble(config, None)[0].train()
     batches, groups = batches_of(options, learner), learner.parameter_groups()
@@ -211,8 +211,8 @@ def main(words: Sequence[str]) -> None:
     )
     print(compose(found, parameters))
     if options.output is not None:
-        facts = {"load_before": load, **{name: str(value) for name, value in vars(options).items()}}
-        options.output.write_text(json.dumps({"facts": facts, "methods": found, "parameters": parameters}, indent=1))
+        metadata = {"load_before": load, **{name: str(value) for name, value in vars(options).items()}}
+        options.output.write_text(json.dumps({"facts": metadata, "methods": found, "parameters": parameters}, indent=1))
 
 
 if __name__ == "__main__":

@@ -199,10 +199,10 @@ def masked_words(folder: Path, threads: int) -> dict[str, float] | None:
     from lmtool.objectives.configs import MlmConfig
     from lmtool.session.phases import text_of
     from lmtool.session.trained import read_trained
-    from lmtool.training.precision import choose_device, choose_precision
+    from lmtool.training.precision import select_device, select_precision
 
     torch.set_num_threads(threads)
-    trained = read_trained(str(folder), True, choose_precision("fp32", choose_device("cpu")))
+    trained = read_trained(str(folder), True, select_precision("fp32", select_device("cpu")))
     if not any(name.startswith(f"heads.{MASKED}.") for name in trained.weights.tensors):
         return None
     before: Any = trained.config.model_copy(update={"seed": 0})

@@ -126,7 +126,7 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
         (folder / "rows").mkdir(exist_ok=True)
         (folder / "rows" / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
         (folder / "rows" / "dev.jsonl").write_text("\n".join(lines[:8]), encoding="utf-8")
-    return tokenizer, f"{source.facts()['bytes'] / 1e6:.1f} MB of docstrings, {tokenizer.vocab_size:,} entries"
+    return tokenizer, f"{source.metadata()['bytes'] / 1e6:.1f} MB of docstrings, {tokenizer.vocab_size:,} entries"
 
 
 def task_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:

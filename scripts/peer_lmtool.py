@@ -68,7 +68,7 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
     from lmtool.tokenizers.tokenizer import Tokenizer
     from lmtool.training.configs import AdamWConfig, LinearConfig
     from lmtool.training.loop import train
-    from lmtool.training.precision import choose_device, choose_precision
+    from lmtool.training.precision import select_device, select_precision
     from lmtool.training.progress import TrainingSettings
 
     imports_bytes = peak_bytes("cpu")
@@ -76,7 +76,7 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
     learner, loader = learner_of(folder, settings, tokenizer)
     if witness is not None:
         witness.take(learner, tokenizer)
-    precision = choose_precision(settings["precision"], choose_device(settings["device"]))
+    precision = select_precision(settings["precision"], select_device(settings["device"]))
     never = 1_000_000
     budget = {"max_steps": never, "evaluate_every": never, "checkpoint_every": never}
     budget["compiles"] = bool(settings["variant"].get("compile"))
@@ -86,8 +86,8 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
         settings["seed"], "loss", False, optimizer, schedule, settings["device"], settings["precision"], **budget
     )
     parameters = sum(parameter.numel() for parameter in learner.parameters())
-    facts = {"imports_bytes": imports_bytes, "parameters": parameters, "flops_per_token": flops(learner, loader)}
-    gate.say({"ready": "lmtool", **facts, "attention": attention_path(learner, precision.device, precision.dtype)})
+    metadata = {"imports_bytes": imports_bytes, "parameters": parameters, "flops_per_token": flops(learner, loader)}
+    gate.say({"ready": "lmtool", **metadata, "attention": attention_path(learner, precision.device, precision.dtype)})
     with tempfile.TemporaryDirectory() as runs, RunFolder(Path(runs) / "bench", {}, "{}") as run:
         held = HeldLoader(loader, gate, witness)
         with suppress(Closed):
@@ -101,7 +101,7 @@ def flops(learner: Any, loader: Any) -> float:
     of the examples."""
     from lmtool.costs.plan import works_of
 
-    facts = loader.facts()
+    metadata = loader.metadata()
     places = getattr(learner.config, "places", {})
-    works = works_of(learner, places, facts.get("predicted_fraction", 0.0), facts["mean_length"])
+    works = works_of(learner, places, metadata.get("predicted_fraction", 0.0), metadata["mean_length"])
     return sum(work.flops for work in works)

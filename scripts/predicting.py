@@ -67,11 +67,11 @@ def lmtool_predictor(folder: Path, settings: dict[str, Any], tokenizer: Any) -> 
     from lmtool.learners.base import Inference
     from lmtool.models.configs import BertConfig
     from lmtool.tasks.configs import ClassificationConfig
-    from lmtool.training.precision import choose_device, choose_precision
+    from lmtool.training.precision import select_device, select_precision
 
     backbone = build(BertConfig(**settings["model"]), settings["seed"])
     learner = ClassificationConfig(name="bench", labels=LABELS).learner(backbone, tokenizer, settings["seed"]).eval()
-    precision = choose_precision(settings["precision"], choose_device("cpu"))
+    precision = select_precision(settings["precision"], select_device("cpu"))
 
     def predict(texts: list[str]) -> int:
         rows = learner.read_rows({"text": texts}, [("text", number) for number in range(len(texts))])

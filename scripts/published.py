@@ -64,7 +64,7 @@ from lmtool.session.start import start_weights, starting_tokenizer
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData, load_task
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.assemble import assemble
 
 SIDES = ("lmtool", "Trainer")
@@ -289,7 +289,7 @@ def train_with_trainer(words: list[str], seed: int, edit: Edit | None = None) ->
         trained = OwnLoss(model, settings, train_dataset=train, data_collator=peer.collate).train()
 
     # lmtool reads the development rows and scores them, and the trained model gives it the outputs.
-    precision = choose_precision(config.precision, choose_device(config.device))
+    precision = select_precision(config.precision, select_device(config.device))
     held_out = HeldOutSplits(learner, data.splits(), config.max_length, evaluation_tokens(config), seed)
     model.eval()
     learner.outputs = read_by(peer, model, peer.features(next(iter(data.validation.values()))), learner)

@@ -149,8 +149,8 @@ def store(folder: Path, workers: int) -> dict[str, Any]:
 
     source = TextSource(TextConfig(path=str(folder / "corpus.txt"), validation_fraction=1e-6))
     with tempfile.TemporaryDirectory(dir=folder) as cache:
-        facts = open_store(source, "train", Tokenizer.load(folder / "tokenizer"), cache).facts
-    return {**{key: facts[key] for key in ("bytes", "tokens", "seconds")}, "in_all": time.perf_counter() - began}
+        metadata = open_store(source, "train", Tokenizer.load(folder / "tokenizer"), cache).metadata
+    return {**{key: metadata[key] for key in ("bytes", "tokens", "seconds")}, "in_all": time.perf_counter() - began}
 
 
 def datasets_map(folder: Path, workers: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from lmtool.session.pretraining import Pretraining
 from lmtool.session.screens import warnings_of
 from lmtool.session.start import require_fit, start_weights, starting_tokenizer
 from lmtool.tasks.checking import Shift, shifts
-from lmtool.training.precision import choose_device
+from lmtool.training.precision import select_device
 from lmtool.weights.assemble import assemble
 
 
@@ -85,7 +85,7 @@ def _looked_into(
             inspector = inspector_of(inspector.learner, loader.examples, config.max_length)
     tally = inspector.measured(looking.tokens)
     if loader is not None:
-        tally.note("padding that packing avoids, share", loader.facts()["padding_avoided"], 1)
+        tally.note("padding that packing avoids, share", loader.metadata()["padding_avoided"], 1)
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     heading = f"{verb} · {learned} · model={config.model.name}"
     inspected = _inspected(tally, heading, inspector.fact(tally), list(inspector.described(looking.n)))
@@ -93,7 +93,7 @@ def _looked_into(
     if not looking.brief:
         print_shifts(output, apart, learned)
     remark = config.model.remark(config.max_length)
-    for warning in (*warnings_of(inspector.examples.facts()), *([remark] if remark else ())):
+    for warning in (*warnings_of(inspector.examples.metadata()), *([remark] if remark else ())):
         output.paragraph(f"warning: {warning}", "yellow")
     return inspected, tally
 
@@ -110,7 +110,7 @@ def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) 
     if learner.makes_inputs:
         learner, loaded = assemble(config, tokenizer, start_weights(config))
         output.line(f"weights of the generator: {'random' if loaded is None else loaded.sentence()}")
-        learner.to(choose_device(config.device)).eval()
+        learner.to(select_device(config.device)).eval()
     return _inspector(learner, data, config.max_length)
 
 

@@ -47,11 +47,11 @@ WARM_UP, STEPS = 2, 5
 @dataclass(frozen=True)
 class Measured:
     """step_seconds: the median of a few steps, loading, evaluation and saving left out; tokens: in these, a step.
-    facts: of the loader. peak_bytes: of the process, or of the device."""
+    metadata: of the loader. peak_bytes: of the process, or of the device."""
 
     step_seconds: float
     tokens: float
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     peak_bytes: int
 
 
@@ -68,7 +68,7 @@ def measured(config: PretrainConfig | FinetuneConfig) -> Measured:
         return Measured(
             statistics.median(timed.seconds[WARM_UP:]),
             statistics.mean(timed.tokens[WARM_UP:]),
-            session.phases[0].loader.facts(),
+            session.phases[0].loader.metadata(),
             peak_memory(session.run.precision.device),
         )
 
@@ -119,10 +119,10 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     if devices_of(config) > 1 and not place.cuda:
         notes.append(f"{devices_of(config)} processes share the cores of one machine")
 
-    config, of_pass = _with_known_passes(config, rows, None if seen is None else seen.facts, notes)
+    config, of_pass = _with_known_passes(config, rows, None if seen is None else seen.metadata, notes)
 
     def planned(config: RunConfig) -> RunPlan:
-        return _planned(config, learner, of_pass, place, None if seen is None else seen.facts)
+        return _planned(config, learner, of_pass, place, None if seen is None else seen.metadata)
 
     plan = replace(planned(config), store_bytes=_store_bytes(config))
     plan = replace(plan, epoch_text=_of_a_pass(config, rows, of_pass, seen is not None))
@@ -144,19 +144,19 @@ def _measured(config: TrainingConfig, place: Place, fits: bool) -> Measured | No
     """A few steps; none of a run that cannot be held."""
     if not place.here:
         # Says what is missing, as training would.
-        from lmtool.training.precision import choose_device
+        from lmtool.training.precision import select_device
 
-        choose_device(config.device)
+        select_device(config.device)
     return measured(config) if fits else None
 
 
 def _with_known_passes(
-    config: TrainingConfig, rows: int, facts: Mapping[str, Any] | None, notes: list[str]
+    config: TrainingConfig, rows: int, metadata: Mapping[str, Any] | None, notes: list[str]
 ) -> tuple[TrainingConfig, float | None]:
     """The configuration, without a budget of passes where nobody knows how long one is, which is noted; and the tokens
     of a pass, None where they are not known. UserError where it has no other budget."""
-    if facts is not None:
-        return config, float(facts["tokens_per_epoch"])
+    if metadata is not None:
+        return config, float(metadata["tokens_per_epoch"])
     if isinstance(config, FinetuneConfig):
         return config, float(rows * config.max_length)
     of_pass = None if any(form.data != config.data for form in config.forms) else _text_tokens(config)
@@ -171,15 +171,15 @@ def _with_known_passes(
 
 
 def _planned(
-    config: RunConfig, learner: BaseLearner, of_pass: float | None, place: Place, facts: Mapping[str, Any] | None
+    config: RunConfig, learner: BaseLearner, of_pass: float | None, place: Place, metadata: Mapping[str, Any] | None
 ) -> RunPlan:
-    """of_pass: the tokens of a pass; facts: of a loader that read it."""
+    """of_pass: the tokens of a pass; metadata: of a loader that read it."""
     if isinstance(config, PretrainConfig) and config.phases:
         of_forms = [_assumed(form, of_pass, form.objective.predicted_fraction) for form in config.forms]
         plan = plan_in_phases(config, learner, of_forms, place)[0]
     else:
         predicted = config.objective.predicted_fraction if isinstance(config, PretrainConfig) else 0.0
-        plan = plan_of(config, learner, facts or _assumed(config, of_pass, predicted), place)
+        plan = plan_of(config, learner, metadata or _assumed(config, of_pass, predicted), place)
     return replace(plan, epochs=None if of_pass is None else plan.tokens / of_pass)
 
 

@@ -36,7 +36,7 @@ from lmtool.reporting.evaluation import print_probes, write_probes
 from lmtool.resolver.schema.run import ProbeConfig
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.weights.load import Loaded, load
 
 # Of the stream "sample": which windows are held out of the probe's training.
@@ -45,11 +45,11 @@ _HOLD_OUT = 8
 
 def run(config: ProbeConfig) -> dict[str, Any]:
     """Probe each checkpoint, print its table, and write the folder. Returns what is in probe.json."""
-    output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
+    output, precision = Output(), select_precision(config.precision, select_device(config.device))
     task = _task(config)
     details: dict[str, Any] = {
         "target": config.target if task is None else task.config.name,
-        "data": getattr(config.data, "name", None) if task is None else task.facts["source"],
+        "data": getattr(config.data, "name", None) if task is None else task.metadata["source"],
         "pooling": config.pooling,
         "ridge": RIDGE,
         "iterations_at_most": ITERATIONS,

@@ -32,7 +32,7 @@ from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import PretrainConfig, RunConfig
 from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.identity import BUDGETS, budgets
-from lmtool.training.budgets import MOST_STEPS, kept_checkpoints, rows_an_interval
+from lmtool.training.budgets import MOST_STEPS, retained_checkpoints, rows_an_interval
 from lmtool.training.configs import AdafactorConfig
 from lmtool.training.precision import Precision
 
@@ -49,22 +49,22 @@ def _beside(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[W
         yield from works * (config.distill.learners - 1)
 
 
-def plan_of(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], where: Precision | Place) -> RunPlan:
-    """The plan of a run. facts: the training loader's. where: a place, or a device that is here, which is measured for
-    a third of a second at most."""
-    single = _of_one_step(config, learner, facts, _place(config, where))
-    limits = _limits(config, single, facts["steps_per_epoch"])
+def plan_of(config: RunConfig, learner: nn.Module, metadata: Mapping[str, Any], where: Precision | Place) -> RunPlan:
+    """The plan of a run. metadata: the training loader's. where: a place, or a device that is here, which is measured
+    for a third of a second at most."""
+    single = _of_one_step(config, learner, metadata, _place(config, where))
+    limits = _limits(config, single, metadata["steps_per_epoch"])
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
-    return replace(_of_steps(config, single, steps), ends_by=budget, epochs=steps / facts["steps_per_epoch"])
+    return replace(_of_steps(config, single, steps), ends_by=budget, epochs=steps / metadata["steps_per_epoch"])
 
 
 def plan_in_phases(
-    config: PretrainConfig, learner: nn.Module, facts: Sequence[Mapping[str, Any]], where: Precision | Place
+    config: PretrainConfig, learner: nn.Module, metadata: Sequence[Mapping[str, Any]], where: Precision | Place
 ) -> tuple[RunPlan, Shares]:
-    """The plan of a run in phases, and the phases as numbers. facts: those of their loaders."""
+    """The plan of a run in phases, and the phases as numbers. metadata: those of their loaders."""
     place = _place(config, where)
-    singles = [_of_one_step(form, learner, own, place) for form, own in zip(config.forms, facts, strict=True)]
+    singles = [_of_one_step(form, learner, own, place) for form, own in zip(config.forms, metadata, strict=True)]
     shares = Shares(
         tuple(phase["share"] for phase in config.phases),
         tuple(single.tokens_per_step for single in singles),
@@ -83,8 +83,8 @@ def plan_in_phases(
         return replace(largest, tokens_per_step=tokens, flops_per_token=flops / tokens, step_seconds=seconds)
 
     limits = {
-        budget: _limits(config, mean(budget), facts[0]["steps_per_epoch"])[budget]
-        for budget in _limits(config, singles[0], facts[0]["steps_per_epoch"])
+        budget: _limits(config, mean(budget), metadata[0]["steps_per_epoch"])[budget]
+        for budget in _limits(config, singles[0], metadata[0]["steps_per_epoch"])
     }
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
@@ -102,17 +102,17 @@ def _place(config: RunConfig, where: Precision | Place) -> Place:
     return where if isinstance(where, Place) else here(config, where)
 
 
-def _of_one_step(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: Place) -> RunPlan:
+def _of_one_step(config: RunConfig, learner: nn.Module, metadata: Mapping[str, Any], place: Place) -> RunPlan:
     """The plan of a run of one step."""
-    predicted = facts.get("predicted_fraction", 0.0)
+    predicted = metadata.get("predicted_fraction", 0.0)
     places = config.objective.places if isinstance(config, PretrainConfig) else {}
     # A task's encoder-decoder reads its text on both sides.
     outputs = predicted or 0.5
     teachers = planned_teachers(config)
-    works = [*works_of(learner, places, predicted, facts["mean_length"], outputs)]
-    works += _beside(config, teachers, places, predicted, facts["mean_length"], outputs)
-    tokens, devices = facts["tokens_per_epoch"] / facts["steps_per_epoch"], devices_of(config)
-    sizes, forward = _sizes(config, learner, teachers, place), _forward(config, learner, facts, place)
+    works = [*works_of(learner, places, predicted, metadata["mean_length"], outputs)]
+    works += _beside(config, teachers, places, predicted, metadata["mean_length"], outputs)
+    tokens, devices = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"], devices_of(config)
+    sizes, forward = _sizes(config, learner, teachers, place), _forward(config, learner, metadata, place)
     sharded = config.parallel == "fsdp" and devices > 1
     # Several processes of one CPU share its cores.
     share = devices if place.cuda else 1
@@ -169,11 +169,11 @@ def _formats(config: RunConfig, place: Place) -> Formats:
     return Formats(place.precision.name != "fp32", place.cuda, config.gradient_checkpointing)
 
 
-def _forward(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: Place) -> Forward:
+def _forward(config: RunConfig, learner: nn.Module, metadata: Mapping[str, Any], place: Place) -> Forward:
     """What one forward of a device keeps."""
-    formats, length = _formats(config, place), facts["mean_length"]
-    predicted = facts.get("predicted_fraction", 0.0)
-    tokens = facts["tokens_per_epoch"] / facts["steps_per_epoch"] / devices_of(config)
+    formats, length = _formats(config, place), metadata["mean_length"]
+    predicted = metadata.get("predicted_fraction", 0.0)
+    tokens = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"] / devices_of(config)
     if config.micro_batch_tokens is not None:
         # What limits a forward counts virtual tokens, a step does not.
         tokens = min(tokens, config.micro_batch_tokens / lengthening(learner, length))
@@ -211,7 +211,7 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
     rows = math.ceil(steps * rows_an_interval(config.log_every, steps) / config.log_every)
     logs = FOLDER_BYTES + ROW_BYTES * (rows + evaluations)
-    kept = kept_checkpoints(config, steps)
+    kept = retained_checkpoints(config, steps)
     given = budgets(config.model_dump(include=set(BUDGETS)))
     return replace(
         single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, budgets=given,

@@ -14,7 +14,7 @@ from lmtool.costs.memory_of_run import available_bytes
 from lmtool.reporting.text import flops, percent
 from lmtool.resolver.schema.run import RunConfig
 from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILISATION, Device, device_of
-from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.training.precision import Precision, select_device, select_precision
 
 # How fast this machine is at the shapes of a model, measured once a process for each.
 
@@ -207,7 +207,7 @@ def place_of(config: RunConfig, published: str | None) -> Place:
         precision = Precision(_precision(config.precision, True), torch.device("cuda"), "planned")
         rate = f"no CUDA device is here; name one: device={', '.join(name for name, of in DEVICES.items() if of.cuda)}"
         return Place(f"{config.device}, which is not here", precision, True, None, lambda work: None, rate, False)
-    return here(config, choose_precision(config.precision, choose_device(config.device)))
+    return here(config, select_precision(config.precision, select_device(config.device)))
 
 
 def _published(name: str, asked: str) -> Place:

@@ -19,7 +19,7 @@ Path = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True)
-class FormatFacts:
+class TextFormatSpec:
     """What a text format (data/formats.py) asks for. roles: the special tokens that stand around texts. segments:
     whether it has the column that tells the two texts of a pair apart. new: special tokens by role that no vocabulary
     has: a head brings their embeddings. class_last: whether the class token stands at the end."""
@@ -31,14 +31,14 @@ class FormatFacts:
 
 
 FORMATS = {
-    "bert": FormatFacts(("cls", "sep"), segments=True),
-    "roberta": FormatFacts(("cls", "sep")),
-    "bart": FormatFacts(("cls", "sep")),
-    "gpt": FormatFacts(("eos",)),
-    "gpt1": FormatFacts((), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}),
-    "plain": FormatFacts(()),
-    "t5": FormatFacts(("eos",)),
-    "xlnet": FormatFacts(("cls", "sep"), segments=True, class_last=True),
+    "bert": TextFormatSpec(("cls", "sep"), segments=True),
+    "roberta": TextFormatSpec(("cls", "sep")),
+    "bart": TextFormatSpec(("cls", "sep")),
+    "gpt": TextFormatSpec(("eos",)),
+    "gpt1": TextFormatSpec((), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}),
+    "plain": TextFormatSpec(()),
+    "t5": TextFormatSpec(("eos",)),
+    "xlnet": TextFormatSpec(("cls", "sep"), segments=True, class_last=True),
 }
 """The formats by the name a model gives (`text_format`)."""
 

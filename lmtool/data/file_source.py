@@ -74,23 +74,27 @@ class KeptScan:
             return None
         try:
             with np.load(self._path) as parts:
-                sizes, facts = parts["sizes"], json.loads(parts["facts"].tobytes())
+                sizes, metadata = parts["sizes"], json.loads(parts["facts"].tobytes())
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
-        counts, size = Counter(facts["counts"]), sum(size for size, _ in self._stamps)
-        return Scan(self._files, array("q", sizes.astype("<i8").tobytes()), facts["digest"], self._stamps, size, counts)
+        counts, size = Counter(metadata["counts"]), sum(size for size, _ in self._stamps)
+        return Scan(
+            self._files, array("q", sizes.astype("<i8").tobytes()), metadata["digest"], self._stamps, size, counts
+        )
 
     def save(self, scan: Scan) -> None:
         """Keep it; where the cache folder cannot be written, the files are read again next time. Nothing is kept of
         files that changed in the meantime."""
         if self._path is None or scan.stamps != self._stamps:
             return
-        facts = json.dumps({"digest": scan.digest, "counts": scan.counts}).encode()
+        metadata = json.dumps({"digest": scan.digest, "counts": scan.counts}).encode()
         draft = draft_of(self._path)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with draft.open("wb") as file:
-                np.savez(file, sizes=np.frombuffer(scan.sizes, dtype="q"), facts=np.frombuffer(facts, dtype=np.uint8))
+                np.savez(
+                    file, sizes=np.frombuffer(scan.sizes, dtype="q"), facts=np.frombuffer(metadata, dtype=np.uint8)
+                )
             os.replace(draft, self._path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -220,7 +224,7 @@ class FileSource(ABC, Generic[AnyConfig]):
             return _array(self._scans[splits_of(split)].sizes)
         return _array(self._scans["train"].sizes)[self._held_out == (splits_of(split) == "validation")]
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         scans = self.scans
         counts: Counter[str] = sum((scan.counts for scan in scans), Counter())  # those of nothing drop out
         return {

@@ -41,8 +41,8 @@ class FormatTemplate:
         ids, columns = text_format.single(*marks) if texts == 1 else text_format.pair(*marks)
         ids = np.asarray(ids, dtype=np.int64)
         at = [int(np.flatnonzero(ids == mark)[0]) for mark in marks]
-        borders = [-1, *at, len(ids)]
-        spans = [slice(borders[number] + 1, borders[number + 1]) for number in range(texts + 1)]
+        boundaries = [-1, *at, len(ids)]
+        spans = [slice(boundaries[number] + 1, boundaries[number + 1]) for number in range(texts + 1)]
         columns = {name: np.asarray(column, dtype=np.int64) for name, column in columns.items()}
         return cls(
             tuple(ids[span] for span in spans),

@@ -99,7 +99,7 @@ def complete_shards(folder: Path) -> tuple[list[Path], Kept] | None:
         return None
     manifest = Manifest.read(folder)
     manifest.verify()
-    return [folder / name for name in sorted(manifest.files) if name != _PROGRESS], Kept(**manifest.facts["kept"])
+    return [folder / name for name in sorted(manifest.files) if name != _PROGRESS], Kept(**manifest.metadata["kept"])
 
 
 class ShardWriter:
@@ -282,7 +282,7 @@ class HubSource(FileSource[HubConfig]):
     def unit(self) -> str:
         return "row"
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         kept = self._kept.values()
         more = {
             "text": ", ".join(columns_of(self.config)),
@@ -292,7 +292,7 @@ class HubSource(FileSource[HubConfig]):
             ),
             "origin": ", ".join(dict.fromkeys(split.origin for split in kept)),
         }
-        return super().facts() | {"source": f"hub {self.config.hub}"} | more
+        return super().metadata() | {"source": f"hub {self.config.hub}"} | more
 
 
 def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:

@@ -92,9 +92,9 @@ class PhasedLoader:
             )
         return steps[0]
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """By phase, those of its loader."""
-        by_phase = {f"phase {number}": loader.facts() for number, loader in enumerate(self.loaders, 1)}
+        by_phase = {f"phase {number}": loader.metadata() for number, loader in enumerate(self.loaders, 1)}
         return {"padding_fraction": 0.0, **by_phase}
 
     # What a budget asks of phases.
@@ -113,7 +113,7 @@ class PhasedLoader:
 
     # What is read when.
 
-    def borders(self, steps: int) -> list[tuple[int, int]]:
+    def boundaries(self, steps: int) -> list[tuple[int, int]]:
         """The first and the last step of each phase, after so many steps of the run; of one without steps the last is
         before the first."""
         ends = [int(min(end, steps)) for end in self._ends or [steps] * len(self.loaders)]

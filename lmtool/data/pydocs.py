@@ -63,7 +63,7 @@ class PydocsSource:
         wanted = splits_of(split) == "validation"
         return (text for (_, text), out in zip(self._documents, self._held_out, strict=True) if out == wanted)
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         return {
             "source": "pydocs",
             "bytes": sum(len(text.encode()) for _, text in self._documents),

@@ -56,7 +56,7 @@ class Source(Protocol):
     def characters(self, split: str) -> int:
         """How many characters they have together."""
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """What the screens and the report say about it; plain data."""
 
 
@@ -114,7 +114,7 @@ def _drawn(count: int, number: int) -> np.ndarray:
 
 
 # What one document is cut at, the best first.
-_BORDERS = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"), re.compile(r"(?<=[.!?])\s"), re.compile(r"\s"))
+_BOUNDARIES = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"), re.compile(r"(?<=[.!?])\s"), re.compile(r"\s"))
 
 
 def split_place(read: Callable[[int, int], str], length: int, fraction: float) -> int:
@@ -129,7 +129,7 @@ def split_place(read: Callable[[int, int], str], length: int, fraction: float) -
     text = read(start, end)
     wanted -= start
     for reach in (near, len(text)):
-        for border in _BORDERS:
+        for border in _BOUNDARIES:
             places = [match.start() for match in border.finditer(text, max(wanted - reach, 0), wanted + reach)]
             for place in sorted(places, key=lambda place: abs(place - wanted)):
                 if text[:place].strip() and text[place:].strip():
@@ -201,12 +201,12 @@ class MixtureSource:
     def characters(self, split: str) -> int:
         return sum(member.characters(split) for member in self.members.values())
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """Those of each member under its title."""
         return {
             "source": "mixture",
             "documents": self.count("train"),
             "validation_documents": self.count("validation"),
             "fingerprint": self.fingerprint,
-            **{title: member.facts() for title, member in self.members.items()},
+            **{title: member.metadata() for title, member in self.members.items()},
         }

@@ -25,13 +25,13 @@ SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".json")
 @dataclass
 class Table:
     """columns: by name, one value a row, all of the same length. origin: (file, line) of each row. skipped: lines left
-    out because their number of columns was wrong, where that was allowed. facts: what else the reader says of the
+    out because their number of columns was wrong, where that was allowed. metadata: what else the reader says of the
     file, for the screens: counts, and words."""
 
     columns: dict[str, list[object]]
     origin: list[tuple[str, int]] = field(default_factory=list)
     skipped: int = 0
-    facts: dict[str, object] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -39,7 +39,7 @@ class Table:
     def take(self, numbers: Sequence[int]) -> Table:
         """Some of the rows, by number."""
         columns = {name: [values[number] for number in numbers] for name, values in self.columns.items()}
-        return Table(columns, [self.origin[number] for number in numbers], self.skipped, self.facts)
+        return Table(columns, [self.origin[number] for number in numbers], self.skipped, self.metadata)
 
 
 def read_table(
@@ -71,7 +71,7 @@ def read_table(
         delimiter = seen_delimiter(path, known, header) if suffix == ".csv" else None
         table = _from_records(path, records(path, delimiter), header, skip_ragged)
         if delimiter not in (None, ","):
-            table.facts["delimiter"] = DELIMITERS[delimiter]
+            table.metadata["delimiter"] = DELIMITERS[delimiter]
     if not table:
         problem = f"no row of {len(table.columns)} columns" if table.skipped else "no rows"
         raise UserError(f"{path}: {problem}", "give a file with rows below its header")
@@ -187,7 +187,7 @@ def read_columns(
     if not table:
         raise UserError(f"{path}: no sentences", "give a file of a word a line and a blank line behind each sentence")
     if documents:
-        table.facts["document_lines"] = documents
+        table.metadata["document_lines"] = documents
     return table
 
 
@@ -229,7 +229,7 @@ def read_conllu(path: Path, word: str) -> Table:
     if len(ids) == len(table):
         table.columns["id"] = list(ids)
     if left_out:
-        table.facts["ranges_and_empty_nodes"] = left_out
+        table.metadata["ranges_and_empty_nodes"] = left_out
     return table
 
 

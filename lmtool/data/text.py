@@ -62,14 +62,14 @@ class TextSource(FileSource[TextConfig]):
     def unit(self) -> str:
         return self.config.document
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         files = [path for scan in self.scans for path in scan.files]
         kinds = {kind: path for path in files if (kind := kind_of(path.name)) not in (None, "text")}
         warnings = [
             f"{path.name} is read as plain text, markup and all; data={kind} reads the text of its rows"
             for kind, path in kinds.items()
         ]
-        return super().facts() | ({"warnings": warnings} if warnings else {})
+        return super().metadata() | ({"warnings": warnings} if warnings else {})
 
 
 Pieces = Iterable[tuple[str, bool]]
@@ -192,8 +192,8 @@ class RowSource(FileSource[AnyRows]):
     def unit(self) -> str:
         return "row"
 
-    def facts(self) -> dict[str, object]:
-        return super().facts() | {"text": ", ".join(self.columns)}
+    def metadata(self) -> dict[str, object]:
+        return super().metadata() | {"text": ", ".join(self.columns)}
 
 
 class JsonlSource(RowSource[JsonlConfig]):
@@ -233,9 +233,9 @@ class CsvSource(RowSource[CsvConfig]):
             else:
                 refuse(ragged(path, number, record, names))
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         marks = {self._delimiter(path) or "\t" for scan in self.scans for path in scan.files}
-        return super().facts() | {"delimiter": ", ".join(sorted(DELIMITERS[mark] for mark in marks))}
+        return super().metadata() | {"delimiter": ", ".join(sorted(DELIMITERS[mark] for mark in marks))}
 
     def _delimiter(self, path: Path) -> str | None:
         return delimiter_for(path, self.config.delimiter, self.columns, self.config.encoding)

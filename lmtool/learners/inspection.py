@@ -152,7 +152,7 @@ class Drawn:
     batch: Batch
 
     @cached_property
-    def borders(self) -> np.ndarray:
+    def boundaries(self) -> np.ndarray:
         """(N+1,) the first document of each example in the batch: an example may have several, side by side."""
         examples = self.batch.examples.numpy()
         return np.append(np.flatnonzero(np.diff(examples, prepend=-1)), len(examples))
@@ -191,15 +191,15 @@ class Inspector:
 
     def check_plan(self, tally: Tally) -> None:
         """Enter what is cut or left out by the plan of the first epoch."""
-        facts = self.examples.facts()
-        if "truncated" in facts:
+        metadata = self.examples.metadata()
+        if "truncated" in metadata:
             plan = self.examples.plan(0)
             first = self.examples.batch(plan.rows[:1], np.arange(1), 0)
-            tally.note("truncated fraction", facts["truncated"], facts["examples"])
+            tally.note("truncated fraction", metadata["truncated"], metadata["examples"])
             if len(first.inputs.lengths) == 1:
                 sides = 1 if first.outputs is None else 2
                 full = (plan.lengths >= sides * self.max_length).sum()
-                tally.none("rows cut that are shorter than max_length", max(0, facts["truncated"] - full))
+                tally.none("rows cut that are shorter than max_length", max(0, metadata["truncated"] - full))
 
     def check(self, tally: Tally, drawn: Drawn) -> None:
         """Enter what the objective promises of these examples, beside its definition."""
@@ -214,7 +214,7 @@ class Inspector:
                 entry["text"] = "\n".join(texts[number])
                 # Where in the text another document, or the second text of a pair, begins.
                 entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
-            documents = range(*drawn.borders[number : number + 2])
+            documents = range(*drawn.boundaries[number : number + 2])
             entry["input"] = self.side(batch.inputs, documents)
             if drawing := self.learner.backbone.drawing(batch.inputs.lengths[documents[0]]):
                 entry["drawing"] = drawing
@@ -276,7 +276,7 @@ class Inspector:
             tally.none("padding fraction", _padding(batch, pad), batch.tokens)
             longest = max(max(side.lengths) for side in sides)
             tally.none("sequences longer than max_length", longest > self.max_length)
-            lengths = np.add.reduceat(np.sum([side.lengths for side in sides], axis=0), drawn.borders[:-1])
+            lengths = np.add.reduceat(np.sum([side.lengths for side in sides], axis=0), drawn.boundaries[:-1])
             planned = self.examples.plan(drawn.epoch).lengths[drawn.numbers]
             tally.none("examples longer than planned", (lengths > planned).sum())
             self.check(tally, drawn)

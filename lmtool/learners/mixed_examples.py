@@ -134,19 +134,21 @@ class MixedExamples:
         """How many of these rows of a plan are of each member."""
         return dict(zip(self.members, np.bincount(rows["member"], minlength=len(self.members)).tolist(), strict=True))
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """Size of the first epoch, and of each member's own."""
-        plan, own = self.plan(0), {name: member.facts() for name, member in self.members.items()}
+        plan, own = self.plan(0), {name: member.metadata() for name, member in self.members.items()}
         drawn = self.drawn(plan.rows)
-        facts = {
-            **plan.facts(),
+        metadata = {
+            **plan.metadata(),
             **{
                 key: sum(count / len(plan) * own[name].get(key, 0.0) for name, count in drawn.items())
                 for key in ("predicted_fraction", "truncated_fraction")
             },
-            **{f"{name}_examples": int(facts["examples"]) for name, facts in own.items()},
+            **{f"{name}_examples": int(metadata["examples"]) for name, metadata in own.items()},
         }
-        return facts if self.whole else {**facts, **{f"{name}_in_an_epoch": count for name, count in drawn.items()}}
+        return (
+            metadata if self.whole else {**metadata, **{f"{name}_in_an_epoch": count for name, count in drawn.items()}}
+        )
 
 
 # What `lmtool inspect` reports of a mixture.
@@ -300,11 +302,11 @@ def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictor
 
 def _counted(data: SplitData) -> TokenStore:
     """A store without tokens whose facts are those of all members together."""
-    facts = [part.text.facts for part in data.members.values()]
+    metadata = [part.text.metadata for part in data.members.values()]
     sums: dict[str, object] = {
-        name: sum(own[name] for own in facts) for name in ("tokens", "words", "bytes", "documents", "characters")
+        name: sum(own[name] for own in metadata) for name in ("tokens", "words", "bytes", "documents", "characters")
     }
-    sums["unknown_fraction"] = sum(own["unknown_fraction"] * own["tokens"] for own in facts) / sums["tokens"]
+    sums["unknown_fraction"] = sum(own["unknown_fraction"] * own["tokens"] for own in metadata) / sums["tokens"]
     first = next(iter(data.members.values())).text
     empty = np.empty(0, dtype=np.int64)
     return TokenStore(first.tokens[:0], empty, empty, empty, sums, first.folder)

@@ -222,11 +222,11 @@ class _KeyedAttention(torch.autograd.Function):
         (gradient,), plan = gradients, ctx.plan
         vectors, *saved = ctx.saved_tensors
         all_weights, kept = saved[: len(plan.tiles)], saved[len(plan.tiles) :]
-        borders, size = [len(plan.queries), len(plan.keys)], vectors.shape[1]
+        boundaries, size = [len(plan.queries), len(plan.keys)], vectors.shape[1]
         given = _wide(gradient.reshape(-1, size).index_select(0, plan.queries)).mul_(ctx.factor)
         given.index_fill_(0, plan.padding, 0.0)
         out = torch.empty_like(vectors)
-        (queries, keys), (to_queries, to_keys) = vectors.split(borders), out.split(borders)
+        (queries, keys), (to_queries, to_keys) = vectors.split(boundaries), out.split(boundaries)
         for tile, weights_BLK, kept_BLK in zip(plan.tiles, all_weights, kept, strict=True):
             given_BLD, q_BLD, (k_BKD, v_BKD) = tile.of_queries(given), tile.of_queries(queries), tile.of_keys(keys)
             to_q_BLD, (to_k_BKD, to_v_BKD) = tile.of_queries(to_queries), tile.of_keys(to_keys)

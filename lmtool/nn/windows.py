@@ -46,10 +46,10 @@ class WindowLayer(nn.Module):
         self.widths, kinds = tuple(widths), len(widths)
         self.left, self.right = (max(widths) - 1) // 2, max(widths) // 2
         self.reach, self.hidden_size, self.size = max(widths), hidden_size, size
-        borders = [size * number // kinds for number in range(kinds + 1)]
+        boundaries = [size * number // kinds for number in range(kinds + 1)]
         self.filters = nn.ModuleList(
             nn.Linear(width * hidden_size, last - first)
-            for width, first, last in zip(widths, borders[:-1], borders[1:], strict=True)
+            for width, first, last in zip(widths, boundaries[:-1], boundaries[1:], strict=True)
         )
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:

@@ -17,7 +17,7 @@ from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.model import labels_of, places_of
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.learners.writing import Continuing, PerplexityScorer, TextScorer, written
 from lmtool.models.base import Decoder, through_lanes
 from lmtool.models.heads.lm import LMHead, lm_head
@@ -60,7 +60,7 @@ class CausalLanguageModel(BaseLearner):
         return CausalWindows(self.tokenizer, data.text, max_length, data.documents, data.split, data.stride)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
-        return TextScorer(self, predictors, data.text.facts, self.tokenizer.role("eos"))
+        return TextScorer(self, predictors, data.text.metadata, self.tokenizer.role("eos"))
 
     def inspector(self, examples: TextWindows, max_length: int) -> StreamInspector:
         if isinstance(examples, CausalSegments):
@@ -87,14 +87,14 @@ class CausalLanguageModel(BaseLearner):
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
-        at, labels = places_of(batch, self.term), labels_of(batch, self.term)
+        at, labels = indices_of(batch, self.term), labels_of(batch, self.term)
         hidden_MH = self._states(batch, None)
         each, best = self._lm.scores(hidden_MH, self.backbone.embed.token.weight, labels)
         return {self.term: Scores(each, labels, best, batch.inputs.documents[at])}
 
     def _states(self, batch: Batch, draws: Draws | None) -> Tensor:
         """(M, H) hidden states of the places that predict."""
-        return through_lanes(self.backbone, self.carried, batch, draws, places_of(batch, self.term))
+        return through_lanes(self.backbone, self.carried, batch, draws, indices_of(batch, self.term))
 
     @property
     def _lm(self) -> LMHead:

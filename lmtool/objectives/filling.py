@@ -18,7 +18,7 @@ from lmtool.data.examples import Rows
 from lmtool.data.formats import text_format
 from lmtool.errors import NotFinite, UserError
 from lmtool.learners.base import BaseLearner, Inference
-from lmtool.learners.model import labels_of, places_of
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed
@@ -122,7 +122,7 @@ class MaskFiller(BaseLearner):
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """The first n examples of a batch with their masks and guesses, see `masked_samples`."""
-        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         return masked_samples(batch, at, labels, self.logits_at, self.tokenizer, n)
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ from lmtool.data.examples import SplitData
 from lmtool.data.formats import Assembled
 from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_counts
 from lmtool.learners.metrics import Metric
-from lmtool.learners.model import labels_of, places_of
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.models.heads.replaced_token import CopyGate, ReplacedTokenHead, copy_best, copy_losses
@@ -127,7 +127,7 @@ class GeneratedTextLearner(MaskFiller):
 
     def original(self, batch: Batch) -> Tensor:
         """(T,) the text as it was."""
-        return batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), labels_of(batch, "mlm"))
+        return batch.inputs.tokens.index_copy(0, indices_of(batch, "mlm"), labels_of(batch, "mlm"))
 
     @torch.no_grad()
     def sampled(self, batch: Batch, step: int) -> Sampled:
@@ -135,21 +135,21 @@ class GeneratedTextLearner(MaskFiller):
         hidden_MG = self._generator_hidden(batch, None)
         filled = self.filled(batch, hidden_MG, step)
         return Sampled.of(
-            filled, self._generator_head, hidden_MG, self._generator_table, filled.tokens[places_of(batch, "mlm")],
+            filled, self._generator_head, hidden_MG, self._generator_table, filled.tokens[indices_of(batch, "mlm")],
             labels_of(batch, "mlm"), self.tokenizer.vocab_size,
         )  # fmt: skip
 
     def filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
         """The text with the generator's samples at the masked places; draws keyed by (seed, step, example, position).
         hidden_MG: the generator's states there. No gradient passes."""
-        inputs, at = batch.host.inputs, places_of(batch.host, "mlm")
+        inputs, at = batch.host.inputs, indices_of(batch.host, "mlm")
         documents, positions = inputs.documents[at].numpy(), inputs.positions[at].numpy()
         uniform = random_streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)
         sampled = sample_tokens(
             self._generator_head, hidden_MG.detach(), self._generator_table,
             send(torch.from_numpy(uniform), hidden_MG.device), self.tokenizer.vocab_size,
         )  # fmt: skip
-        return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), sampled))
+        return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, indices_of(batch, "mlm"), sampled))
 
     def read(self, batch: Batch, filled: Packed, draws: Draws | None) -> Read:
         """The model's forward over the generator's text."""
@@ -160,7 +160,7 @@ class GeneratedTextLearner(MaskFiller):
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation; the generator's samples are those of step 0."""
-        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         hidden_MG = self._generator_hidden(batch, None)
         each, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
         documents = batch.inputs.documents
@@ -183,7 +183,7 @@ class GeneratedTextLearner(MaskFiller):
 
     def _generator_hidden(self, batch: Batch, draws: Draws | None) -> Tensor:
         """(M, G) the generator's states at the masked places."""
-        return self._generator_head.states(self.generator, batch.inputs, draws, places_of(batch, "mlm"))
+        return self._generator_head.states(self.generator, batch.inputs, draws, indices_of(batch, "mlm"))
 
     @property
     def table_VW(self) -> Tensor:
@@ -274,7 +274,7 @@ class MaskedTokenDetection(ReplacedTokenDetection):
     replaced_share = 0.5
 
     def places(self, batch: Batch) -> Tensor:
-        return places_of(batch, "mlm")
+        return indices_of(batch, "mlm")
 
 
 class RestoredMasks(TokenMasks):
@@ -301,7 +301,7 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
         return cast(MaskedLMHead, self.heads["masked_lm"])
 
     def places(self, batch: Batch) -> Tensor:
-        return places_of(batch, self.term)
+        return indices_of(batch, self.term)
 
     def predictor(self, unigram: ConstantPredictor) -> ConstantPredictor:
         return unigram

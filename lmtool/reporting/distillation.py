@@ -104,9 +104,9 @@ def _cell(value: Any) -> Any:
 
 def _layer_map(run: RunFiles) -> Iterator[str]:
     """What learned from what."""
-    facts = run.section("data").get("distillation")
-    if isinstance(facts, Mapping) and facts.get("layers"):
-        yield html.paragraph(f"Student layers and the teacher's that they learn from: {facts['layers']}.")
+    metadata = run.section("data").get("distillation")
+    if isinstance(metadata, Mapping) and metadata.get("layers"):
+        yield html.paragraph(f"Student layers and the teacher's that they learn from: {metadata['layers']}.")
 
 
 def interchange_of(run: RunFiles) -> Mapping[str, Any]:

@@ -126,7 +126,7 @@ def folded(summary: str, text: str, limit: int = 100_000) -> str:
     return f"<details><summary>{escape(summary)}</summary><pre>{escape_lines(text, limit)}</pre></details>"
 
 
-def facts(heading: str, values: Mapping[str, Any], limit: int = 60) -> str:
+def metadata(heading: str, values: Mapping[str, Any], limit: int = 60) -> str:
     """Facts as a two-column table; nested sections become tables of their own below it."""
     flat = [(key, value) for key, value in values.items() if not isinstance(value, Mapping) and value is not None]
     rows = "".join(
@@ -134,7 +134,9 @@ def facts(heading: str, values: Mapping[str, Any], limit: int = 60) -> str:
         for key, value in flat[:limit]
     )
     own = f'<h3>{escape(title(heading))}</h3><table class="facts">{rows}</table>' if rows else ""
-    nested = (facts(f"{heading} · {key}", value, limit) for key, value in values.items() if isinstance(value, Mapping))
+    nested = (
+        metadata(f"{heading} · {key}", value, limit) for key, value in values.items() if isinstance(value, Mapping)
+    )
     return own + "".join(nested)
 
 

@@ -46,7 +46,7 @@ def print_cuts(output: Output, text: str, cuts: Sequence[Cut]) -> None:
     colours = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
     rows = []
     for cut in cuts:
-        rows += [(cut.name, plain(" ".join(cut.pieces))), ("", f"{_facts(cut)} · given back: {_back(text, cut)}")]
+        rows += [(cut.name, plain(" ".join(cut.pieces))), ("", f"{_metadata(cut)} · given back: {_back(text, cut)}")]
     output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces? .*": "dim", **colours})
     output.paragraph(_LEGEND, "dim")
 
@@ -54,7 +54,7 @@ def print_cuts(output: Output, text: str, cuts: Sequence[Cut]) -> None:
 _LEGEND = "Between two pieces stands a space; ␣ is a space of the text, ⏎ a line end, ## continues a word."
 
 
-def _facts(cut: Cut) -> str:
+def _metadata(cut: Cut) -> str:
     unknown = f" · {len(cut.unknown):,} unknown" if cut.unknown else ""
     return f"{counted(len(cut.pieces), 'piece')} of {cut.entries:,} entries{unknown}"
 
@@ -78,7 +78,7 @@ def write_cuts(path: Path, text: str, cuts: Sequence[Cut]) -> None:
             for at, piece in enumerate(cut.pieces)
         )
         back = html.paragraph(f"given back: {_back(text, cut)}")
-        rows.append(f"<h3>{html.escape(cut.name)}</h3>{html.paragraph(_facts(cut))}<p>{marks}</p>{back}")
+        rows.append(f"<h3>{html.escape(cut.name)}</h3>{html.paragraph(_metadata(cut))}<p>{marks}</p>{back}")
     body = [
         f"<h1>{html.escape(text, 300)}</h1>",
         html.section("As each vocabulary cuts it", *rows, html.paragraph(_LEGEND)),

@@ -98,7 +98,7 @@ def loss_caption(run: RunFiles) -> str:
     elif key != "loss":
         term = title(key.removeprefix("loss_"))
         said.append(f"Of training the {term} loss alone, which held-out data are scored on.")
-    beside = run.facts.get("trained_beside")
+    beside = run.metadata.get("trained_beside")
     if isinstance(beside, str):
         said.append(f"Training counts {beside} too, which are easier to predict.")
     return " ".join(said)

@@ -69,10 +69,10 @@ def _of_run(folder: Path) -> Line | None:
         return None
     files = RunFiles(folder)
     result = read_object(files, "result.json", needed=False)
-    facts = read_object(files, "facts.json", needed=False).get("baseline")
+    metadata = read_object(files, "facts.json", needed=False).get("baseline")
     examples = result.get("validation_examples")
     score = score_of(
-        result, facts if isinstance(facts, dict) else None, examples if isinstance(examples, int) else None
+        result, metadata if isinstance(metadata, dict) else None, examples if isinstance(examples, int) else None
     )
     written, taken = _written_and_size(folder)
     seconds = result.get("seconds")

@@ -47,7 +47,7 @@ Complete = Callable[[Mapping[str, object]], Mapping[str, object]]
 _PACKAGES = ("lmtool", "torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
 
 
-def choose_folder(root: Path, name: str | None, run_dir: str | None, stem: str) -> Path:
+def select_folder(root: Path, name: str | None, run_dir: str | None, stem: str) -> Path:
     """The folder of a run: `run_dir`, else root/NAME, else a new root/STEM-0001, -0002, ... made here: mkdir lets one
     of several processes have it. UserError where a name is no plain name or the folder cannot be made."""
     if run_dir is not None:
@@ -215,8 +215,8 @@ class RunFolder:
         except OSError as error:
             raise cannot_write(self.path.parent / "latest", error) from error
 
-    def write_environment(self, arguments: Sequence[str], facts: Mapping[str, object] | None = None) -> None:
-        """environment.json: versions, processor, threads, the masked command line and `facts` (device, precision).
+    def write_environment(self, arguments: Sequence[str], metadata: Mapping[str, object] | None = None) -> None:
+        """environment.json: versions, processor, threads, the masked command line and `metadata` (device, precision).
         Environment variables are never written."""
         content: dict[str, object] = {
             "arguments": list(arguments),
@@ -225,7 +225,7 @@ class RunFolder:
         }
         content["packages"] = {name: version for name in _PACKAGES if (version := _version(name))}
         content |= {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-        self.write_json("environment.json", content | dict(facts or {}))
+        self.write_json("environment.json", content | dict(metadata or {}))
 
     def write_json(self, name: str, content: object) -> None:
         """A JSON file of the run, replaced in one move and masked."""

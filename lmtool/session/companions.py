@@ -228,7 +228,7 @@ class Distillation(Companion):
     def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
         require_same_teachers(session.run, self.digests)
         summary = self.distilled.begin(session.reading)
-        return {"data": {"distillation": {**self.distilled.facts(), **summary}}}
+        return {"data": {"distillation": {**self.distilled.metadata(), **summary}}}
 
     def write(self, folder: Path) -> None:
         if self.digests:

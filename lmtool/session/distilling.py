@@ -131,7 +131,7 @@ def _measured(
         **error,
         "parameters": sum(tensor.numel() for tensor in weights),
         "weight_bytes": sum(tensor.nbytes for tensor in weights),
-        "tokens_per_second": splits.first.loader.facts()["tokens_per_epoch"] / max(seconds, 1e-9),
+        "tokens_per_second": splits.first.loader.metadata()["tokens_per_epoch"] / max(seconds, 1e-9),
     }
 
 

@@ -84,7 +84,7 @@ class Finetuning:
     def _metadata(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Metadata of the data for the first screen."""
         notes = [head.note for head in self.heads.values() if head.note]
-        metadata = {**self.task.facts, **({"head": "; ".join(notes)} if notes else {})}
+        metadata = {**self.task.metadata, **({"head": "; ".join(notes)} if notes else {})}
         unknown = self._unknown_fraction(tokenizer)
         metadata |= {"unknown_fraction": unknown} if unknown else {}
         metadata["warnings"] = [

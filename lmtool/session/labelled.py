@@ -52,7 +52,7 @@ def _to_learn(
     data = load_task(task, config.seed, config.cache_dir, config.offline)
     if getattr(task, "domain", None) is not None:
         others = target_rows(task, config.cache_dir, config.offline)
-        data = replace(data, unlabelled=others, facts={**data.facts, "target_rows": len(others)})
+        data = replace(data, unlabelled=others, metadata={**data.metadata, "target_rows": len(others)})
     task, taken = data.config, None
     # A published classifier's task has no name; a run's head is its task's.
     section = next((sections[name] for name in (task.name, *HEADS) if name in sections), None)
@@ -62,24 +62,24 @@ def _to_learn(
         taken = None
     elif taken is not None:
         task = task.with_head(taken.form)
-    facts = data.facts
+    metadata = data.metadata
     if taken is None and origin is not None and getattr(task, "pooling", None) == "auto":
-        task, facts = _pooled_as_published(task, facts, origin, config.offline)
-    return replace(data, config=task, facts=facts), taken
+        task, metadata = _pooled_as_published(task, metadata, origin, config.offline)
+    return replace(data, config=task, metadata=metadata), taken
 
 
 def _pooled_as_published(
-    task: TaskConfig, facts: dict[str, Any], origin: str, offline: bool
+    task: TaskConfig, metadata: dict[str, Any], origin: str, offline: bool
 ) -> tuple[TaskConfig, dict[str, Any]]:
     """The task and its facts, with the pooling of the sentence encoder that it starts from, where it is one."""
     published = published_folder(origin, offline)
     encoder = None if published is None else sentence_encoder(published, offline)
     if encoder is None:
-        return task, facts
+        return task, metadata
     fields = encoder.task_fields(origin)
     without = f", without {' and '.join(encoder.further)}" if encoder.further else ""
     said = f"{fields['pooling']} (the checkpoint's {encoder.file}{without})"
-    return task.model_copy(update=fields), {**facts, "pooling": said}
+    return task.model_copy(update=fields), {**metadata, "pooling": said}
 
 
 def data_to_score(

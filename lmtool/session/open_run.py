@@ -21,14 +21,14 @@ from lmtool.config.plugins import command_line
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
-from lmtool.reporting.trackers.base import RunFacts
+from lmtool.reporting.trackers.base import RunMetadata
 from lmtool.reporting.trackers.tracking import Trackers
 from lmtool.resolver.decoding import completed
 from lmtool.resolver.schema.run import RunConfig
 from lmtool.resolver.trunks import phases_ended
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.identity import BUDGETS, budgets
-from lmtool.runs.run_folder import RunFolder, choose_folder
+from lmtool.runs.run_folder import RunFolder, select_folder
 from lmtool.system.files import MANIFEST
 from lmtool.system.secrets import masked
 from lmtool.system.signals import Interrupts, stopped, take_late
@@ -36,7 +36,7 @@ from lmtool.training.compiling import require_compiler
 from lmtool.training.consistency import keys, require_same, versions
 from lmtool.training.group import ALONE, ProcessGroup, process_group
 from lmtool.training.launching import note_run
-from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.training.precision import Precision, select_device, select_precision
 
 _COMPARED = 10_000  # steps of the past, evenly spaced
 
@@ -125,7 +125,7 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
 
     stem: what a run without a name is called, before its counter.
     """
-    precision = choose_precision(config.precision, choose_device(config.device))
+    precision = select_precision(config.precision, select_device(config.device))
     require_compiler(config.compile, precision.device)
     take_late()  # of a run before, in this process
     with Interrupts(), process_group(precision.device) as group:
@@ -153,7 +153,7 @@ def _opened(
     """The run as the process has it that writes."""
     others, folder = RUNS.exists(), None
     try:
-        folder = choose_folder(RUNS, config.name, config.run_dir, stem)
+        folder = select_folder(RUNS, config.name, config.run_dir, stem)
         same_past = partial(require_same_past, verb, config)
         with RunFolder(folder, data, saved.to_yaml(data), same_past, completed) as run:
             output = Output(log=run.append_log)
@@ -181,8 +181,8 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
     """The trackers of a run; of several processes that train together the first one's alone."""
     path = run.path.resolve()
     is_job = (path / "job.json").is_file()
-    facts = partial(
-        RunFacts,
+    metadata = partial(
+        RunMetadata,
         str(path),
         masked(f"{path.parent.name}/{path.name}" if is_job else path.name),
         masked(path.parent.name) if is_job else None,
@@ -191,7 +191,7 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
         config.offline,
     )
     chosen = config.logger if run.writes else {}
-    return Trackers(chosen, facts, lambda line: output.line(line), _warned(output))
+    return Trackers(chosen, metadata, lambda line: output.line(line), _warned(output))
 
 
 def _warned(output: Output) -> Callable[[str], None]:

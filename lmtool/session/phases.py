@@ -48,12 +48,12 @@ def text_of(
     return SplitData(split, store, config.documents, rows, stride)
 
 
-def tokenized_facts(data: SplitData) -> dict[str, Any]:
+def tokenized_metadata(data: SplitData) -> dict[str, Any]:
     """How fast the store of a split was built, whenever that was: for the screens and the report."""
     if data.members:
-        return {title: tokenized_facts(part) for title, part in data.members.items()}
-    facts = data.text.facts
-    return {name: facts[name] for name in ("bytes", "seconds", "bytes_per_second", "tokens_per_second")}
+        return {title: tokenized_metadata(part) for title, part in data.members.items()}
+    metadata = data.text.metadata
+    return {name: metadata[name] for name in ("bytes", "seconds", "bytes_per_second", "tokens_per_second")}
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def planned(
     """The loader of a run that reads these parts one after the other, and its plan."""
     loaders = [part.loader for part in parts]
     if not isinstance(config, PretrainConfig) or not config.phases:
-        return loaders[0], plan_of(config, learner, loaders[0].facts(), precision)
-    plan, shares = plan_in_phases(config, learner, [loader.facts() for loader in loaders], precision)
+        return loaders[0], plan_of(config, learner, loaders[0].metadata(), precision)
+    plan, shares = plan_in_phases(config, learner, [loader.metadata() for loader in loaders], precision)
     forms = config.forms
     same_text = [form.data == before.data for form, before in zip(forms, forms[:1] + forms, strict=False)]
     return PhasedLoader(loaders, shares, same_text), plan
@@ -111,7 +111,7 @@ def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str
     """The phases of a run of so many steps, for result.json: what differs in each (`given`), its `share`, and its
     `first_step` and `last_step`, null where it had none."""
     rows = []
-    for phase, (first, last) in zip(plan.phases, loader.borders(steps), strict=True):
+    for phase, (first, last) in zip(plan.phases, loader.boundaries(steps), strict=True):
         ran = first <= last
         row = {"given": phase.given, "share": phase.share}
         rows.append(row | {"first_step": first if ran else None, "last_step": last if ran else None})

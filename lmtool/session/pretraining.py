@@ -14,7 +14,7 @@ from lmtool.reporting.text import plain
 from lmtool.resolver.schema.run import PretrainConfig
 from lmtool.session.distilling import distilled
 from lmtool.session.open_run import OpenRun
-from lmtool.session.phases import phases_of, text_of, tokenized_facts
+from lmtool.session.phases import phases_of, text_of, tokenized_metadata
 from lmtool.session.provenance import Contents, contents_of, require_same_data
 from lmtool.session.session import Session
 from lmtool.session.start import require_fit, saved_tokenizer, start_weights
@@ -54,7 +54,7 @@ class Pretraining:
                 by_phase.append(by_phase[same_text])
                 continue
             by_phase.append({split: self.split(form, split, tokenizer, on_stage) for split in ("train", "validation")})
-        metadata["tokenized"] = tokenized_facts(by_phase[0]["train"])
+        metadata["tokenized"] = tokenized_metadata(by_phase[0]["train"])
         learner, loaded = assemble(config, tokenizer, start_weights(config, own=run.checkpoint))
         return Session(
             run=run,
@@ -95,14 +95,14 @@ class Pretraining:
         forms = self.config.forms
         first = self.source(forms[0].data, on_stage)
         contents = contents_of(self.tasks, (forms[0].data.name, first))
-        metadata = {**first.facts(), **{f"task {name}": task.facts for name, task in self.tasks.items()}}
+        metadata = {**first.metadata(), **{f"task {name}": task.metadata for name, task in self.tasks.items()}}
         seen = [first]
         for number, form in enumerate(forms[1:], 1):
             source = self.source(form.data, on_stage)
             if source not in seen:
                 of_phase = contents_of({}, (form.data.name, source))
                 contents |= {f"phases.{number} {name}": content for name, content in of_phase.items()}
-                metadata[f"text of phase {number + 1}"] = source.facts()
+                metadata[f"text of phase {number + 1}"] = source.metadata()
                 seen.append(source)
         return contents, metadata
 

@@ -101,7 +101,7 @@ _REPORT_ONLY = frozenset(
 WASTE = ("padding_fraction", "truncated_fraction")
 
 
-def machine_facts(
+def machine_metadata(
     config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation, group: ProcessGroup = ALONE
 ) -> dict[str, str]:
     """Where the run computes and how: for the screen and the report."""
@@ -140,14 +140,14 @@ def begin(
     """Write facts.json and show the first screen. metadata: by section, "data", "model" and "run"."""
     opened, learner, compilation = session.run, session.learner, session.compilation
     config, data = opened.config, metadata["data"]
-    machine = machine_facts(config, learner, opened.precision, compilation, opened.group)
+    machine = machine_metadata(config, learner, opened.precision, compilation, opened.group)
     copied = data.get("distillation", {}).get("started from")
-    model = model_facts(config, session.tokenizer, session.loaded, copied) | dict(metadata["model"])
+    model = model_metadata(config, session.tokenizer, session.loaded, copied) | dict(metadata["model"])
     learning_rates = rates(learner, config.optimizer, plan.steps)
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
     # Without a tuning method everything learns.
     learns = {} if learner.tuning is None else learning_by_role(learner)
-    facts: dict[str, Any] = {
+    report: dict[str, Any] = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
         "learns": learns,
@@ -156,7 +156,7 @@ def begin(
         **({"trained_beside": learner.trained_beside} if learner.trained_beside else {}),
         **metadata["run"],
     }
-    opened.folder.write_json("facts.json", facts)
+    opened.folder.write_json("facts.json", report)
     start_screen(
         opened.output,
         command=opened.verb,
@@ -218,20 +218,20 @@ def updated_baseline(
     return whole
 
 
-def _told(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _told(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The facts worth a place on the screen; counts of nothing are not, but for what is cut off."""
     kept = {
         name: value
-        for name, value in facts.items()
+        for name, value in metadata.items()
         if name not in _REPORT_ONLY and (value or value is False or name == "truncated_fraction")
     }
     return {name: _told(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
-def warnings_of(facts: Mapping[str, Any]) -> Iterator[str]:
+def warnings_of(metadata: Mapping[str, Any]) -> Iterator[str]:
     """The warnings among facts, those of sections too."""
-    yield from facts.get("warnings", ())
-    for value in facts.values():
+    yield from metadata.get("warnings", ())
+    for value in metadata.values():
         if isinstance(value, Mapping):
             yield from warnings_of(value)
 
@@ -241,7 +241,7 @@ def listener(opened: OpenRun, metric: str, baseline: Mapping[str, Any]) -> Progr
     return ProgressDisplay(opened.output, metric, opened.config.log_every, baseline)
 
 
-def model_facts(
+def model_metadata(
     config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None, copied: str | None = None
 ) -> dict[str, Any]:
     """Facts of the model for screen and report. copied: what a student took of its teacher at the start."""
@@ -249,7 +249,7 @@ def model_facts(
     tuning = config.tuning if isinstance(config, FinetuneConfig) else None
     return {
         "family": config.model.name,
-        **config.model.facts(),
+        **config.model.metadata(),
         "vocabulary": tokenizer.vocab_size,
         **({"virtual tokens a text": tuning.positions} if tuning is not None and tuning.positions else {}),
         "weights": weights if copied is None else f"{weights}; copied of the teacher: {copied}",

@@ -21,7 +21,7 @@ from lmtool.session.open_run import OpenRun
 from lmtool.session.phases import PhaseData, planned
 from lmtool.session.provenance import Contents
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.compiling import Compilation, choose_compilation
+from lmtool.training.compiling import Compilation, select_compilation
 from lmtool.training.progress import TrainingSettings
 from lmtool.weights.bases import Base
 from lmtool.weights.loading import LoadReport
@@ -75,7 +75,7 @@ class Session:
 
     @cached_property
     def compilation(self) -> Compilation:
-        return choose_compilation(
+        return select_compilation(
             self.config.compile, self.run.precision.device, self.plan.flops, self.config.max_minutes
         )
 
@@ -105,15 +105,15 @@ class Session:
             progress=self.run.output.stage,
         )
 
-    def settings(self, uninformed_loss: float = 0.0) -> TrainingSettings:
-        """The settings of the loop. uninformed_loss: the loss when the input is ignored, to recognize an explosion."""
+    def settings(self, baseline_loss: float = 0.0) -> TrainingSettings:
+        """The settings of the loop. baseline_loss: the loss when the input is ignored, to recognize an explosion."""
         config, metric = self.config, self.learner.metric
         shared = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
         return TrainingSettings(
             metric=metric.name,
             greater_is_better=not metric.smaller_is_better,
             flops_per_token=self.plan.flops_per_token,
-            uninformed_loss=uninformed_loss,
+            baseline_loss=baseline_loss,
             compiles=self.compilation.on,
             chooses=config.distill.teaches_heads,
             **{name: getattr(config, name) for name in shared},

@@ -31,7 +31,7 @@ from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.suites import DIAGNOSTIC, FILES, LEFT_OUT, average, folder_of, score_of, submission
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 
 Run = Callable[[FinetuneConfig], dict[str, Any]]
 _TOKENS = 8192  # in one forward
@@ -111,7 +111,7 @@ def _submissions(
     config: FinetuneConfig, root: Path, names: list[str], diagnostic: TaskConfig | None
 ) -> Iterator[tuple[str, str]]:
     """The files of the leaderboard: the test rows of each task as its run predicts them, by the file's name."""
-    precision = choose_precision(config.precision, choose_device(config.device))
+    precision = select_precision(config.precision, select_device(config.device))
     for name in names:
         trained = read_trained(str(root / name), config.offline, precision)
         task: Any = trained.config.task if isinstance(trained.config, FinetuneConfig) else None

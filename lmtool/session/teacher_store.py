@@ -189,10 +189,10 @@ def with_texts(
     )
     lines = (opened_store.folder / _FILE).read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
-    replaced, facts = taught(student, rows, texts, section.targets == "both")
+    replaced, metadata = taught(student, rows, texts, section.targets == "both")
     tokenizers = both_tokenizers(teacher, student.tokenizer, config.model)
     train = replace(splits["train"], rows={**splits["train"].rows, config.task.name: replaced})
-    return {**splits, "train": train}, {"teacher_texts": {**opened_store.said(), **facts, **tokenizers}}
+    return {**splits, "train": train}, {"teacher_texts": {**opened_store.said(), **metadata, **tokenizers}}
 
 
 def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], beside: bool) -> tuple[Rows, dict[str, Any]]:
@@ -205,16 +205,16 @@ def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], beside: bool)
     other = np.array(
         [label is not None and not _same(label, gold) for label, gold in zip(labels, rows.labels, strict=True)]
     )
-    facts: dict[str, Any] = {"rows": len(rows), "other_than_gold": int(other.sum())}
+    metadata: dict[str, Any] = {"rows": len(rows), "other_than_gold": int(other.sum())}
     if not usable.all():
         count = f"{len(rows) - int(usable.sum()):,} of {len(rows):,}"
-        facts["warnings"] = [f"{count} texts of the teacher are empty or no label: these rows keep their targets"]
+        metadata["warnings"] = [f"{count} texts of the teacher are empty or no label: these rows keep their targets"]
     if beside:
         further = np.flatnonzero(other)
         taken = rows.take(np.concatenate([np.arange(len(rows)), further]))
-        return replace(taken, labels=_joined(rows.labels, [labels[row] for row in further])), facts
+        return replace(taken, labels=_joined(rows.labels, [labels[row] for row in further])), metadata
     both = [label if label is not None else gold for label, gold in zip(labels, rows.labels, strict=True)]
-    return replace(rows, labels=_joined(rows.labels, both, alone=True)), facts
+    return replace(rows, labels=_joined(rows.labels, both, alone=True)), metadata
 
 
 def _same(label: Any, gold: Any) -> bool:
@@ -271,11 +271,11 @@ def relabelled(
             f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
         )
     labelled = replace(rows, labels=predictions.labels_at(np.array(places)))
-    facts = {"predictions": f"{len(rows):,} of {path}"}
+    metadata = {"predictions": f"{len(rows):,} of {path}"}
     others = len(predictions) - len(set(places))
     if others:
-        facts["predictions of other rows"] = f"{others:,}, not read"
-    return replace(data, rows={**data.rows, task.name: labelled}), facts
+        metadata["predictions of other rows"] = f"{others:,}, not read"
+    return replace(data, rows={**data.rows, task.name: labelled}), metadata
 
 
 def predictions_of(task: TaskConfig, path: str) -> Rows:

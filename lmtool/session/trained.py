@@ -23,7 +23,7 @@ from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.tasks.configs import TaskConfig, tasks_of
 from lmtool.tasks.labels import TakenHead
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.weights.assemble import Blueprint, assemble
 from lmtool.weights.folders import PublishedFolder, published_folder, read_settings
 from lmtool.weights.importing import COMMAND
@@ -119,7 +119,7 @@ class Trained:
 
 def load_trained(config: UseConfig) -> Trained:
     """The checkpoint of a command. UserError where it is damaged, or holds nothing that predicts."""
-    precision = choose_precision(config.precision, choose_device(config.device))
+    precision = select_precision(config.precision, select_device(config.device))
     trained = read_trained(config.checkpoint, config.offline, precision)
     for note in notes(config.checkpoint, trained.weights.ignored):
         Output().line(f"warning: {note}", "yellow")

@@ -190,10 +190,10 @@ def read_sound(config: TaskConfig, seed: int, cache_dir: str, offline: bool) -> 
     """The data of a task without the rows that fail, and what is wrong with each of these; None where too many do.
     UserError where the data fail as a whole."""
     with collected() as problems:
-        tables, facts = read_tables(config, cache_dir, offline)
+        tables, metadata = read_tables(config, cache_dir, offline)
         while len(problems) < MOST_FAILING:
             try:
-                return decode_tables(config, tables, dict(facts), seed), problems
+                return decode_tables(config, tables, dict(metadata), seed), problems
             except UserError as problem:
                 rest = _without(tables, problem)
                 if rest is None:

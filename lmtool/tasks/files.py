@@ -131,7 +131,7 @@ def canonical(split: str) -> str:
 
 
 def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, TaskTable], dict[str, object]]:
-    """The tables of `task.path` by canonical split, and facts: the files read, and lines skipped.
+    """The tables of `task.path` by canonical split, and metadata: the files read, and lines skipped.
 
     scoring: there need be no train file.
     """
@@ -142,14 +142,14 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
         )
     paths = _splits(config, path, scoring) if path.is_dir() else {"train": path}
     tables: dict[str, TaskTable] = {}
-    facts: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in paths.items()}}
-    facts["skipped_rows"] = 0
+    metadata: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in paths.items()}}
+    metadata["skipped_rows"] = 0
     for split, file in paths.items():
         tables[split], table = _read(config, file)
-        facts["skipped_rows"] += table.skipped
-        for name, fact in table.facts.items():  # counts of all files together
-            facts[name] = facts.get(name, 0) + fact if isinstance(fact, int) else fact
-    return tables, facts
+        metadata["skipped_rows"] += table.skipped
+        for name, fact in table.metadata.items():  # counts of all files together
+            metadata[name] = metadata.get(name, 0) + fact if isinstance(fact, int) else fact
+    return tables, metadata
 
 
 def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:

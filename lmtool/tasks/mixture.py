@@ -35,9 +35,9 @@ class MixedData:
     members: Mapping[str, TaskData]
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Those of each member, and which of them outweighs the others."""
-        facts: dict[str, Any] = {f"task {name}": data.facts for name, data in self.members.items()}
+        metadata: dict[str, Any] = {f"task {name}": data.metadata for name, data in self.members.items()}
         first = {name: build(data.config).first_loss(data.train) for name, data in self.members.items()}
         heavy = [
             f"the loss of {name} is the square of values far from 0: it begins at {loss:.1f} and outweighs the other "
@@ -46,7 +46,7 @@ class MixedData:
             for name, loss in first.items()
             if loss is not None and loss > math.log(50)
         ]
-        return {**facts, "warnings": heavy} if heavy else facts
+        return {**metadata, "warnings": heavy} if heavy else metadata
 
     def texts(self) -> list[Sequence[str]]:
         return [column for data in self.members.values() for column in data.texts()]

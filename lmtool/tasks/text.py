@@ -58,7 +58,7 @@ class TaskText:
     def characters(self, split: str) -> int:
         return sum(map(len, self._texts[splits_of(split)]))
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {
             "source": f"texts of {', '.join(part.name for part in self._config.task.parts())}",
             "bytes": sum(len(text.encode()) for texts in self._texts.values() for text in texts),

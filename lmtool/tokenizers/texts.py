@@ -62,8 +62,8 @@ def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
 
 def _parts(text: str) -> list[str]:
     """A text, cut where a word is longer than any of a language."""
-    borders = [0, *(match.end() for match in _WORD.finditer(text)), len(text)]
-    return [text[start:end] for start, end in pairwise(borders)]
+    boundaries = [0, *(match.end() for match in _WORD.finditer(text)), len(text)]
+    return [text[start:end] for start, end in pairwise(boundaries)]
 
 
 def alphabet(

@@ -64,7 +64,7 @@ class Budget:
             raise ValueError("max_flops needs flops_per_token")
         self.loader, self._phased = loader, loader if isinstance(loader, Phased) else None
         # Tokens of a whole pass, where the loader counted them: then a token budget needs no measuring.
-        self._epoch_tokens = loader.facts().get("tokens_per_epoch") if math.isfinite(self.tokens) else None
+        self._epoch_tokens = loader.metadata().get("tokens_per_epoch") if math.isfinite(self.tokens) else None
         self._by_clock = "max_minutes" in self.measured and self._phased is None
         self._tenths: int | None = None
         self._started: int | None = None
@@ -240,7 +240,7 @@ class Keeping(Protocol):
     def keep_every(self) -> int | None: ...
 
 
-def kept_checkpoints(keeping: Keeping, steps: float) -> int:
+def retained_checkpoints(keeping: Keeping, steps: float) -> int:
     """How many checkpoints stay of a run of so many steps, at most; of one whose steps are not known, as many as of one
     with ten evaluations."""
     known = math.isfinite(steps)

@@ -42,7 +42,7 @@ class Compilation:
         return f"{'yes' if self.on else 'no'} ({self.why})"
 
 
-def choose_compilation(
+def select_compilation(
     choice: Choice, device: torch.device, flops: float, max_minutes: float | None = None
 ) -> Compilation:
     """auto: on CUDA for a run of more than `WORTHWHILE_MINUTES`, never on a CPU, where no gain was measured. That rule

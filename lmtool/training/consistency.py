@@ -28,11 +28,11 @@ def require_same_training(group: ProcessGroup, learner: nn.Module, loader: Loade
     if group.size == 1:
         return
     versions = {"lmtool": lmtool.__version__, "torch": torch.__version__}
-    own = {"versions": versions, "training data": loader.facts(), "weights": _sums(learner)}
+    own = {"versions": versions, "training data": loader.metadata(), "weights": _sums(learner)}
     everyone = group.all(own)
     for rank, theirs in enumerate(everyone):
-        for kind, facts in everyone[0].items():
-            if difference := _difference(facts, theirs[kind]):
+        for kind, metadata in everyone[0].items():
+            if difference := _difference(metadata, theirs[kind]):
                 raise UserError(f"rank {rank} has other {kind} than rank 0: {difference}", _AGAIN)
 
 

@@ -39,14 +39,14 @@ class Health:
     def __init__(
         self,
         device: torch.device,
-        uninformed_loss: float,
+        baseline_loss: float,
         progress: Progress,
         loader: Loader | None = None,
         folder: Path | None = None,
         group: ProcessGroup = ALONE,
     ):
         self._group = group
-        self._least = max(uninformed_loss, LEAST_REFERENCE)
+        self._least = max(baseline_loss, LEAST_REFERENCE)
         self._progress, self._loader, self._folder = progress, loader, folder
         self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
         self._first_exploded = torch.zeros((), dtype=torch.int64, device=device)
@@ -82,21 +82,21 @@ class Health:
             return
         # On CUDA the verdict comes some steps late; the loader is a function of its cursor and gives the batch again.
         offending = data if first == step else self._batch_of(first)
-        facts: dict[str, Any] = {"step": first, "cursor": self._cursors[first], "reference_loss": reference}
+        metadata: dict[str, Any] = {"step": first, "cursor": self._cursors[first], "reference_loss": reference}
         if first == step:
-            facts |= {"loss": str(float(loss)), "grad_norm": str(float(norm))}
+            metadata |= {"loss": str(float(loss)), "grad_norm": str(float(norm))}
         if first == first_exploded:
             height = f" to {float(loss):.3g}" if first == step else ""
             message = f"the loss exploded{height}: {EXPLODED_STEPS} steps up to step {first} lose {_times(reference)}"
-            raise self._diverged(first, offending, message, facts)
+            raise self._diverged(first, offending, message, metadata)
         known = "loss" if not torch.isfinite(loss) else "gradient"
         culprit = known if first == step else "loss or gradient"
-        raise self._diverged(first, offending, f"the {culprit} of step {first} is not finite", facts)
+        raise self._diverged(first, offending, f"the {culprit} of step {first} is not finite", metadata)
 
-    def _diverged(self, step: int, data: Step, message: str, facts: Mapping[str, Any]) -> Diverged:
+    def _diverged(self, step: int, data: Step, message: str, metadata: Mapping[str, Any]) -> Diverged:
         """The end of all processes, with the batches of all of them."""
         batches = [batch for part in self._group.all(data.batches) for batch in part]
-        return _diverged(self._folder, step, replace(data, batches=batches), message, facts)
+        return _diverged(self._folder, step, replace(data, batches=batches), message, metadata)
 
     def _batch_of(self, step: int) -> Step:
         assert self._loader is not None
@@ -108,8 +108,8 @@ class Health:
         if loss is not None and loss > EXPLODED_TIMES * reference:
             step = self._progress.step
             message = f"the loss exploded to {loss:.3g} in the evaluation after step {step}: {_times(reference)}"
-            facts = {"step": step, "loss": loss, "reference_loss": reference}
-            raise self._diverged(step, data, message, facts)
+            metadata = {"step": step, "loss": loss, "reference_loss": reference}
+            raise self._diverged(step, data, message, metadata)
 
     def not_finite(self, data: Step, problem: NotFinite) -> Diverged:
         """The end of a run whose evaluation gives something that is no number; the held-out batch is saved."""
@@ -123,18 +123,18 @@ def _times(reference: float) -> str:
     return f"more than {EXPLODED_TIMES:g} times {reference:.3g} (what reading nothing or the first step loses, or 1)"
 
 
-def _diverged(folder: Path | None, step: int, data: Step, message: str, facts: Mapping[str, Any]) -> Diverged:
+def _diverged(folder: Path | None, step: int, data: Step, message: str, metadata: Mapping[str, Any]) -> Diverged:
     hint = "a lower optimizer.lr, a longer warm-up or precision=fp32, under another name="
     if folder is None:
         return Diverged(message, hint)
     try:
-        saved = save_batch(folder, step, data, facts)
+        saved = save_batch(folder, step, data, metadata)
     except OSError as error:
         return Diverged(f"{message}; its batch could not be saved ({error})", hint)
     return Diverged(f"{message}; its batch is saved in {saved}", hint)
 
 
-def save_batch(folder: Path, step: int, data: Step, facts: Mapping[str, Any]) -> Path:
+def save_batch(folder: Path, step: int, data: Step, metadata: Mapping[str, Any]) -> Path:
     """`diverged/step_N.safetensors` with the tensors of every micro-batch, and `.json` with lengths and facts."""
     place = real_folder(folder / "diverged")
     tensors: dict[str, Tensor] = {}
@@ -147,8 +147,8 @@ def save_batch(folder: Path, step: int, data: Step, facts: Mapping[str, Any]) ->
     draft = draft_of(path)
     save_tensors(tensors, draft)
     os.replace(draft, path)
-    facts = {**facts, "lengths": lengths, "next_cursor": data.cursor}
-    replace_bytes(path.with_suffix(".json"), to_json(facts).encode())
+    metadata = {**metadata, "lengths": lengths, "next_cursor": data.cursor}
+    replace_bytes(path.with_suffix(".json"), to_json(metadata).encode())
     return path
 
 

@@ -34,7 +34,7 @@ from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import RunFolder
 from lmtool.system.files import remove
-from lmtool.training.budgets import kept_checkpoints
+from lmtool.training.budgets import retained_checkpoints
 from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.optimizers import load_state_tensors, state_tensors
 from lmtool.training.progress import CheckpointExtension, Progress, TrainingSettings
@@ -112,7 +112,7 @@ class Keeper:
             return
         weights = sum(tensor.nbytes for tensor in self._own_weights().values())
         moments = 2 * sum(parameter.nbytes for parameter in self.named.values())
-        stay = kept_checkpoints(self.settings, steps)
+        stay = retained_checkpoints(self.settings, steps)
         needed = (weights + moments) * (stay + 1) + (1 << 20)
         held = sum(
             file.stat().st_size for step in saved_steps(self.folder) for file in step.iterdir() if file.is_file()

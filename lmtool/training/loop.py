@@ -37,7 +37,7 @@ from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups
-from lmtool.training.precision import Precision, choose_device, choose_precision, deterministic, keep_freed_memory
+from lmtool.training.precision import Precision, deterministic, keep_freed_memory, select_device, select_precision
 from lmtool.training.progress import (
     Best,
     CheckpointExtension,
@@ -75,7 +75,7 @@ def train(
     progress = resume(keeper, budget, settings, group)
     require_same_training(group, learner, loader)
     engine = engine_for(learner, settings.parallel, group)
-    health = Health(device, settings.uninformed_loss, progress, loader, run.path if run.writes else None, group)
+    health = Health(device, settings.baseline_loss, progress, loader, run.path if run.writes else None, group)
     announce(run, precision)
     by_rows = row_gradients(learner, optimizer, sparse=device.type == "cpu" and group.size == 1)
     signals = Signals(command_line("resume", str(run.path)))
@@ -128,7 +128,7 @@ def optimization(
 def move_to_device(learner: nn.Module, loader: Loader, settings: TrainingSettings, group: ProcessGroup) -> Precision:
     """Put a learner on the device it trains on, sharded over the group with parallel=fsdp, in training mode. Returns
     the device and number format."""
-    precision = choose_precision(settings.precision, choose_device(settings.device))
+    precision = select_precision(settings.precision, select_device(settings.device))
     device = precision.device
     if device.type == "cpu":
         keep_freed_memory()

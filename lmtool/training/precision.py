@@ -49,7 +49,7 @@ class Precision:
 FP32_CPU = Precision("fp32", torch.device("cpu"), "plain")
 
 
-def choose_device(name: str) -> torch.device:
+def select_device(name: str) -> torch.device:
     """auto (CUDA where there is one), cpu, cuda or cuda:N; of several processes on a machine each has its own CUDA
     device. UserError where the device is not there."""
     if name == "auto":
@@ -84,7 +84,7 @@ def cpu_has_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def choose_precision(name: str, device: torch.device) -> Precision:
+def select_precision(name: str, device: torch.device) -> Precision:
     """auto: bf16 where the device multiplies it itself, else fp32. Anything else is taken as asked and stated."""
     native = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else cpu_has_bf16()
     if name == "auto":

@@ -80,8 +80,8 @@ class ProfiledLoader:
     def steps_in_epoch(self, epoch: int) -> int:
         return self._loader.steps_in_epoch(epoch)
 
-    def facts(self) -> dict[str, Any]:
-        return self._loader.facts()
+    def metadata(self) -> dict[str, Any]:
+        return self._loader.metadata()
 
     def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
         recording, source = self.recording, iter(self._loader.steps(cursor, rank, ranks))

@@ -34,7 +34,7 @@ class TrainingSettings:
     `metric` before the run ends, None: never. gradient_checkpointing: layers are recomputed in the backward. compiles:
     see compiling.py. parallel: how several processes train the model. metric: a key of what `evaluate` returns;
     greater_is_better: its direction; chooses: whether it says which checkpoint is the best, else the last one is.
-    uninformed_loss: what reading nothing loses; many times as much is an explosion (health.py).
+    baseline_loss: what reading nothing loses; many times as much is an explosion (health.py).
     """
 
     seed: int
@@ -59,7 +59,7 @@ class TrainingSettings:
     gradient_checkpointing: bool = False
     compiles: bool = False
     parallel: Parallel = "ddp"
-    uninformed_loss: float = 0.0
+    baseline_loss: float = 0.0
     chooses: bool = True
 
 

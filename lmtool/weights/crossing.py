@@ -172,7 +172,7 @@ def _of_modules(source: nn.Module, model: nn.Module) -> Iterator[str]:
 
 def _of_class(name: str, own: nn.Module, its: nn.Module) -> Iterator[str]:
     """What two modules of one class hold."""
-    before, after = _facts(own), _facts(its)
+    before, after = _metadata(own), _metadata(its)
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
             yield f"{name} has {key}={_word(after.get(key))}, and had {_word(before.get(key))}"
@@ -180,7 +180,7 @@ def _of_class(name: str, own: nn.Module, its: nn.Module) -> Iterator[str]:
         yield f"{name}{_BIAS}"
 
 
-def _facts(module: nn.Module) -> dict[str, Any]:
+def _metadata(module: nn.Module) -> dict[str, Any]:
     """The numbers and functions that a module holds."""
     known = {key: value for key, value in vars(module).items() if not key.startswith("_") and key not in _FREE}
     return {key: value for key, value in known.items() if isinstance(value, _NUMBERED) or callable(value)}

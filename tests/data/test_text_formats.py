@@ -97,7 +97,7 @@ def test_roles_are_those_that_the_formats_ask_for():
             return len(self.roles)
 
     assert set(FORMATS) == set(formats._FORMATS)
-    for name, facts in FORMATS.items():
+    for name, metadata in FORMATS.items():
         asked = Asked()
         text_format(name, asked)
-        assert tuple(asked.roles) == (*facts.roles, *facts.new)
+        assert tuple(asked.roles) == (*metadata.roles, *metadata.new)

@@ -233,16 +233,16 @@ def test_empty_files(tmp_path):
         write(tmp_path / "a.txt", content)
         refused(tmp_path / "a.txt", f"a.txt is {problem}: there is no text")
     write(tmp_path / "b.txt", BOOK)
-    assert source(tmp_path).facts()["empty_files"] == 1
+    assert source(tmp_path).metadata()["empty_files"] == 1
     write(tmp_path / "b.txt", "")
     refused(tmp_path, "all 2 files are white space alone")
 
 
 def test_long_lines_and_control_characters_are_counted(tmp_path):
     write(tmp_path / "a.txt", "word " * 400_000 + "\n\nshort\n\nbell \x07 here\n")
-    facts = source(tmp_path / "a.txt").facts()
-    assert facts["long_lines"] == 1 and facts["lines_with_control_characters"] == 1
-    assert facts["documents"] + facts["validation_documents"] == 3
+    metadata = source(tmp_path / "a.txt").metadata()
+    assert metadata["long_lines"] == 1 and metadata["lines_with_control_characters"] == 1
+    assert metadata["documents"] + metadata["validation_documents"] == 3
 
 
 def test_a_file_that_changes_is_refused(tmp_path):

@@ -39,8 +39,8 @@ def built(case, shares=(0.75, 0.25), split="train"):
     learner = build(Choice("objective").validate(section), backbone(family), tokens, 3)
     stores = {"books": store(tokens, sentences(40)), "web": store(tokens, sentences(12, 5))}
     for own in stores.values():
-        own.facts.update({"tokens": len(own.tokens), "words": 50, "bytes": 200, "documents": 9, "characters": 200})
-        own.facts["unknown_fraction"] = 0.0
+        own.metadata.update({"tokens": len(own.tokens), "words": 50, "bytes": 200, "documents": 9, "characters": 200})
+        own.metadata["unknown_fraction"] = 0.0
     members = {title: SplitData(split, own) for title, own in stores.items()}
     data = SplitData(split, members=members, shares=shares)
     return learner, data, examples_of(learner, data, 32)

@@ -139,7 +139,7 @@ def test_targets_are_the_answers_and_every_character_is_in_a_window(family, toke
             exact.add(row)
     assert exact == set(range(len(data.train)))
     assert all(seen[row, place] for row in range(len(data.train)) for place, x in enumerate(LONG) if not x.isspace())
-    assert examples.facts()["answers_in_no_window"] == 0
+    assert examples.metadata()["answers_in_no_window"] == 0
 
 
 def test_the_loss_is_the_mean_of_start_and_end(tokenizers, tmp_path):
@@ -284,11 +284,13 @@ def test_bad_answers_are_refused_with_their_place(tmp_path, fields, message):
     if "is not in" in message:
         data = data_of("squad", tmp_path, changed(**fields), bad_answers="skip")
         assert (
-            len(data.train) == 5 and data.facts["skipped_answers"] == 1 and "1 row skipped" in data.facts["warnings"][0]
+            len(data.train) == 5
+            and data.metadata["skipped_answers"] == 1
+            and "1 row skipped" in data.metadata["warnings"][0]
         )
 
 
 def test_a_long_question_is_cut_and_counted(tokenizers, tmp_path):
     data = data_of("squad", tmp_path, question_tokens=4)
     examples = examples_of(learner_of(data, "bert", tokenizers), data.train, 48)
-    assert examples.facts()["cut_questions"] == 6 and examples.facts()["longest"] <= 48
+    assert examples.metadata()["cut_questions"] == 6 and examples.metadata()["longest"] <= 48

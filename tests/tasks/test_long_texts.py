@@ -38,7 +38,7 @@ def test_windows_vote(kind, windows, wordpiece, tmp_path):
     examples = examples_of(learner, data.train, 16)
     plan = examples.plan(0)
     batch = examples.batch(plan.rows, np.arange(len(plan)), 0)
-    assert len(plan) > len(data.train) and examples.facts()["truncated"] == 0
+    assert len(plan) > len(data.train) and examples.metadata()["truncated"] == 0
     assert max(batch.inputs.lengths) <= 16 and batch.parts.tolist() == plan.rows["part"].tolist()
     # Each token of a row is read, in its place.
     read = {row: {} for row in range(6)}

@@ -42,7 +42,7 @@ def test_lists_and_text_are_the_same(tmp_path):
         (tmp_path / name).mkdir()
         write(tmp_path / name, labels), write(tmp_path / name, labels, "dev")
         data = load(tmp_path / name, **given)
-        assert data.config.labels == ("a", "b", "c") and data.facts["labels"] == {"a": 3, "b": 5, "c": 3}
+        assert data.config.labels == ("a", "b", "c") and data.metadata["labels"] == {"a": 3, "b": 5, "c": 3}
         assert data.train.labels[:3].tolist() == [[0, 1, 0], [1, 1, 0], [0, 0, 0]]
         assert data.config.learner  # a kind with a learner
 

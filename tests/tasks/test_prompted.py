@@ -130,7 +130,7 @@ def test_texts_are_cut_and_never_the_prompt(tokenizers, tmp_path):
     learner = learner_of(data, tokenizers)
     examples = examples_of(learner, data.train, 9)
     assert read_by(learner, examples, 1) == ["[CLS] a fine and it was [MASK] . [SEP]"]
-    assert examples.facts()["truncated"] > 0 and examples.plan(0).lengths.max() == 9
+    assert examples.metadata()["truncated"] > 0 and examples.plan(0).lengths.max() == 9
     with pytest.raises(UserError, match="leaves no room for text: the prompt around it has 6 tokens"):
         examples_of(learner, data.train, 6)
     writer = learner_of(data, tokenizers, "bart")
@@ -203,7 +203,7 @@ def test_draws_of_demonstrations_are_joined_by_the_mean_of_their_logits(tokenize
     learner, dev = learner_of(data, tokenizers).eval(), data.validation["dev"]
     held_out = split_data(learner, dev, "dev")
     examples = learner.examples(held_out, 60)
-    assert len(examples.plan(0)) == 18 and examples.facts()["demonstration_draws"] == 3
+    assert len(examples.plan(0)) == 18 and examples.metadata()["demonstration_draws"] == 3
     batch = examples.batch(examples.plan(0).rows, np.arange(18), 0)
     with torch.no_grad():
         logits = learner.outputs(batch, 0).view(6, 3, 2).mean(1).softmax(-1)

@@ -171,11 +171,11 @@ def killed_in_save(group: ProcessGroup, folder: str) -> None:
     """Of a run that saves after each step, rank 0 dies in its third save."""
     saves = []
 
-    def write_manifest(draft: Path, facts: dict[str, Any]) -> None:
-        saves.append(facts)
+    def write_manifest(draft: Path, metadata: dict[str, Any]) -> None:
+        saves.append(metadata)
         if len(saves) == 3:
             os._exit(1)
-        files.write_manifest(draft, facts)
+        files.write_manifest(draft, metadata)
 
     checkpoints.write_manifest = write_manifest
     run_on(group, folder, "mlm", "fsdp", max_steps=6, checkpoint_every=1)

@@ -73,10 +73,10 @@ class SpanBoundaryHead(LMHead):
         self.activation = ACTIVATIONS[activation]
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def features(self, borders_M2H: Tensor, places_M: Tensor) -> Tensor:
-        """(M, 2H+B) what `loss_sum` and `scores` read. borders_M2H: hidden states of the token before and behind the
+    def features(self, boundaries_M2H: Tensor, places_M: Tensor) -> Tensor:
+        """(M, 2H+B) what `loss_sum` and `scores` read. boundaries_M2H: hidden states of the token before and behind the
         span of each target. places_M: the target's number in its span, from 0."""
-        return torch.cat([borders_M2H.flatten(1), self.position(places_M).to(borders_M2H.dtype)], dim=-1)
+        return torch.cat([boundaries_M2H.flatten(1), self.position(places_M).to(boundaries_M2H.dtype)], dim=-1)
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
         inner_MH = self.norm1(self.activation(self.dense1(hidden_MH)))

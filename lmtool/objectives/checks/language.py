@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmtool.data.formats import FormatTemplate, ragged_ranges
 from lmtool.learners.inspection import Drawn, Inspector, Tally
-from lmtool.learners.model import labels_of, places_of
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.characters import FILL, TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS
 from lmtool.objectives.examples.words import BACKWARD, FORWARD, Pairs
 from lmtool.types import Packed
@@ -34,19 +34,19 @@ class StreamInspector(Inspector):
     def _documents(self, start: int, length: int) -> list[str]:
         stream = self.examples.stream
         ids = stream.read(np.array([start]), np.array([length]))
-        within = stream.borders[(stream.borders > start) & (stream.borders < start + length)] - start
+        within = stream.boundaries[(stream.boundaries > start) & (stream.boundaries < start + length)] - start
         return [self.tokenizer.decode(part.tolist()) for part in np.split(ids, within)]
 
     def check_plan(self, tally: Tally) -> None:
         """What of the text is in no window."""
-        rows, borders = self.examples.plan(0).rows, self.examples.stream.borders
+        rows, boundaries = self.examples.plan(0).rows, self.examples.stream.boundaries
         rows = rows[np.argsort(rows["start"], kind="stable")]  # lanes go by steps
         start = rows["start"]
         ends = np.maximum.accumulate(start + rows["length"])
-        gaps = np.maximum(np.append(start, borders[-1]) - np.append(0, ends), 0)
+        gaps = np.maximum(np.append(start, boundaries[-1]) - np.append(0, ends), 0)
         left = ragged_ranges(np.append(0, ends), gaps)
-        lone = np.isin(left + 1, borders).sum() if self.drops_lone_tokens else 0
-        tally.exact("left out share of text", len(left), lone, borders[-1])
+        lone = np.isin(left + 1, boundaries).sum() if self.drops_lone_tokens else 0
+        tally.exact("left out share of text", len(left), lone, boundaries[-1])
         super().check_plan(tally)
 
 
@@ -61,7 +61,7 @@ class CausalInspector(StreamInspector):
 
     def check(self, tally: Tally, drawn: Drawn) -> None:
         batch = drawn.batch
-        at, labels = places_of(batch, "clm").numpy(), labels_of(batch, "clm").numpy()
+        at, labels = indices_of(batch, "clm").numpy(), labels_of(batch, "clm").numpy()
         tokens = batch.inputs.tokens.numpy()
         tally.note("predicted share of tokens", len(at), len(tokens))
         tally.none("labels that are not the next token", (tokens[at + 1] != labels).sum())
@@ -173,7 +173,7 @@ class MaskedPrefixesInspector(PrefixesInspector):
 
     def check_sides(self, tally: Tally, drawn: Drawn, lengths: np.ndarray, prefixes: np.ndarray) -> None:
         batch = drawn.batch
-        at, labels = places_of(batch, "prefix_lm").numpy(), labels_of(batch, "prefix_lm").numpy()
+        at, labels = indices_of(batch, "prefix_lm").numpy(), labels_of(batch, "prefix_lm").numpy()
         tokens = batch.inputs.tokens.numpy()
         positions, documents = batch.inputs.positions.numpy()[at], batch.inputs.documents.numpy()[at]
         tally.none("labels that are not the next token", (tokens[at + 1] != labels).sum())
@@ -220,7 +220,7 @@ class WordInspector(StreamInspector):
         bytes_W = np.add.reduceat(reader.spelled_lengths()[tokens], first_W)
         tally.note(f"share of words cut to {reader.longest} bytes", (bytes_W > reader.longest).sum(), len(first_W))
         for term, ahead in ((FORWARD, 1), (BACKWARD, -1)):
-            at, labels = places_of(drawn.batch, term).numpy(), labels_of(drawn.batch, term).numpy()
+            at, labels = indices_of(drawn.batch, term).numpy(), labels_of(drawn.batch, term).numpy()
             word_M = np.searchsorted(first_W, at)
             tally.none(
                 f"{term} labels that are not the next word on its way", (number_W[word_M + ahead] != labels).sum()
@@ -236,7 +236,7 @@ class WordInspector(StreamInspector):
         symbols_UL, number_W = reader.symbols(inputs, reader.words(inputs))
         symbols_WL = symbols_UL[number_W].tolist()
         targets = {
-            term: dict(zip(places_of(drawn.batch, term).tolist(), labels_of(drawn.batch, term).tolist(), strict=True))
+            term: dict(zip(indices_of(drawn.batch, term).tolist(), labels_of(drawn.batch, term).tolist(), strict=True))
             for term in (FORWARD, BACKWARD)
         }
         for number, entry in enumerate(super().entries(drawn)):

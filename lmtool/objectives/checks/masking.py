@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lmtool.learners.inspection import Drawn, Inspector, Tally
-from lmtool.learners.model import places_of
+from lmtool.learners.model import indices_of
 from lmtool.objectives.checks.language import StreamInspector
 from lmtool.objectives.corruption.masking import Masked, budget
 
@@ -99,7 +99,7 @@ class MaskedWindowsInspector(MaskingInspector, StreamInspector):
             return
         short, room = rows["short"] == 1, self.examples.room
         tally.share("windows that aim at a shorter length", short.sum(), len(rows), share)
-        ends = np.isin(rows["start"] + rows["length"], self.examples.stream.borders)
+        ends = np.isin(rows["start"] + rows["length"], self.examples.stream.boundaries)
         tally.none("windows cut although there is text", (~short & ~ends & (rows["length"] != room)).sum())
         tally.note(
             "length of the shorter ones, as a share of the longest", rows["length"][short].sum(), short.sum() * room
@@ -223,7 +223,7 @@ class GeneratorInspector(MaskedWindowsInspector):
         batch = drawn.batch.to(self.learner.device)
         sampled = self.learner.sampled(batch, drawn.epoch)
         other = (sampled.filled.tokens != self.learner.original(batch)).cpu().numpy()
-        at = places_of(batch, "mlm").cpu().numpy()
+        at = indices_of(batch, "mlm").cpu().numpy()
         chances = sampled.other_M.cpu().numpy()
         variance = (chances * (1 - chances)).sum()
         tally.mean("replaced share of tokens", other.sum(), len(other), chances.sum(), variance, 1.0)

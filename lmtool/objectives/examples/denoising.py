@@ -25,7 +25,7 @@ from lmtool.objectives.corruption.noises import (
     rotate,
     text_length,
 )
-from lmtool.objectives.examples.windows import Sides, Stream, plan_facts, room_for, some, windows
+from lmtool.objectives.examples.windows import Sides, Stream, plan_metadata, room_for, some, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 
@@ -97,9 +97,9 @@ class NoisyWindows:
         outputs = assemble(self.sides.template, [(whole.tokens, whole.lengths)])
         return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, and the share of its tokens that are predicted."""
-        return {**plan_facts(self._plan, self.store, self.split), "predicted_fraction": 0.5}
+        return {**plan_metadata(self._plan, self.store, self.split), "predicted_fraction": 0.5}
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
@@ -156,8 +156,8 @@ class CorruptedSpans:
         outputs = assemble(self.sides.template, [(corrupted.targets, corrupted.target_lengths)])
         return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, and the share of its tokens that are predicted."""
         return {
-            **plan_facts(self._plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction
+            **plan_metadata(self._plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction
         }  # fmt: skip

@@ -21,7 +21,7 @@ from lmtool.objectives.examples.windows import (
     Stream,
     drawn_windows,
     numbers_of,
-    plan_facts,
+    plan_metadata,
     room_for,
     some,
     windows,
@@ -70,10 +70,10 @@ class SpanMasks(TokenMasks):
         targets = super().targets(whole, masked)
         if self.config.boundary:
             assert isinstance(masked, MaskedSpans)
-            borders = masked.spans[masked.span_of] + np.array([-1, 1])
-            within = masked.at - borders[:, 0] - 1
+            boundaries = masked.spans[masked.span_of] + np.array([-1, 1])
+            within = masked.at - boundaries[:, 0] - 1
             kept = masked.bordered[masked.span_of] & (within < self.config.boundary_targets)
-            labels, at, span = (torch.from_numpy(values[kept]) for values in (masked.labels, masked.at, borders))
+            labels, at, span = (torch.from_numpy(values[kept]) for values in (masked.labels, masked.at, boundaries))
             targets["sbo"] = Target(labels, at=at, span=span)
         return targets
 
@@ -149,10 +149,10 @@ class MaskedWindows:
             *numbers_of(examples),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, and the share of tokens that is predicted."""
         return {
-            **plan_facts(self.plan(0), self.store, self.split),
+            **plan_metadata(self.plan(0), self.store, self.split),
             "predicted_fraction": self.config.predicted_fraction,
         }
 
@@ -215,10 +215,10 @@ class PermutedSegments:
             lanes=Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), self.lanes),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, the lanes, how many windows follow each other in one, and how far apart they begin."""
-        facts = plan_facts(self._plan, self._windows.store, self._windows.split)
+        metadata = plan_metadata(self._plan, self._windows.store, self._windows.split)
         along = -(-len(self._plan) // self.lanes)
         share = self.config.predicted_fraction
         own = {"lanes": self.lanes, "segments_per_lane": along, "segments_apart": self.config.reuse}
-        return {**facts, "predicted_fraction": share, **own}
+        return {**metadata, "predicted_fraction": share, **own}

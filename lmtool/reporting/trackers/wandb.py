@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmtool.reporting.trackers.base import RunFacts, Tracker, numbers
+from lmtool.reporting.trackers.base import RunMetadata, Tracker, numbers
 from lmtool.reporting.trackers.configs import WandbConfig
 from lmtool.reporting.trackers.reach import Mode, mode_of
 from lmtool.system.files import draft_of, real_folder
@@ -34,7 +34,7 @@ class Wandb(Tracker):
 
     config: WandbConfig
 
-    def __init__(self, config: WandbConfig, run: RunFacts):
+    def __init__(self, config: WandbConfig, run: RunMetadata):
         super().__init__(config, run)
         self._run: Any = None
         self._memory = Memory(run.path / "wandb" / "run.json")

@@ -202,8 +202,8 @@ _RECORD = [(name, "i8") for name in ("row", "part", "start", "end", "question")]
 def null_first(format_name: str) -> bool:
     """Whether no answer is the first token, the class token, of a format that starts with one; else it is the last one,
     which ends the text."""
-    facts = FORMATS[format_name]
-    return "cls" in facts.roles and not facts.class_last
+    metadata = FORMATS[format_name]
+    return "cls" in metadata.roles and not metadata.class_last
 
 
 class QuestionWindows:
@@ -316,16 +316,16 @@ class QuestionWindows:
         first_N, last_N = self._spans_E[rows["row"]].T
         return (first_N >= 0) & (first_N >= rows["start"]) & (last_N < rows["end"])
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Questions, windows, tokens; questions cut; and answers that no window holds."""
-        facts = {
+        metadata = {
             "split": self.split,
-            **self._plan.facts(),
+            **self._plan.metadata(),
             "questions": len(self.rows),
             "cut_questions": self.cut_questions,
         }
         if self._spans_E is not None:
             rows = self._plan.rows
             held = np.unique(rows["row"][self._holds_answer(rows)])
-            facts["answers_in_no_window"] = int(np.sum(self._spans_E[:, 0] >= 0) - len(held))
-        return facts
+            metadata["answers_in_no_window"] = int(np.sum(self._spans_E[:, 0] >= 0) - len(held))
+        return metadata

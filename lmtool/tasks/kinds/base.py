@@ -55,7 +55,7 @@ class TaskKind(ABC):
         """The loss of a new head that gives zeros, where it depends on the scale of the labels; None: it does not."""
         return None
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
         """What the screens say of the training rows, and warnings."""
         return {}, []
 

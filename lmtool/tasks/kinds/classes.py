@@ -53,11 +53,11 @@ class OneClassKind(TaskKind):
         gold, values = np.asarray(rows.labels), _values(predictions)
         classes = [*self.classes, *([NO_LABEL] if values.max() == len(self.classes) else [])]
         counts = confusion(gold, values, len(classes))
-        facts = {"labels": classes, "confusion": counts.tolist(), "classes": by_class(counts, classes)}
+        metadata = {"labels": classes, "confusion": counts.tolist(), "classes": by_class(counts, classes)}
         texts = column_of(predictions, "text")
         if texts is not None and any(text is not None for text in texts):
-            return facts
-        return {**facts, **calibration(gold == values, np.asarray(column_of(predictions, "score")))}
+            return metadata
+        return {**metadata, **calibration(gold == values, np.asarray(column_of(predictions, "score")))}
 
 
 def _values(predictions: Sequence[Prediction]) -> np.ndarray:

@@ -18,7 +18,7 @@ from lmtool.data.examples import Rows, SplitData, unlabelled
 from lmtool.data.formats import FormatTemplate, assemble, text_format, truncate_texts
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
-from lmtool.learners.model import hidden_at, labels_of, places_of
+from lmtool.learners.model import hidden_at, indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits
 from lmtool.models.heads.lm import LMHead, lm_head, masked_lm_head
@@ -125,15 +125,15 @@ class PromptedLearner(ClassLearner):
     def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
         if TERM not in batch.targets:
             return StepOutput({self.term: loss(self.outputs(batch, step))}, self.weights)
-        places = {self.term: self.places(batch.host), TERM: places_of(batch.host, TERM)}
+        places = {self.term: self.places(batch.host), TERM: indices_of(batch.host, TERM)}
         hidden = hidden_at(self.backbone, batch, places, None if self.extracts else self.draws(batch, step))
         of_text = self._lm.loss_sum(hidden[TERM], self._table, labels_of(batch, TERM))
         return StepOutput({self.term: loss(self._of_words(hidden[self.term])), TERM: of_text}, self.weights)
 
-    def uninformed_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
+    def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """With auxiliary language modelling, also what guessing among all tokens loses."""
         of_text = self.weights.get(TERM, 0.0) * math.log(self.backbone.config.vocab_size)
-        return super().uninformed_loss(batches, predictors) + of_text
+        return super().baseline_loss(batches, predictors) + of_text
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         """The words of the classes, and with auxiliary language modelling those of the texts, come of one head."""
@@ -253,10 +253,10 @@ class Classification(OneClassKind, WrittenKind):
             values["demonstration_rows"] = kept_rows(train, names)
         return type(self.config).model_validate(values)
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
-        facts, warnings = super().facts(train)
+    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+        metadata, warnings = super().metadata(train)
         counts = label_counts(np.asarray(train.labels), self.config.labels or ())
-        return {**facts, "labels": counts}, [*warnings, *class_warnings(counts)]
+        return {**metadata, "labels": counts}, [*warnings, *class_warnings(counts)]
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]]:
         """The words of the classes, the same for every row."""

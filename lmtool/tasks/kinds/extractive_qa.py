@@ -95,17 +95,17 @@ class ExtractiveQa(TaskKind):
         """Questions about one context belong together."""
         return rows.columns[self.config.text[1]]
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
         empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
         warnings = [f"{empty:,} empty questions or contexts in the training rows"] if empty else []
         if self.skipped:
             warnings.append(f"{counted(self.skipped, 'row')} skipped: an answer that does not stand in its context")
         labels = train.labels
         assert labels is not None
-        facts: dict[str, Any] = {"skipped_answers": self.skipped}
+        metadata: dict[str, Any] = {"skipped_answers": self.skipped}
         if self.config.unanswerable:
-            facts["unanswerable"] = sum(not answers for answers in labels)
-        return facts, warnings
+            metadata["unanswerable"] = sum(not answers for answers in labels)
+        return metadata, warnings
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> ExtractiveQaLearner:
         return ExtractiveQaLearner(self, backbone, tokenizer, seed)

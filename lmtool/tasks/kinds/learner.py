@@ -39,7 +39,7 @@ class TaskInspector(Inspector):
         held, row_N = getattr(self.examples, "rows", None), drawn.batch.rows
         if held is None or row_N is None:
             return super().texts(drawn)
-        numbers = row_N.numpy()[drawn.borders[:-1]].tolist()
+        numbers = row_N.numpy()[drawn.boundaries[:-1]].tolist()
         rows = [[values[number] for values in held.columns.values()] for number in numbers]
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
@@ -87,8 +87,8 @@ class TextPairInspector(TaskInspector):
 
     def check_plan(self, tally: Tally) -> None:
         """What is cut. A source may be shorter then than max_length: its target has room too."""
-        facts = self.examples.facts()
-        tally.note("truncated fraction", facts["truncated"], facts["examples"])
+        metadata = self.examples.metadata()
+        tally.note("truncated fraction", metadata["truncated"], metadata["examples"])
 
     def label(self, value: Any, of_place: bool) -> Any:
         return Inspector.label(self, value, of_place)
@@ -241,11 +241,11 @@ class TaskLearner(BaseLearner):
         data = SplitData("input", rows={self.config.name: rows})
         max_length, warn = inference.max_length, inference.warn
         examples = self.examples(data, max_length)
-        facts = examples.facts()
-        if facts.get("truncated"):
-            warn(f"{facts['truncated']:,} of {len(rows):,} texts are cut to {max_length} tokens")
-        if facts.get("cut_questions"):
-            warn(f"{facts['cut_questions']:,} of {len(rows):,} questions are cut")
+        metadata = examples.metadata()
+        if metadata.get("truncated"):
+            warn(f"{metadata['truncated']:,} of {len(rows):,} texts are cut to {max_length} tokens")
+        if metadata.get("cut_questions"):
+            warn(f"{metadata['cut_questions']:,} of {len(rows):,} questions are cut")
         budget = max(inference.forward_tokens, max_length + self.virtual_tokens)
         loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=self.virtual_tokens)
         total, done = len(examples.plan(0)), 0

@@ -88,12 +88,12 @@ class MultiLabel(WindowedKind):
                 )
         return type(self.config).model_validate(values)
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
-        facts, warnings = super().facts(train)
+    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+        metadata, warnings = super().metadata(train)
         labels_NC, names = np.asarray(train.labels), self.config.labels or ()
         counts = {name: int(count) for name, count in zip(names, labels_NC.sum(axis=0), strict=True)}
-        facts |= {"labels": counts, "labels_a_row": round(float(labels_NC.sum(axis=1).mean()), 2)}
-        return facts, [*warnings, *class_warnings(counts)]
+        metadata |= {"labels": counts, "labels_a_row": round(float(labels_NC.sum(axis=1).mean()), 2)}
+        return metadata, [*warnings, *class_warnings(counts)]
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> MultiLabelLearner:
         return MultiLabelLearner(self, backbone, tokenizer, seed)

@@ -121,9 +121,9 @@ class ChoiceExamples:
             groups=torch.arange(len(rows)).repeat_interleave(self.classes),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Lengths are of rows with all of their choices; `truncated` counts pairs."""
-        return {**self.pairs.facts(), **self._plan.facts(), "choices": self.classes}
+        return {**self.pairs.metadata(), **self._plan.metadata(), "choices": self.classes}
 
 
 class MultipleChoiceLearner(SequenceLearner):

@@ -57,10 +57,10 @@ class Regression(WrittenKind):
             return None
         return 1.0 if self.config.standardize else float(np.square(np.asarray(train.labels)).mean())
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
-        facts, warnings = super().facts(train)
+    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+        metadata, warnings = super().metadata(train)
         labels = np.asarray(train.labels)
-        return {**facts, "label_range": [float(labels.min()), float(labels.max())]}, warnings
+        return {**metadata, "label_range": [float(labels.min()), float(labels.max())]}, warnings
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TaskLearner:
         learner = TextToTextLearner if self.config.head == TEXT_TO_TEXT else RegressionLearner

@@ -69,7 +69,7 @@ class Seq2Seq(TaskKind):
             )
         return targets
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
         (sources,) = train.columns.values()
         empty = sum(not source.strip() for source in sources)
         return {"sources": len(set(sources))}, [f"{empty:,} empty sources in the training rows"] if empty else []

@@ -169,10 +169,10 @@ class PairedExamples:
         target = self.target.batch(self.target.plan(epoch).rows[rows["target"]], others, epoch)
         return joined([(self.term, source), (TARGET, target)])
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Those of the task's texts; lengths are of both."""
-        facts = {**self.source.facts(), **self.plan(0).facts()}
-        return {**facts, "target_examples": len(self.target.plan(0))}
+        metadata = {**self.source.metadata(), **self.plan(0).metadata()}
+        return {**metadata, "target_examples": len(self.target.plan(0))}
 
 
 LANGUAGE_MODEL = "lm"
@@ -196,7 +196,7 @@ class SequenceKind(TaskKind):
     def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         """(N,) labels of a column. UserError with file:line at the first value that is none."""
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
         empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
         return {}, [f"{empty:,} empty texts in the training rows"] if empty else []
 
@@ -315,12 +315,12 @@ class SequenceLearner(TaskLearner):
             return {self.term: count}
         return {self.term: count, LANGUAGE_MODEL: float(len(self._predicting(batch, self.backbone.config.vocab_size)))}
 
-    def uninformed_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
+    def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """With an auxiliary loss, also what guessing loses there: among all tokens, or between two domains."""
         more = self.weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
         if self.adaptation is not None:
             more += self.weights[self.domain_term] * self.adaptation.uninformed
-        return super().uninformed_loss(batches, predictors) + more
+        return super().baseline_loss(batches, predictors) + more
 
     @staticmethod
     def _predicting(batch: Batch, vocabulary: int) -> Tensor:

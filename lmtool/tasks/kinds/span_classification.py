@@ -82,7 +82,7 @@ class SpanClassification(OneClassKind):
     def texts(self, rows: Rows) -> list[Sequence[str]]:
         return [rows.columns[self.config.text[0]]]
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
         counts = label_counts(np.asarray(train.labels), self.config.labels or ())
         return {"labels": counts}, class_warnings(counts)
 
@@ -182,9 +182,9 @@ class SpanExamples:
             torch.from_numpy(row_N.copy()),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Rows, tokens, and how many texts were cut around their spans."""
-        return {"split": self.split, **self._plan.facts(), "truncated": self.truncated}
+        return {"split": self.split, **self._plan.metadata(), "truncated": self.truncated}
 
 
 class SpanClassificationLearner(TaskLearner):

@@ -23,7 +23,7 @@ from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import Answer, Continuation, Decoding
-from lmtool.learners.model import places_of
+from lmtool.learners.model import indices_of
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.configs import ModelConfig
@@ -181,22 +181,22 @@ class TextPairs:
         predicted = {term: Target(torch.from_numpy(joined.tokens[at + 1]), at=torch.from_numpy(at))}
         return Batch(packed, predicted, *shared, None, places)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Rows, tokens, and how many sources and targets were cut to fit."""
-        facts = {
+        metadata = {
             "split": self.split,
-            **self._plan.facts(),
+            **self._plan.metadata(),
             "truncated": self.truncated,
             "truncated_fraction": self.truncated / len(self._plan),
             "truncated_targets": self.truncated_targets,
         }
         if self.truncated_targets:
             share = self.truncated_targets / len(self._plan)
-            facts["warnings"] = [
+            metadata["warnings"] = [
                 f"{self.truncated_targets:,} {self.split} targets ({share:.1%}) are cut to {self.target_room} tokens: "
                 "give a larger task.target_tokens="
             ]
-        return facts
+        return metadata
 
 
 class TextLearner(TaskLearner):
@@ -239,7 +239,7 @@ class TextLearner(TaskLearner):
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(M, H) hidden states at the places that predict."""
-        read_M = places_of(batch, self.term) if batch.outputs is None else None
+        read_M = indices_of(batch, self.term) if batch.outputs is None else None
         return self.hidden_of(batch, self.draws(batch, step), read_M)
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
@@ -257,7 +257,7 @@ class TextLearner(TaskLearner):
         host = batch.host
         packed = host.inputs if host.outputs is None else host.outputs
         # Token m of the targets is read one place behind the one that predicts it, unless it is the text's last one.
-        at_M = places_of(host, self.term)
+        at_M = indices_of(host, self.term)
         documents_M = packed.documents[at_M]
         ends_N = torch.tensor([start + length for start, length in zip(packed.starts, packed.lengths, strict=True)])
         read_M = at_M + 1 < ends_N[documents_M]
@@ -284,7 +284,7 @@ class TextLearner(TaskLearner):
 
     def _stepwise(self, host: Batch, packed: Packed, own_T: Tensor) -> Tensor:
         """(T,) the tokens of the side that is written, on the host; those of `own_T` as the model predicts them."""
-        at_M = places_of(host, self.term)
+        at_M = indices_of(host, self.term)
         first_N = torch.full((len(packed.lengths),), len(packed.tokens)).scatter_reduce(
             0, packed.documents[at_M], at_M, "amin"
         )
@@ -308,7 +308,7 @@ class TextLearner(TaskLearner):
         side = batch.inputs if batch.outputs is None else batch.outputs
         labels = self.labels(batch)
         each, best = self._lm.scores(outputs, self._table, labels)
-        return Scores(each, labels, best, side.documents[places_of(batch, self.term)])
+        return Scores(each, labels, best, side.documents[indices_of(batch, self.term)])
 
     def predictors(self, train: SplitData, examples: TextPairs) -> dict[str, ConstantPredictor]:
         """Unigrams of the training targets, with the special tokens around them."""

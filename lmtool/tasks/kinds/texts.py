@@ -104,8 +104,8 @@ def windows(lengths: np.ndarray, room: int | np.ndarray, overlap: int | np.ndarr
     end = np.minimum(start + room_E[text], lengths_E[text])
     own_start, own_end = start.copy(), end.copy()
     later = np.flatnonzero(part > 0)
-    borders = (start[later] + end[later - 1] + 1) // 2
-    own_start[later], own_end[later - 1] = borders, borders
+    boundaries = (start[later] + end[later - 1] + 1) // 2
+    own_start[later], own_end[later - 1] = boundaries, boundaries
     return Windows(text, part, start, end, own_start, own_end)
 
 
@@ -229,11 +229,11 @@ class SequenceExamples:
         parts = torch.from_numpy(rows["part"].astype(np.int32))
         return Batch(inputs, targets, numbers, parts, outputs, torch.from_numpy(rows["row"].astype(np.int64)))
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Rows, tokens, and how many rows were cut to fit."""
         return {
             "split": self.split,
-            **self._plan.facts(),
+            **self._plan.metadata(),
             "truncated": self.truncated,
             "truncated_fraction": self.truncated / len(self._plan),
         }

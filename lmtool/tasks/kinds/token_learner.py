@@ -222,13 +222,17 @@ class TaggedWindows:
         row_N, part_N = torch.from_numpy(rows["row"].astype(np.int64)), torch.from_numpy(rows["part"].astype(np.int32))
         return Batch(inputs, {self.term: target}, numbers, part_N, outputs, row_N)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Windows, tokens, and how many sentences were read in several windows."""
         counts = {
             "sentences_in_windows": int(np.sum(self.windows.part == 1)),
             "words_without_pieces": self.unknown_words,
         }
-        return {"split": self.split, **self._plan.facts(), **{name: count for name, count in counts.items() if count}}
+        return {
+            "split": self.split,
+            **self._plan.metadata(),
+            **{name: count for name, count in counts.items() if count},
+        }
 
 
 # A head on the hidden state of each word's first piece, and in training of the later ones.
@@ -316,8 +320,10 @@ class TokenLearner(TaskLearner):
         word_M = batch.inputs.columns[WORD][at_M].cpu().numpy()
         share_M, tag_M = (values.cpu().numpy() for values in outputs.float().softmax(-1).max(-1))
         first_M = word_M >= 0  # later pieces predict in training alone
-        borders = np.bincount(batch.inputs.documents[at_M].cpu().numpy()[first_M], minlength=len(batch.inputs.lengths))
-        ends = np.cumsum(borders)[:-1]
+        boundaries = np.bincount(
+            batch.inputs.documents[at_M].cpu().numpy()[first_M], minlength=len(batch.inputs.lengths)
+        )
+        ends = np.cumsum(boundaries)[:-1]
         pieces = (np.split(values[first_M], ends) for values in (word_M, tag_M, share_M))
         return list(zip(*pieces, strict=True))
 

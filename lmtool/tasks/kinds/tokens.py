@@ -130,16 +130,16 @@ class TokenClassification(TaskKind):
             )
         return type(self.config).model_validate(values)
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
         labels = self.config.labels or ()
         tags_M, lengths_S = flat(train.labels), _lengths(train.labels)
-        facts: dict[str, Any] = {"words": len(tags_M)}
+        metadata: dict[str, Any] = {"words": len(tags_M)}
         warnings = []
         empty = int(np.sum(lengths_S == 0))
         if empty:
             warnings.append(f"{empty:,} training sentences have no words: they teach nothing")
         if self.config.scheme == "none":
-            return {**facts, "labels": label_counts(tags_M, labels)}, warnings
+            return {**metadata, "labels": label_counts(tags_M, labels)}, warnings
         tags = EntityTags(labels)
         counts = Counter(tags.entities(tags_M, lengths_S)[2].tolist())
         stray = tags.stray(tags_M, lengths_S)
@@ -148,7 +148,7 @@ class TokenClassification(TaskKind):
                 f"{stray:,} training entities begin with I, not B: they count as beginning there, as for conlleval"
             )
         entities = {kind: counts.get(number, 0) for number, kind in enumerate(tags.types)}
-        return {**facts, "scheme": self.config.scheme, "entities": entities}, warnings
+        return {**metadata, "scheme": self.config.scheme, "entities": entities}, warnings
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TokenLearner:
         return TokenLearner(self, backbone, tokenizer, seed)

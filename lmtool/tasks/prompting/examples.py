@@ -311,18 +311,18 @@ class PromptedExamples:
             parts = torch.arange(2, dtype=torch.int32).repeat(len(rows))
         return Batch(assembled.packed(), targets, numbers, parts, None, row_N)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Rows, tokens, how many rows were cut to fit, and the tokens of the prompt itself."""
-        facts = {
+        metadata = {
             "split": self.split,
-            **self.plan(0).facts(),
+            **self.plan(0).metadata(),
             "truncated": self.truncated,
             "truncated_fraction": self.truncated / len(self.rows),
             "prompt_tokens": self.template.overhead,
         }
         if self.shown is not None and self.split != "train":
-            facts["demonstration_draws"] = self.shown.draws
-        return facts
+            metadata["demonstration_draws"] = self.shown.draws
+        return metadata
 
 
 def _joined(texts: Sequence[list[list[int]]]) -> list[list[int]]:

@@ -84,8 +84,8 @@ def compare_texts(
 
 def _is_whole(original: TaskLearner, row: tuple[str, ...], longest: int) -> bool:
     """Whether the task reads all of a row, and in one piece."""
-    facts = original.examples_of_texts([row], longest).facts()
-    return facts["examples"] == 1 and not facts.get("truncated") and not facts.get("cut_questions")
+    metadata = original.examples_of_texts([row], longest).metadata()
+    return metadata["examples"] == 1 and not metadata.get("truncated") and not metadata.get("cut_questions")
 
 
 def _difference(

@@ -201,14 +201,14 @@ def _open_with_peft(loaded: Loaded, folder: Path, export: Export, base: Weights)
 def _card(checkpoint: str, base: Base, export: Export, folder: Path, method: str) -> str:
     """README.md of the folder: what it is, and how it is opened."""
     made_by = command_line("export", f"checkpoint={checkpoint}", "format=peft")
-    facts = {
+    metadata = {
         "method": f"tuning={method}",
         "base": base.checkpoint,
         "sha256 of the base's weights": base.sha256,
         "model": export.architecture,
         "made by": made_by,
     }
-    rows = "".join(f"| {name} | {masked(str(value))} |\n" for name, value in facts.items())
+    rows = "".join(f"| {name} | {masked(str(value))} |\n" for name, value in metadata.items())
     name, revision = _named(base)
     command = _exports_base(base)
     folder_of_base, before = (name, "") if command is None else ("FOLDER", f"# before: {command}\n")

@@ -9,7 +9,7 @@ import torch
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.representations.attention import attention_of, heads_of
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 from lmtool.types import Packed
 from tests.models.test_read import config_of
 
@@ -18,7 +18,7 @@ TERMS = {
     "deberta": {"content", "content to place", "place to content"},
     **{family: {"content", "places"} for family in ("t5", "xlnet", "transformer_xl")},
 }
-PRECISION = choose_precision("fp32", choose_device("cpu"))
+PRECISION = select_precision("fp32", select_device("cpu"))
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt", "t5", "modernbert", "deberta", "xlnet", "transformer_xl"])

@@ -40,8 +40,8 @@ class Windows:
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         return Batch(whole.packed(hidden), {"nth": target}, numbers, torch.zeros(len(numbers), dtype=torch.int32))
 
-    def facts(self) -> dict[str, Any]:
-        return {"split": self.split, **self._plan.facts(), "predicted_fraction": 1 / self.n}
+    def metadata(self) -> dict[str, Any]:
+        return {"split": self.split, **self._plan.metadata(), "predicted_fraction": 1 / self.n}
 
 
 class EveryNth(BaseLearner):

@@ -108,8 +108,8 @@ class Windows:
         )
         return Batch(packed, {self.term: target}, numbers, parts, rows=row_N)
 
-    def facts(self) -> dict[str, Any]:
-        return {"split": self.split, **self._plan.facts()}
+    def metadata(self) -> dict[str, Any]:
+        return {"split": self.split, **self._plan.metadata()}
 
 
 class TaggingLearner(TaskLearner):
