@@ -30,7 +30,7 @@ class TakenHead:
     """
 
     name: str
-    form: Mapping[str, Any]
+    form: Mapping[str, object]
     labels: tuple[str, ...] | None = None
     order: tuple[int, ...] | None = None
     note: str = ""
@@ -53,7 +53,7 @@ class TakenHead:
         return taken
 
 
-def sections_of(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def sections_of(saved: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """The sections of the tasks that a saved configuration is of, by their names: its task's, or those of the members
     of a mixture."""
     section = saved.get("task")

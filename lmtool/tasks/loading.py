@@ -122,7 +122,7 @@ class TaskData:
     train: Rows
     validation: dict[str, Rows]
     test: dict[str, Rows]
-    metadata: dict[str, Any]
+    metadata: dict[str, object]
     unlabelled: Rows | None = None
 
     @property
@@ -136,9 +136,9 @@ class TaskData:
         further = [] if self.unlabelled is None else [*self.unlabelled.columns.values()]
         return [*kind.texts(self.train), *further]
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> dict[str, object]:
         """Counts and hashes of what is trained and scored on, by what they are of ("dev labels")."""
-        contents: dict[str, Any] = {}
+        contents: dict[str, object] = {}
         for split, rows in {"train": self.train, **self.validation}.items():
             contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(list(rows.columns.values()))}
             contents[f"{split} labels"] = _sha256(_labels(rows))
@@ -174,7 +174,7 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
 
 
 def decode_tables(
-    config: TaskConfig, tables: Mapping[str, TaskTable], metadata: dict[str, Any], seed: int, scoring: bool = False
+    config: TaskConfig, tables: Mapping[str, TaskTable], metadata: dict[str, object], seed: int, scoring: bool = False
 ) -> TaskData:
     """The data of a task from the tables of its splits; otherwise as `load_task`."""
     first: TaskKind = build(config)
@@ -288,7 +288,7 @@ def _texts_of(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, 
 
 
 def _held_out_alone(
-    config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: dict[str, Any]
+    config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: dict[str, object]
 ) -> TaskData:
     """The data of a task of which there are development and test splits alone. Its labels are those it names."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
@@ -301,7 +301,7 @@ def _held_out_alone(
 
 def read_tables(
     config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool = False
-) -> tuple[dict[str, TaskTable], dict[str, Any]]:
+) -> tuple[dict[str, TaskTable], dict[str, object]]:
     """Splits by canonical name, and where they came from. A path goes before what is embedded, that before the hub."""
     build(config)  # what is no single task says so before files are looked for
     if config.path is not None:
@@ -364,7 +364,7 @@ def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
     return named or [split for split in ("dev",) if split in columns]
 
 
-def _hold_out(train: Rows, groups: Sequence[Any], seed: int) -> tuple[Rows, Rows]:
+def _hold_out(train: Rows, groups: Sequence[object], seed: int) -> tuple[Rows, Rows]:
     """A seeded tenth of the groups (different texts), with all their rows: a text in both would be a leak."""
     group: dict[str, int] = {}
     member = np.array([group.setdefault(repr(value), len(group)) for value in groups])
@@ -378,7 +378,7 @@ def _hold_out(train: Rows, groups: Sequence[Any], seed: int) -> tuple[Rows, Rows
     return train.take(np.flatnonzero(~held)), train.take(np.flatnonzero(held))
 
 
-def _labels(rows: Rows) -> list[Any]:
+def _labels(rows: Rows) -> list[object]:
     return rows.labels.tolist() if isinstance(rows.labels, np.ndarray) else list(rows.labels or ())
 
 
@@ -387,6 +387,6 @@ def _checksum(rows: Rows) -> str:
     return _sha256([list(rows.columns.values()), _labels(rows)])
 
 
-def _sha256(content: Any) -> str:
+def _sha256(content: object) -> str:
     """The hash of plain data."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +49,7 @@ def _bits(tensor: Tensor) -> Tensor:
     return flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8)
 
 
-def _difference(first: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+def _difference(first: Mapping[str, object], other: Mapping[str, object]) -> str | None:
     """The first key in which two differ."""
     for name in [*first, *(name for name in other if name not in first)]:
         if first.get(name) != other.get(name):
@@ -73,12 +72,12 @@ def versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:
     }
 
 
-def keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def keys(config: Mapping[str, object]) -> dict[str, object]:
     """A configuration as plain data, by dotted key, without what may differ."""
     return {key: value for key, value in flatten(config).items() if key.split(".")[0] not in FREE_KEYS}
 
 
-def require_same(group: ProcessGroup, things: Mapping[str, Any]) -> None:
+def require_same(group: ProcessGroup, things: Mapping[str, object]) -> None:
     """UserError, on all processes, where one has another value than rank 0: it names the first difference with both
     values. things: by what they are called, plain values."""
     if group.size == 1:

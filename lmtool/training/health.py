@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +81,7 @@ class Health:
             return
         # On CUDA the verdict comes some steps late; the loader is a function of its cursor and gives the batch again.
         offending = data if first == step else self._batch_of(first)
-        metadata: dict[str, Any] = {"step": first, "cursor": self._cursors[first], "reference_loss": reference}
+        metadata: dict[str, object] = {"step": first, "cursor": self._cursors[first], "reference_loss": reference}
         if first == step:
             metadata |= {"loss": str(float(loss)), "grad_norm": str(float(norm))}
         if first == first_exploded:
@@ -93,7 +92,7 @@ class Health:
         culprit = known if first == step else "loss or gradient"
         raise self._diverged(first, offending, f"the {culprit} of step {first} is not finite", metadata)
 
-    def _diverged(self, step: int, data: Step, message: str, metadata: Mapping[str, Any]) -> Diverged:
+    def _diverged(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
         """The end of all processes, with the batches of all of them."""
         batches = [batch for part in self._group.all(data.batches) for batch in part]
         return _diverged(self._folder, step, replace(data, batches=batches), message, metadata)
@@ -123,7 +122,7 @@ def _times(reference: float) -> str:
     return f"more than {EXPLODED_TIMES:g} times {reference:.3g} (what reading nothing or the first step loses, or 1)"
 
 
-def _diverged(folder: Path | None, step: int, data: Step, message: str, metadata: Mapping[str, Any]) -> Diverged:
+def _diverged(folder: Path | None, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
     hint = "a lower optimizer.lr, a longer warm-up or precision=fp32, under another name="
     if folder is None:
         return Diverged(message, hint)
@@ -134,11 +133,11 @@ def _diverged(folder: Path | None, step: int, data: Step, message: str, metadata
     return Diverged(f"{message}; its batch is saved in {saved}", hint)
 
 
-def save_batch(folder: Path, step: int, data: Step, metadata: Mapping[str, Any]) -> Path:
+def save_batch(folder: Path, step: int, data: Step, metadata: Mapping[str, object]) -> Path:
     """`diverged/step_N.safetensors` with the tensors of every micro-batch, and `.json` with lengths and facts."""
     place = real_folder(folder / "diverged")
     tensors: dict[str, Tensor] = {}
-    lengths: list[dict[str, Any]] = []
+    lengths: list[dict[str, object]] = []
     for number, batch in enumerate(data.batches):
         tensors |= {f"{number}.{name}": tensor for name, tensor in _tensors(batch).items()}
         outputs = None if batch.outputs is None else list(batch.outputs.lengths)

@@ -52,7 +52,7 @@ from lmtool.training.schedules import Schedule
 from lmtool.training.step import RowWriter, apply_gradients, gradients, phase_of, row_gradients
 from lmtool.types import Learner, Loader, Step
 
-Evaluate = Callable[[int], Mapping[str, Any]]
+Evaluate = Callable[[int], Mapping[str, object]]
 _SECONDS = "seconds"
 
 

@@ -63,7 +63,7 @@ class TrainingSettings:
     chooses: bool = True
 
 
-Best = tuple[int | None, float | None, dict[str, Any]]
+Best = tuple[int | None, float | None, dict[str, object]]
 """The best evaluation so far: its step, its value, its scores."""
 
 
@@ -90,18 +90,18 @@ class Progress:
     horizon: str | None = None
     best_step: int | None = None
     best_value: float | None = None
-    best_metrics: dict[str, Any] = field(default_factory=dict)
+    best_metrics: dict[str, object] = field(default_factory=dict)
     stale_evaluations: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)
     evaluated_step: int | None = None
     ended: str | None = None
     reference_loss: float = 0.0
     exploded_steps: int = 0
-    scaler: dict[str, Any] | None = None
+    scaler: dict[str, object] | None = None
     threads: int | None = None
     rows: dict[str, int] = field(default_factory=dict)
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, object]:
         return asdict(self)
 
     def advance(self, data: Step, tokens: int) -> None:
@@ -127,7 +127,7 @@ class Progress:
         self.ended = self.ended if self.ended == "patience" else None
 
     @classmethod
-    def from_plain(cls, state: Mapping[str, Any]) -> Progress:
+    def from_plain(cls, state: Mapping[str, object]) -> Progress:
         """From state.json; what an older version did not write keeps its default. ValueError, naming the key, for a
         value of another type."""
         known = {field.name for field in fields(cls)}
@@ -161,7 +161,7 @@ class TrainingResult:
     best_step: int | None
     best_value: float | None
     metrics: dict[str, Any]
-    last_metrics: dict[str, Any]
+    last_metrics: dict[str, object]
     best: Path | None
     last: Path | None
     peak_memory_bytes: int
@@ -186,10 +186,10 @@ class Listener(Protocol):
     def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
         """Training continues after `step`; `steps` in all, at most, where known; at most `max_seconds` more."""
 
-    def on_step(self, row: Mapping[str, Any]) -> None:
+    def on_step(self, row: Mapping[str, object]) -> None:
         """A train row of metrics.jsonl, as it was written."""
 
-    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+    def on_evaluation(self, row: Mapping[str, object]) -> None:
         """A validation row of metrics.jsonl, as it was written."""
 
     def on_checkpoint(self, step: int, path: str) -> None: ...
@@ -207,11 +207,11 @@ class Listeners:
         for listener in self.listeners:
             listener.on_start(step, steps, max_seconds)
 
-    def on_step(self, row: Mapping[str, Any]) -> None:
+    def on_step(self, row: Mapping[str, object]) -> None:
         for listener in self.listeners:
             listener.on_step(row)
 
-    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+    def on_evaluation(self, row: Mapping[str, object]) -> None:
         for listener in self.listeners:
             listener.on_evaluation(row)
 

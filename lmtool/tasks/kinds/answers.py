@@ -82,11 +82,11 @@ def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[Answe
     return None
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, (list, tuple)) or type(value).__name__ == "ndarray"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
@@ -316,7 +316,7 @@ class QuestionWindows:
         first_N, last_N = self._spans_E[rows["row"]].T
         return (first_N >= 0) & (first_N >= rows["start"]) & (last_N < rows["end"])
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Questions, windows, tokens; questions cut; and answers that no window holds."""
         metadata = {
             "split": self.split,

@@ -47,7 +47,7 @@ class OneClassKind(TaskKind):
         """The class by its name."""
         return (*self.classes, NO_LABEL)[int(value)]
 
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
         """The confusion matrix (counts, rows gold and columns predicted), the scores of each class, and how well the
         probabilities, where there are any, are calibrated."""
         gold, values = np.asarray(rows.labels), _values(predictions)

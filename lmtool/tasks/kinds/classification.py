@@ -105,7 +105,7 @@ class PromptedLearner(ClassLearner):
             auxiliary = Auxiliary(texts, self.pattern, wording.template(False), ANSWERS, max_length, self.seed)
         return PromptedExamples(rows, wording, max_length, self.term, data.split, demonstrations, auxiliary)
 
-    def inspector(self, examples: Any, max_length: int) -> PromptInspector:
+    def inspector(self, examples: object, max_length: int) -> PromptInspector:
         return PromptInspector(self, examples, max_length)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> TaskScorer:
@@ -221,14 +221,16 @@ class Classification(OneClassKind, WrittenKind):
 
     config: ClassificationConfig
 
-    def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> ClassificationConfig:
+    def with_labels(
+        self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]
+    ) -> ClassificationConfig:
         """The classes by name: those of the configuration, else the different values of the training column."""
         if self.config.labels is not None:
             return self.config
         names = class_names(self.config, columns[self.config.label], origin)
         return self.config.model_copy(update={"labels": names})
 
-    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         return class_numbers(self.config, self.config.labels or (), values, origin)
 
     def fitted(self, train: Rows) -> ClassificationConfig:
@@ -253,7 +255,7 @@ class Classification(OneClassKind, WrittenKind):
             values["demonstration_rows"] = kept_rows(train, names)
         return type(self.config).model_validate(values)
 
-    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         metadata, warnings = super().metadata(train)
         counts = label_counts(np.asarray(train.labels), self.config.labels or ())
         return {**metadata, "labels": counts}, [*warnings, *class_warnings(counts)]

@@ -60,7 +60,7 @@ class ExtractiveQa(TaskKind):
         super().__init__(config)
         self.skipped = 0  # rows left out by bad_answers=skip, of all splits that were read
 
-    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         texts = {
             name: [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
             for name in self.config.text
@@ -74,7 +74,7 @@ class ExtractiveQa(TaskKind):
         rows = Rows(row_ids(columns, len(origin)), texts, labels, origin)
         return rows if labels is None else self._checked(rows, labels)
 
-    def labels_of_predictions(self, columns: Mapping[str, list[Any]]) -> list[Any]:
+    def labels_of_predictions(self, columns: Mapping[str, list[object]]) -> list[object]:
         """An empty answer stands for none."""
         spans = zip(columns["prediction"], columns["start"], strict=True)
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
@@ -91,18 +91,18 @@ class ExtractiveQa(TaskKind):
         self.skipped += len(rows) - len(kept)
         return rows if len(kept) == len(rows) else rows.take(np.array(kept))
 
-    def groups(self, rows: Rows) -> Sequence[Any]:
+    def groups(self, rows: Rows) -> Sequence[object]:
         """Questions about one context belong together."""
         return rows.columns[self.config.text[1]]
 
-    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
         warnings = [f"{empty:,} empty questions or contexts in the training rows"] if empty else []
         if self.skipped:
             warnings.append(f"{counted(self.skipped, 'row')} skipped: an answer that does not stand in its context")
         labels = train.labels
         assert labels is not None
-        metadata: dict[str, Any] = {"skipped_answers": self.skipped}
+        metadata: dict[str, object] = {"skipped_answers": self.skipped}
         if self.config.unanswerable:
             metadata["unanswerable"] = sum(not answers for answers in labels)
         return metadata, warnings
@@ -165,7 +165,7 @@ class ExtractiveQa(TaskKind):
         raw, null_N = self._raw(rows, predictions)
         return best_threshold(raw["f1"], self._gold(rows)[1], null_N).value
 
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
         """The best thresholds of both scores."""
         if not self.config.unanswerable:
             return {}
@@ -197,7 +197,7 @@ class ExtractiveQa(TaskKind):
         start, end = value.span
         return f"characters {start} to {end}" if end else "no answer"
 
-    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, Any]:
+    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, object]:
         """With the answer's text, a slice of the context, `start` and `end`, and the `n_best`; where questions may have
         no answer, "" stands for that, and `null_difference` says how sure it is."""
         answer = prediction.value
@@ -216,7 +216,7 @@ class ExtractiveQa(TaskKind):
             record["null_difference"] = answer.null_difference
         return {**record, "n_best": best}
 
-    def line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, object]) -> str:
         question = record[self.config.text[0]]
         return f"{record['prediction'] or '(no answer)'} {record['score']:.2f}  {question}"
 
@@ -225,7 +225,7 @@ class ExtractiveQa(TaskKind):
         return ANSWER_METRICS[self.config.metric]
 
 
-def _require_different_ids(columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> None:
+def _require_different_ids(columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]) -> None:
     """UserError with file:line where two rows of a column of ids have the same."""
     name = next((name for name in IDS if name in columns), None)
     seen: dict[str, int] = {}
@@ -272,7 +272,7 @@ class ExtractiveQaLearner(TaskLearner):
     def inspector(self, examples: QuestionWindows, max_length: int) -> AnswerInspector:
         return AnswerInspector(self, examples, max_length)
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         return []  # a row is in several windows, of which a batch holds some
 
     def labels(self, batch: Batch) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ def place(origin: tuple[str, int]) -> str:
     return f"{origin[0]}:{origin[1]}"
 
 
-def word_of(value: Any) -> str:
+def word_of(value: object) -> str:
     """A label as text, the same whether it came from JSON, from a table or from the hub."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -40,12 +39,12 @@ def _listing(names: Sequence[str]) -> str:
     return shown if len(names) <= _SHOWN else f"{shown}, ... ({len(names)} in all)"
 
 
-def is_unlabelled(values: Sequence[Any]) -> bool:
+def is_unlabelled(values: Sequence[object]) -> bool:
     """Whether a column says nothing: empty, or the hub's -1 in every row."""
     return all(word_of(value) in ("", "-1") for value in values)
 
 
-def class_names(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+def class_names(config: TaskConfig, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> tuple[str, ...]:
     """The classes of a training column: its different values, sorted, numbers by size."""
     words = [word_of(value) for value in values]
     if "" in words:
@@ -69,7 +68,7 @@ def class_names(config: TaskConfig, values: Sequence[Any], origin: Sequence[tupl
 
 
 def class_numbers(
-    config: TaskConfig, labels: Sequence[str], values: Sequence[Any], origin: Sequence[tuple[str, int]]
+    config: TaskConfig, labels: Sequence[str], values: Sequence[object], origin: Sequence[tuple[str, int]]
 ) -> np.ndarray:
     """(N,) int64 classes of a column that holds the labels' names, or in every row their numbers from 0.
 
@@ -97,7 +96,7 @@ def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: s
     )
 
 
-def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+def numbers(config: TaskConfig, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
     """(N,) float64 values of a column; UserError with file:line at the first that is no finite number."""
     numbers_N = np.empty(len(values))
     for index, (value, where) in enumerate(zip(values, origin, strict=True)):
@@ -143,7 +142,7 @@ def row_ids(columns: Mapping[str, list], count: int) -> list[str | int]:
     return list(range(count))
 
 
-def text_of(config: TaskConfig, name: str, value: Any, where: tuple[str, int]) -> str:
+def text_of(config: TaskConfig, name: str, value: object, where: tuple[str, int]) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -155,7 +154,9 @@ def text_of(config: TaskConfig, name: str, value: Any, where: tuple[str, int]) -
     )
 
 
-def joined(config: TaskConfig, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> dict[str, list]:
+def joined(
+    config: TaskConfig, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]
+) -> dict[str, list]:
     """The columns with those that the task joins (A+B), where the columns of which they are joined are there."""
     new: dict[str, list] = {}
     for name in config.text:

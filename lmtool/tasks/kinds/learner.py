@@ -51,11 +51,11 @@ class TaskInspector(Inspector):
         words = f"an example has {length:.0f} tokens on average"
         return words if cut is None else f"{words}; {cut:.1%} are cut to max_length={self.max_length}"
 
-    def label(self, value: Any, of_place: bool) -> Any:
+    def label(self, value: object, of_place: bool) -> object:
         return self.learner.kind.shown(value)
 
 
-def _is_words(cell: Any) -> bool:
+def _is_words(cell: object) -> bool:
     return isinstance(cell, list) and all(isinstance(word, str) for word in cell)
 
 
@@ -78,7 +78,7 @@ class AnswerInspector(TaskInspector):
 class ChoiceInspector(TaskInspector):
     """Of the pairs of a row's choices."""
 
-    def label(self, value: Any, of_place: bool) -> Any:
+    def label(self, value: object, of_place: bool) -> object:
         return "right" if value else "wrong"
 
 
@@ -90,7 +90,7 @@ class TextPairInspector(TaskInspector):
         metadata = self.examples.metadata()
         tally.note("truncated fraction", metadata["truncated"], metadata["examples"])
 
-    def label(self, value: Any, of_place: bool) -> Any:
+    def label(self, value: object, of_place: bool) -> object:
         return Inspector.label(self, value, of_place)
 
 
@@ -194,7 +194,7 @@ class TaskLearner(BaseLearner):
             "metrics": metrics,
         }
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         """The first n texts of a batch as plain data: `text`, `gold`, `prediction` and its `score`."""
         if batch.targets[self.term].at is not None:
             return []  # a text has many labels, of which a part of it holds some
@@ -213,7 +213,7 @@ class TaskLearner(BaseLearner):
             )
         return samples
 
-    def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
+    def read_rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]]) -> Rows:
         columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
         columns = joined(self.config, columns, origin)
         read = super().read_rows(columns, origin).columns
@@ -233,7 +233,7 @@ class TaskLearner(BaseLearner):
         examples: Examples = self.examples(SplitData("sample", rows={self.config.name: rows}), max_length)
         return examples
 
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, object]]:
         return self.answers(rows, inference).records
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
@@ -260,7 +260,7 @@ class TaskLearner(BaseLearner):
         evaluation = evaluate(self, self.scorer(data, examples, {}), shown(), inference.precision)
         return Answers(evaluation.records(), evaluation.scores, 0 if rows.labels is None else len(rows))
 
-    def line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, object]) -> str:
         return self.kind.line(record)
 
 
@@ -279,7 +279,7 @@ class TaskEvaluation(Evaluation):
         """`loss`, and the task's scores."""
         return {"loss": self.loss, **self.scores}
 
-    def records(self) -> Iterator[dict[str, Any]]:
+    def records(self) -> Iterator[dict[str, object]]:
         """Lines of predictions.jsonl, in the order of the rows."""
         assert self.kind is not None and self.rows is not None
         for number, prediction in enumerate(self.predictions):
@@ -288,7 +288,7 @@ class TaskEvaluation(Evaluation):
                 **self.more(number),
             }  # fmt: skip
 
-    def more(self, number: int) -> dict[str, Any]:
+    def more(self, number: int) -> dict[str, object]:
         """What else a record says of the row of this number."""
         return {}
 
@@ -298,7 +298,7 @@ class TaskOutputs:
     """What a learner gives for a batch, on the host. parts: as `TaskLearner.parts` has them; None where an output is no
     finite number. scores: of its targets; None where there are no labels."""
 
-    parts: list[Any] | None
+    parts: list[object] | None
     scores: Scores | None = None
 
 
@@ -312,10 +312,10 @@ class TaskScorer(Scorer):
     def __init__(self, learner: TaskLearner, rows: Rows, split: str, parts_N: np.ndarray, predictor: Predictor | None):
         self.learner, self.rows, self.split, self.parts_N, self.predictor = learner, rows, split, parts_N, predictor
         self.sums, self.predictions = TermSums(), Predictions(len(rows))
-        self.begun: dict[int, dict[int, Any]] = {}
+        self.begun: dict[int, dict[int, object]] = {}
         self.seen = self.joined = 0
 
-    def outputs(self, batch: Batch) -> Any:
+    def outputs(self, batch: Batch) -> object:
         return self.said(self.learner, batch, self.learner.outputs(batch, 0))
 
     def said(self, learner: TaskLearner, batch: Batch, outputs: Tensor) -> TaskOutputs:

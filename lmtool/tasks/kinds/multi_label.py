@@ -39,7 +39,7 @@ class MultiLabel(WindowedKind):
     def classes(self) -> Sequence[str]:
         return self.config.labels or ()
 
-    def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> MultiLabelConfig:
+    def with_labels(self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]) -> MultiLabelConfig:
         """The classes by name: those of the configuration, else the different ones of the training column."""
         if self.config.labels is not None:
             return self.config
@@ -52,7 +52,7 @@ class MultiLabel(WindowedKind):
         names = class_names(self.config, words, [origin[row] for row in rows])
         return self.config.model_copy(update={"labels": names})
 
-    def _classes(self, values: Sequence[Any]) -> tuple[list[int], list[str]]:
+    def _classes(self, values: Sequence[object]) -> tuple[list[int], list[str]]:
         """The classes of all cells, one after the other: the row of each, and its name."""
         rows, words = [], []
         for row, value in enumerate(values):
@@ -62,7 +62,7 @@ class MultiLabel(WindowedKind):
             words += named
         return rows, words
 
-    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         """(N, C) float32."""
         rows, words = self._classes(values)
         names = self.config.labels or ()
@@ -88,7 +88,7 @@ class MultiLabel(WindowedKind):
                 )
         return type(self.config).model_validate(values)
 
-    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         metadata, warnings = super().metadata(train)
         labels_NC, names = np.asarray(train.labels), self.config.labels or ()
         counts = {name: int(count) for name, count in zip(names, labels_NC.sum(axis=0), strict=True)}
@@ -121,7 +121,7 @@ class MultiLabel(WindowedKind):
         names = [name for name, given in zip(self.config.labels or (), value, strict=True) if given]
         return self.config.delimiter.join(names)
 
-    def line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, object]) -> str:
         return super().line({**record, "prediction": record["prediction"] or "none"})
 
 

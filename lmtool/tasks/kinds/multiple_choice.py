@@ -41,11 +41,11 @@ class MultipleChoice(OneClassKind, SequenceKind):
         """The columns of the choices."""
         return self.config.text[-self.config.choices :]
 
-    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         """Names of the choices' columns, or their numbers from 0."""
         return class_numbers(self.config, self.classes, values, origin)
 
-    def groups(self, rows: Rows) -> Sequence[Any]:
+    def groups(self, rows: Rows) -> Sequence[object]:
         return list(zip(*(rows.columns[name] for name in self.config.text[: -self.config.choices]), strict=True))
 
     def worded(self, rows: Rows) -> dict[str, list[str]]:
@@ -151,10 +151,10 @@ class MultipleChoiceLearner(SequenceLearner):
     def inspector(self, examples: Any, max_length: int) -> Any:
         return ChoiceInspector(self, examples.pairs, max_length)
 
-    def parts_of(self, rows: Rows, examples: Any) -> np.ndarray:
+    def parts_of(self, rows: Rows, examples: object) -> np.ndarray:
         return np.full(len(rows), self.config.choices)
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         return []  # a row is several texts
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -182,7 +182,7 @@ class MultipleChoiceLearner(SequenceLearner):
         """The score of each choice."""
         return outputs[:, 0].float().tolist()
 
-    def predictors(self, train: SplitData, examples: Any) -> dict[str, ConstantPredictor]:
+    def predictors(self, train: SplitData, examples: object) -> dict[str, ConstantPredictor]:
         """The shares of the places in the training rows."""
         counts = np.bincount(np.asarray(self.rows(train).labels), minlength=self.config.choices)
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}

@@ -37,7 +37,7 @@ class Regression(WrittenKind):
 
     config: RegressionConfig
 
-    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         return numbers(self.config, values, origin)
 
     def fitted(self, train: Rows) -> RegressionConfig:
@@ -57,7 +57,7 @@ class Regression(WrittenKind):
             return None
         return 1.0 if self.config.standardize else float(np.square(np.asarray(train.labels)).mean())
 
-    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         metadata, warnings = super().metadata(train)
         labels = np.asarray(train.labels)
         return {**metadata, "label_range": [float(labels.min()), float(labels.max())]}, warnings
@@ -102,7 +102,7 @@ class Regression(WrittenKind):
     def shown(self, value: Any) -> float:
         return float(value)
 
-    def line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, object]) -> str:
         texts = " | ".join(str(record[name]) for name in self.config.reads)
         return f"{record['prediction']:.3f}  {texts}"
 

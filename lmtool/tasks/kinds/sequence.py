@@ -46,7 +46,7 @@ _STEEPNESS = 10.0  # of the schedule, Ganin et al. 2016, section 5.2.2
 class Adaptation(ABC):
     """An auxiliary loss over the features of both domains."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: object):
         self.config = config
 
     @property
@@ -169,7 +169,7 @@ class PairedExamples:
         target = self.target.batch(self.target.plan(epoch).rows[rows["target"]], others, epoch)
         return joined([(self.term, source), (TARGET, target)])
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Those of the task's texts; lengths are of both."""
         metadata = {**self.source.metadata(), **self.plan(0).metadata()}
         return {**metadata, "target_examples": len(self.target.plan(0))}
@@ -182,7 +182,7 @@ LANGUAGE_MODEL = "lm"
 class SequenceKind(TaskKind):
     """The base of kinds whose rows are one text, or two, and one label."""
 
-    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         texts = {
             name: [text_of(self.config, name, value, place) for value, place in zip(columns[name], origin, strict=True)]
             for name in self.config.reads
@@ -193,10 +193,10 @@ class SequenceKind(TaskKind):
         return Rows(row_ids(columns, len(origin)), texts, labels, origin)
 
     @abstractmethod
-    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         """(N,) labels of a column. UserError with file:line at the first value that is none."""
 
-    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
         return {}, [f"{empty:,} empty texts in the training rows"] if empty else []
 
@@ -261,7 +261,7 @@ class SequenceLearner(TaskLearner):
             return examples
         return PairedExamples(examples, self._examples(other, TARGET, max_length), self.seed)
 
-    def inspector(self, examples: Any, max_length: int) -> TaskInspector:
+    def inspector(self, examples: object, max_length: int) -> TaskInspector:
         return super().inspector(getattr(examples, "source", examples), max_length)
 
     def labels(self, batch: Batch) -> Tensor:

@@ -48,14 +48,14 @@ class SpanClassification(OneClassKind):
     config: SpanClassificationConfig
 
     def with_labels(
-        self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]
+        self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]
     ) -> SpanClassificationConfig:
         if self.config.labels is not None:
             return self.config
         names = class_names(self.config, columns[self.config.label], origin)
         return self.config.model_copy(update={"labels": names})
 
-    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         name, *spans = self.config.text
         texts = [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
         kept: dict[str, list[Any]] = {name: texts}
@@ -75,14 +75,14 @@ class SpanClassification(OneClassKind):
             )
         return self.config
 
-    def groups(self, rows: Rows) -> Sequence[Any]:
+    def groups(self, rows: Rows) -> Sequence[object]:
         """Spans of one text belong together."""
         return rows.columns[self.config.text[0]]
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
         return [rows.columns[self.config.text[0]]]
 
-    def metadata(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         counts = label_counts(np.asarray(train.labels), self.config.labels or ())
         return {"labels": counts}, class_warnings(counts)
 
@@ -99,7 +99,7 @@ class SpanClassification(OneClassKind):
         return f"{record['prediction']} {record['score']:.2f}  {shown} | {record[name]}"
 
 
-def _span(name: str, value: Any, text: str, where: tuple[str, int]) -> list[int]:
+def _span(name: str, value: object, text: str, where: tuple[str, int]) -> list[int]:
     """[start, end) of a span, from a list of both or an object. UserError where it is none of the text's."""
     if isinstance(value, dict):
         value = [value.get("start"), value.get("end")]
@@ -182,7 +182,7 @@ class SpanExamples:
             torch.from_numpy(row_N.copy()),
         )
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Rows, tokens, and how many texts were cut around their spans."""
         return {"split": self.split, **self._plan.metadata(), "truncated": self.truncated}
 

@@ -181,7 +181,7 @@ class TextPairs:
         predicted = {term: Target(torch.from_numpy(joined.tokens[at + 1]), at=torch.from_numpy(at))}
         return Batch(packed, predicted, *shared, None, places)
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Rows, tokens, and how many sources and targets were cut to fit."""
         metadata = {
             "split": self.split,
@@ -323,11 +323,11 @@ class TextLearner(TaskLearner):
     def writes(self) -> GenerationConfig:
         return self.writing.generation
 
-    def label_of(self, text: str) -> Any:
+    def label_of(self, text: str) -> object:
         """Of a text that is learned the one right text."""
         return (text,) if text.strip() else None
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         return []  # predictions.jsonl has them
 
     def writer(self) -> Writer:

@@ -88,7 +88,7 @@ class TextToTextLearner(TextLearner):
             generation=GenerationConfig.model_validate({"max_new_tokens": longest + 1}),
         )
 
-    def label_of(self, text: str) -> Any:
+    def label_of(self, text: str) -> object:
         parsed = self.kind.parsed(text)
         return None if parsed is None else parsed.value
 

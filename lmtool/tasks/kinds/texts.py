@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -229,7 +228,7 @@ class SequenceExamples:
         parts = torch.from_numpy(rows["part"].astype(np.int32))
         return Batch(inputs, targets, numbers, parts, outputs, torch.from_numpy(rows["row"].astype(np.int64)))
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Rows, tokens, and how many rows were cut to fit."""
         return {
             "split": self.split,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -222,7 +221,7 @@ class TaggedWindows:
         row_N, part_N = torch.from_numpy(rows["row"].astype(np.int64)), torch.from_numpy(rows["part"].astype(np.int32))
         return Batch(inputs, {self.term: target}, numbers, part_N, outputs, row_N)
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Windows, tokens, and how many sentences were read in several windows."""
         counts = {
             "sentences_in_windows": int(np.sum(self.windows.part == 1)),
@@ -335,7 +334,7 @@ class TokenLearner(TaskLearner):
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The commonest tag for each word."""
         name, prediction = self.kind.constant(self.rows(train))
         rows = self.rows(held_out)
