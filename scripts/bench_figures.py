@@ -87,8 +87,8 @@ def ratios(work: Work, rows: Sequence[Row]) -> list[Ratio]:
         pairs = [ours[number] / theirs[number] for number in ours if number in theirs]
         if pairs:
             held, held_by_rival = memory(rows, comparison.own), memory(rows, comparison.rival)
-            shares = (own / other for own, other in zip(held, held_by_rival, strict=True))
-            table.append(Ratio(comparison, Spread.of(pairs), len(pairs), *shares))
+            fractions = (own / other for own, other in zip(held, held_by_rival, strict=True))
+            table.append(Ratio(comparison, Spread.of(pairs), len(pairs), *fractions))
     return table
 
 
@@ -100,7 +100,7 @@ def same_examples(comparison: Comparison, rows: Sequence[Row]) -> bool:
     return all(ours[number] == theirs[number] for number in ours if number in theirs)
 
 
-def shares(work: Work, rows: Sequence[Row], variant: str) -> Spread | None:
+def fractions(work: Work, rows: Sequence[Row], variant: str) -> Spread | None:
     """The FLOPs of a variant's real tokens a second over those of the machine's own products in the same round. The
     count is lmtool's, of real work: the head where it predicts, causal attention at half. None where it is not
     known."""
@@ -155,7 +155,7 @@ def memory_verdict(share: float) -> str:
 
 def share_line(work: Work, rows: Sequence[Row]) -> str | None:
     """How much of the machine's products lmtool gets, where the work has an aim for it."""
-    share = shares(work, rows, work.own[-1].name)
+    share = fractions(work, rows, work.own[-1].name)
     if share is None or work.share_aim is None:
         return None
     reached = "reached" if share.median >= work.share_aim else "NOT reached"

@@ -10,13 +10,13 @@ from bench_figures import (
     Spread,
     apart,
     checks,
+    fractions,
     memory,
     memory_verdict,
     of_work,
     rates,
     ratios,
     share_line,
-    shares,
     turns,
     unsteady,
 )
@@ -55,7 +55,7 @@ def variant_line(work: Work, variant: Variant, rows: Sequence[Row]) -> str:
     if not own:
         why = next((row["why"] for row in rows if row["kind"] == "failed" and row["variant"] == variant.name), None)
         return f"not measured{': ' + why if why else ''}"
-    speed, share = Spread.of(rates(rows, variant.name, work.unit).values()), shares(work, rows, variant.name)
+    speed, share = Spread.of(rates(rows, variant.name, work.unit).values()), fractions(work, rows, variant.name)
     padding = 1 - sum(row["tokens"] for row in own) / sum(row["slots"] for row in own)
     whole, above = (held / 1e6 for held in memory(rows, variant.name))
     span = f"({speed.smallest:.0f}-{speed.largest:.0f})"

@@ -135,10 +135,10 @@ def report(rows: list[Row]) -> None:
     print(f"{'tokens':>7}  {'side':<12}  {'seconds':>8}  {'of blocks':>9}  {'MB':>7}  {'of blocks':>9}")
     for row in rows:
         own = blocks.get(row["length"])
-        shares = [row[key] / own[key] if own and own[key] else math.nan for key in ("seconds", "bytes")]
+        fractions = [row[key] / own[key] if own and own[key] else math.nan for key in ("seconds", "bytes")]
         print(
-            f"{row['length']:>7,}  {row['side']:<12}  {row['seconds']:>8.3f}  {shares[0]:>9.2f}  "
-            f"{row['bytes'] / 1e6:>7.0f}  {shares[1]:>9.2f}"
+            f"{row['length']:>7,}  {row['side']:<12}  {row['seconds']:>8.3f}  {fractions[0]:>9.2f}  "
+            f"{row['bytes'] / 1e6:>7.0f}  {fractions[1]:>9.2f}"
         )
     for side in dict.fromkeys(row["side"] for row in rows):
         own = sorted((row for row in rows if row["side"] == side), key=lambda row: row["length"])

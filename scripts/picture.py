@@ -49,9 +49,9 @@ def draw_loss(axes: Axes, run: RunFiles, inks: dict[str, str]) -> None:
 
 def draw_guesses(axes: Axes, guesses: Guesses, inks: dict[str, str]) -> None:
     """A bar a word, the likeliest on top."""
-    words, shares = [word for word, _ in guesses], [share for _, share in guesses]
-    bars = axes.barh(words, shares, color=inks["line"], height=0.62)
-    axes.bar_label(bars, [f"{share:.0%}" for share in shares], padding=6, color=inks["quiet"])
+    words, fractions = [word for word, _ in guesses], [share for _, share in guesses]
+    bars = axes.barh(words, fractions, color=inks["line"], height=0.62)
+    axes.bar_label(bars, [f"{share:.0%}" for share in fractions], padding=6, color=inks["quiet"])
     axes.invert_yaxis()
     axes.set_title(f"{TEXT.replace('[MASK]', '____')}", pad=10)
     axes.spines[["bottom", "left"]].set_visible(False)

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from lmtool import errors
 from lmtool.errors import ConfigError, LmtoolError, UserError
-from lmtool.system.ranks import Ends, Place, place_of
+from lmtool.system.ranks import Ends, RankInfo, rank_info
 from lmtool.system.signals import stopped
 from lmtool.system.terminal import say, say_error
 
@@ -17,12 +17,12 @@ REPORT_TO = "this is a bug in lmtool: please report it, with the lines above and
 _AGAIN = "start it again: it continues from its last checkpoint"
 
 
-def place() -> Place:
+def place() -> RankInfo:
     """This process among those that were started together. What is wrong with that is reported where it matters."""
     try:
-        return place_of(os.environ)
+        return rank_info(os.environ)
     except UserError:
-        return Place()
+        return RankInfo()
 
 
 def failed(error: BaseException, debug: bool) -> int:

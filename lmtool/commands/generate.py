@@ -41,19 +41,19 @@ def run(config: GenerateConfig) -> None:
         return
     answers = zip(texts, prompts, new, strict=True)
     if config.output is not None:
-        rows = ({"prompt": text, "text": writer.whole(text, prompt, ids)} for text, prompt, ids in answers)
+        rows = ({"prompt": text, "text": writer.full_text(text, prompt, ids)} for text, prompt, ids in answers)
         write_output(config.output, rows)
         output.line(f"{counted(len(texts), 'text')} written to {config.output}")
         return
     for text, prompt, ids in answers:
-        output.line(writer.whole(text, prompt, ids))
+        output.line(writer.full_text(text, prompt, ids))
 
 
 class _Screen:
     """Prints a text as it grows: what may still change, half a character, waits for the next token."""
 
-    def __init__(self, writer: Writer, given: str, prompt: Sequence[int]):
-        self.writer, self.given, self.prompt = writer, given, prompt
+    def __init__(self, writer: Writer, prompt_text: str, prompt: Sequence[int]):
+        self.writer, self.prompt_text, self.prompt = writer, prompt_text, prompt
         self.tokens: list[int] = []
         self.stream, self.printed = SafeStream(sys.stdout), 0
         self._print()
@@ -63,7 +63,7 @@ class _Screen:
         self._print()
 
     def _print(self, last: bool = False) -> None:
-        text = self.writer.whole(self.given, self.prompt, self.tokens)
+        text = self.writer.full_text(self.prompt_text, self.prompt, self.tokens)
         settled = text if last else text.rstrip("\ufffd")
         if len(settled) > self.printed:
             lines = settled[self.printed :].split("\n")

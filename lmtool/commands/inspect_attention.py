@@ -45,12 +45,12 @@ def run(config: InspectAttentionConfig) -> list[dict[str, Any]]:
     path = Path(config.output).expanduser()
     write_heads(path, config.checkpoint, heads, pieces, attention)
     output.line(f"page: {path}")
-    return [{"layer": head.layer, "head": head.number, "mostly": head.mostly, **head.shares} for head in heads]
+    return [{"layer": head.layer, "head": head.number, "mostly": head.mostly, **head.fractions} for head in heads]
 
 
 def _clearest(heads: list[Head]) -> list[Head]:
     """The heads that are mostly on one thing, the clearest of each thing first."""
-    ranked = sorted((head for head in heads if head.mostly), key=lambda head: -head.shares[head.mostly])
+    ranked = sorted((head for head in heads if head.mostly), key=lambda head: -head.fractions[head.mostly])
     before: Counter[str] = Counter()
     turns = {}
     for head in ranked:

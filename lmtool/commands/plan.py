@@ -19,7 +19,7 @@ import torch
 
 from lmtool.costs.memory_of_run import TrainingConfig, too_large
 from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of, what_fits
-from lmtool.costs.rate import Place, place_of
+from lmtool.costs.rate import Place, rank_info
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
@@ -100,7 +100,7 @@ BYTES_A_TOKEN = 4.0
 
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     """Print the plan of a run. UserError where steps are to be measured on a device that is not here."""
-    place, notes, rows = place_of(config, keys.device), [], 0
+    place, notes, rows = rank_info(config, keys.device), [], 0
     typed = config
     if isinstance(config, FinetuneConfig):
         config, task, _ = data_to_learn(config)

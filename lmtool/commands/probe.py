@@ -139,7 +139,7 @@ class _Probed:
         source = open_source(config.data, config.cache_dir, offline=config.offline)
         store = open_store(source, "validation", tokenizer, config.cache_dir, self.output.stage)
         template = FormatTemplate.of(text_format(layout_of(self.loaded), tokenizer), 1)
-        room = min(config.max_length, self.loaded.model.parts.backbone.longest_text) - template.overhead
+        room = min(config.max_length, self.loaded.model.parts.backbone.longest_text) - template.special_count
         windows = windows_of(store, room)
         if len(windows) < 3:
             raise UserError(

@@ -24,7 +24,7 @@ from lmtool.costs.memory_of_run import (
 )
 from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, Work, plan, works_of
 from lmtool.costs.rate import Place, StepWork, here
-from lmtool.data.phases import Shares
+from lmtool.data.phases import PhaseFractions
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.reporting.plan import PhasePlan, RunPlan
 from lmtool.reporting.text import size
@@ -61,11 +61,11 @@ def plan_of(config: RunConfig, learner: nn.Module, metadata: Mapping[str, Any], 
 
 def plan_in_phases(
     config: PretrainConfig, learner: nn.Module, metadata: Sequence[Mapping[str, Any]], where: Precision | Place
-) -> tuple[RunPlan, Shares]:
+) -> tuple[RunPlan, PhaseFractions]:
     """The plan of a run in phases, and the phases as numbers. metadata: those of their loaders."""
     place = _place(config, where)
     singles = [_of_one_step(form, learner, own, place) for form, own in zip(config.forms, metadata, strict=True)]
-    shares = Shares(
+    fractions = PhaseFractions(
         tuple(phase["share"] for phase in config.phases),
         tuple(single.tokens_per_step for single in singles),
         tuple(single.flops_per_step for single in singles),
@@ -74,7 +74,7 @@ def plan_in_phases(
 
     def mean(budget: str) -> RunPlan:
         """A step, mean over a run that this budget ends."""
-        tokens, flops = (shares.mean(values, budget) for values in (shares.tokens, shares.flops))
+        tokens, flops = (fractions.mean(values, budget) for values in (fractions.tokens, fractions.flops))
         largest = max(singles, key=lambda single: single.needed_bytes)
         seconds = largest.step_seconds
         if seconds is not None:
@@ -88,14 +88,14 @@ def plan_in_phases(
     }
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
-    lasts = shares.last_steps(steps, budget)
+    lasts = fractions.last_steps(steps, budget)
     phases = tuple(
         PhasePlan(words_of(phase), phase["share"], before + 1, last, single.tokens_per_step)
         for phase, before, last, single in zip(config.phases, [0, *lasts], lasts, singles, strict=False)
     )
     whole = _of_steps(config, mean(budget), steps)
     notes = (*whole.notes, f"held-out text is read and scored as in phase {len(phases)}, the last, over the whole run")
-    return replace(whole, ends_by=budget, phases=phases, notes=notes), shares
+    return replace(whole, ends_by=budget, phases=phases, notes=notes), fractions
 
 
 def _place(config: RunConfig, where: Precision | Place) -> Place:

@@ -198,7 +198,7 @@ def here(config: RunConfig, precision: Precision) -> Place:
     return Place(device, precision, precision.device.type == "cuda", available_bytes(precision.device), seconds, words)
 
 
-def place_of(config: RunConfig, published: str | None) -> Place:
+def rank_info(config: RunConfig, published: str | None) -> Place:
     """Where a plan is made. published: a device of the table, or None for the one that `config` names. A CUDA device
     that is not here is planned without a rate."""
     if published is not None:

@@ -226,7 +226,7 @@ class MixtureTextConfig(DataConfig):
         }
         return {title_of(member): _section(member).model_copy(update=common) for member in self.members}
 
-    def shares(self) -> tuple[float, ...] | None:
+    def fractions(self) -> tuple[float, ...] | None:
         """The weights, adding up to 1; None where nothing weighs them."""
         return None if self.weights is None else tuple(weight / sum(self.weights) for weight in self.weights)
 

@@ -68,7 +68,7 @@ class SplitData:
     split: train, validation, or the name a data set gives it. store: the text, and `documents` whether an example may
     span several of its documents. rows: labelled rows by the name of their task, and `unlabelled` ones. stride: tokens
     between the starts of the windows of held-out text, of a learner that `slides`; None: windows as in training.
-    members: of several texts, those of each, by their titles; `shares` of their examples, None for as many as it has.
+    members: of several texts, the data of each by its title; `fractions` of their examples, None: as many as there are.
     """
 
     split: str
@@ -77,7 +77,7 @@ class SplitData:
     rows: Mapping[str, Rows] = field(default_factory=dict)
     stride: int | None = None
     members: Mapping[str, SplitData] = field(default_factory=dict)
-    shares: tuple[float, ...] | None = None
+    fractions: tuple[float, ...] | None = None
 
     @property
     def text(self) -> TokenStore:

@@ -27,7 +27,7 @@ import numpy as np
 
 from lmtool.data.configs import DataConfig, FileConfig, kind_of
 from lmtool.data.files import collecting, find, refuse
-from lmtool.data.sources import OnStage, held_out, split_place, splits_of
+from lmtool.data.sources import OnStage, held_out, split_offset, splits_of
 from lmtool.errors import UserError
 from lmtool.system.files import draft_of
 
@@ -138,7 +138,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         if not own and len(scan.sizes) > 1:
             self._held_out = held_out(_array(scan.sizes), config.validation_fraction)
         elif not own:
-            self._cut = split_place(partial(self._stretch, scan), scan.sizes[0], config.validation_fraction)
+            self._cut = split_offset(partial(self._stretch, scan), scan.sizes[0], config.validation_fraction)
         self.fingerprint = self._fingerprint(None if own else config.validation_fraction)
 
     # --- what a kind supplies ---------------------------------------------------------------------------------------

@@ -183,10 +183,10 @@ def _is_of_text(encoding: str) -> bool:
 def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str]]:
     """Number from 1 and text of each line, without its end (LF, CRLF or CR) and without a byte-order mark.
 
-    UserError: as `read_pieces`, and for a line of more than `LINE` characters.
+    UserError: as `read_chunks`, and for a line of more than `LINE` characters.
     """
     begun: list[str] = []
-    for number, text, ends in read_pieces(path, encoding, key):
+    for number, text, ends in read_chunks(path, encoding, key):
         if begun or not ends:
             begun.append(text)
             if not ends:
@@ -198,7 +198,7 @@ def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> I
         yield number, text
 
 
-def read_pieces(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str, bool]]:
+def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str, bool]]:
     """The lines of a file as `read_lines` gives them, those of more than `PIECE` bytes in several pieces: number, text,
     and whether the line ends with it. No more than a piece is held, however long a line is.
 

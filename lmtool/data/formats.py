@@ -51,7 +51,7 @@ class FormatTemplate:
         )
 
     @property
-    def overhead(self) -> int:
+    def special_count(self) -> int:
         """Special tokens an example has."""
         return sum(len(piece) for piece in self.pieces)
 
@@ -82,7 +82,7 @@ def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndar
 
     texts: for each text of the format, its ids laid end to end over the examples, and their (N,) lengths.
     """
-    lengths = np.full(len(texts[0][1]), template.overhead, dtype=np.int64)
+    lengths = np.full(len(texts[0][1]), template.special_count, dtype=np.int64)
     for _, own in texts:
         lengths += np.asarray(own, dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
@@ -110,10 +110,10 @@ Formatted = tuple[np.ndarray, dict[str, np.ndarray]]
 
 
 class TextFormat(Protocol):
-    """single_overhead, pair_overhead: special tokens around one text and around two."""
+    """single_overhead, pair_special_count: special tokens around one text and around two."""
 
-    single_overhead: int
-    pair_overhead: int
+    single_special_count: int
+    pair_special_count: int
 
     def single(self, ids: np.ndarray) -> Formatted:
         """(L,) int64 ids with the special tokens, and (L,) int64 columns by name."""
@@ -122,7 +122,7 @@ class TextFormat(Protocol):
 
 
 class BertFormat:
-    single_overhead, pair_overhead = 2, 3
+    single_special_count, pair_special_count = 2, 3
 
     def __init__(self, tokenizer: Tokenizer):
         self._cls, self._sep = tokenizer.role("cls"), tokenizer.role("sep")
@@ -139,7 +139,7 @@ class BertFormat:
 
 
 class RobertaFormat:
-    single_overhead, pair_overhead = 2, 4
+    single_special_count, pair_special_count = 2, 4
 
     def __init__(self, tokenizer: Tokenizer):
         self._cls, self._sep = tokenizer.role("cls"), tokenizer.role("sep")
@@ -152,7 +152,7 @@ class RobertaFormat:
 
 
 class GptFormat:
-    single_overhead, pair_overhead = 1, 2
+    single_special_count, pair_special_count = 1, 2
 
     def __init__(self, tokenizer: Tokenizer):
         self._eos = tokenizer.role("eos")
@@ -165,7 +165,7 @@ class GptFormat:
 
 
 class Gpt1Format:
-    single_overhead, pair_overhead = 2, 3
+    single_special_count, pair_special_count = 2, 3
 
     def __init__(self, tokenizer: Tokenizer):
         self._start, self._delimiter, self._extract = (tokenizer.role(name) for name in ("bos", "sep", "cls"))
@@ -178,7 +178,7 @@ class Gpt1Format:
 
 
 class XlnetFormat:
-    single_overhead, pair_overhead = 2, 3
+    single_special_count, pair_special_count = 2, 3
 
     def __init__(self, tokenizer: Tokenizer):
         self._cls, self._sep = tokenizer.role("cls"), tokenizer.role("sep")
@@ -195,7 +195,7 @@ class XlnetFormat:
 
 
 class PlainFormat:
-    single_overhead, pair_overhead = 0, 0
+    single_special_count, pair_special_count = 0, 0
 
     def __init__(self, tokenizer: Tokenizer):
         """No special token stands around a text."""
@@ -263,7 +263,7 @@ SEGMENT = "segment"
 _TEXTS = (("a",), ("a", "b"))
 
 
-def differing_layout(tokenizer: Tokenizer, format_name: str) -> str | None:
+def layout_difference(tokenizer: Tokenizer, format_name: str) -> str | None:
     """How the tokenizer's file lays out a text or a pair, and how the format does, as pieces, where the two differ."""
     for texts in _TEXTS:
         template = FormatTemplate.of(text_format(format_name, tokenizer), len(texts))
@@ -280,7 +280,7 @@ def differing_layout(tokenizer: Tokenizer, format_name: str) -> str | None:
 
 def with_format(tokenizer: Tokenizer, format_name: str) -> Tokenizer:
     """The tokenizer, its file laying out texts and pairs as the format does."""
-    if differing_layout(tokenizer, format_name) is None:
+    if layout_difference(tokenizer, format_name) is None:
         return tokenizer
     templates = [FormatTemplate.of(text_format(format_name, tokenizer), len(texts)) for texts in _TEXTS]
     special = {f"t{number}": int(number) for template in templates for piece in template.pieces for number in piece}

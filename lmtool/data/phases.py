@@ -21,14 +21,14 @@ _START = {"phase": 0, "step": 0, "epoch": 0, "batch": 0, "began": 0, "skipped": 
 
 
 @dataclass(frozen=True)
-class Shares:
-    """The phases of a run as numbers, one of each a phase.
+class PhaseFractions:
+    """The phases of a run as numbers, one for each phase.
 
-    shares: of the budget, adding up to 1. tokens, flops: of a step, mean. rates: the learning rate as a multiple of the
-    schedule's.
+    fractions: of the budget, adding up to 1. tokens, flops: the mean of a step. rates: the learning rate as a multiple
+    of the schedule's.
     """
 
-    shares: tuple[float, ...]
+    fractions: tuple[float, ...]
     tokens: tuple[float, ...]
     flops: tuple[float, ...]
     rates: tuple[float, ...]
@@ -36,7 +36,11 @@ class Shares:
     def of_steps(self, budget: str) -> tuple[float, ...]:
         """Each phase's share of the steps of a run that this budget ends, adding up to 1."""
         units = {"max_tokens": self.tokens, "max_flops": self.flops, "max_minutes": self.flops}.get(budget)
-        steps = self.shares if units is None else [share / unit for share, unit in zip(self.shares, units, strict=True)]
+        steps = (
+            self.fractions
+            if units is None
+            else [share / unit for share, unit in zip(self.fractions, units, strict=True)]
+        )
         return tuple(step / math.fsum(steps) for step in steps)
 
     def mean(self, values: Sequence[float], budget: str) -> float:
@@ -58,8 +62,8 @@ class PhasedLoader:
     in which the phase began, at which place of its order.
     """
 
-    def __init__(self, loaders: Sequence[PackedLoader], shares: Shares, same_text: Sequence[bool]):
-        self.loaders, self.shares = list(loaders), shares
+    def __init__(self, loaders: Sequence[PackedLoader], fractions: PhaseFractions, same_text: Sequence[bool]):
+        self.loaders, self.fractions = list(loaders), fractions
         self._continues = [False] + [
             same and loader.reads_like(before)
             for before, loader, same in zip(self.loaders, self.loaders[1:], same_text[1:], strict=False)
@@ -100,16 +104,16 @@ class PhasedLoader:
     # What a budget asks of phases.
 
     def mean_tokens(self, budget: str) -> float:
-        return self.shares.mean(self.shares.tokens, budget)
+        return self.fractions.mean(self.fractions.tokens, budget)
 
     def stretch(self, budget: str) -> float:
         """Of a run of limited time, whose later phases have longer or shorter steps than its first."""
-        return self.shares.shares[0] / self.shares.of_steps(budget)[0]
+        return self.fractions.fractions[0] / self.fractions.of_steps(budget)[0]
 
     def fix(self, steps: int, budget: str) -> None:
         if self._horizon == (steps, budget):
             return
-        self._horizon, self._ends = (steps, budget), [*self.shares.last_steps(steps, budget)[:-1], math.inf]
+        self._horizon, self._ends = (steps, budget), [*self.fractions.last_steps(steps, budget)[:-1], math.inf]
 
     # What is read when.
 
@@ -134,7 +138,7 @@ class PhasedLoader:
             while at["step"] < self._end(at):
                 step = next(inside)
                 at = {**at, **step.cursor, "step": at["step"] + 1}
-                rate = self.shares.rates[at["phase"]]
+                rate = self.fractions.rates[at["phase"]]
                 yield replace(step, cursor=at, phase=at["phase"] + 1, rate_scale=rate)
             at = self._entered(at)
             inside = self._loader(at).steps(_within(at), rank, ranks)

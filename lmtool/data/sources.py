@@ -117,7 +117,7 @@ def _drawn(count: int, number: int) -> np.ndarray:
 _BOUNDARIES = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"), re.compile(r"(?<=[.!?])\s"), re.compile(r"\s"))
 
 
-def split_place(read: Callable[[int, int], str], length: int, fraction: float) -> int:
+def split_offset(read: Callable[[int, int], str], length: int, fraction: float) -> int:
     """The place at which one document of `length` characters becomes two: its last `fraction` is for validation, cut
     at a blank line, else the end of a line, of a sentence, or a word, whichever is found within a twentieth of the
     text; of a long one, within `PART` characters.
@@ -166,7 +166,7 @@ def _named(title: str, config: DataConfig) -> Iterator[None]:
 class MixtureSource:
     """All members, one after the other, where one text is wanted: a vocabulary is learned from all of it.
 
-    members: by their titles. shares: of the examples, adding up to 1; None: as much as there is of each. UserError
+    members: by their titles. fractions: of the examples, adding up to 1; None: as much as there is of each. UserError
     where two of them are the same text, and as each member has it.
     """
 
@@ -177,7 +177,7 @@ class MixtureSource:
         progress: OnStage | None = None,
         offline: bool = False,
     ):
-        self.config, self.shares = config, config.shares()
+        self.config, self.fractions = config, config.fractions()
         self.members: dict[str, Source] = {}
         for title, part in config.parts().items():
             with _named(title, part):

@@ -20,7 +20,7 @@ from lmtool.data.configs import (
     kind_of,
 )
 from lmtool.data.file_source import FileSource, has_control_characters
-from lmtool.data.files import check_encoding, read_pieces, refuse
+from lmtool.data.files import check_encoding, read_chunks, refuse
 from lmtool.data.parquet import parquet_texts
 from lmtool.data.rows import (
     DELIMITERS,
@@ -54,7 +54,7 @@ class TextSource(FileSource[TextConfig]):
         return f"text 1 {self.config.document}"
 
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
-        pieces: Pieces = ((text, ends) for _, text, ends in read_pieces(path, self.config.encoding, "data.encoding"))
+        pieces: Pieces = ((text, ends) for _, text, ends in read_chunks(path, self.config.encoding, "data.encoding"))
         if counts is not None:
             pieces = _counted(pieces, counts)
         return _GROUPINGS[self.config.document](pieces)

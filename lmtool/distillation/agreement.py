@@ -67,8 +67,8 @@ class Agreement:
         """As result.json has it: `fidelity`, agreement without interventions, and `interchange_accuracy`."""
         cells = [
             {"side": site.side, "student_layer": site.student, "teacher_layer": site.teacher, "region": region + 1}
-            | tally.words()
-            for (site, region), tally in sorted(self.cells.items())
+            | stats.words()
+            for (site, region), stats in sorted(self.cells.items())
         ]
         interchange = {
             **self.swapped.words(),

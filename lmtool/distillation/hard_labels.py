@@ -32,7 +32,7 @@ class Given(Shares):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def fractions(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         raise TypeError("hard labels have no probabilities")
 
     def best(self) -> Tensor:

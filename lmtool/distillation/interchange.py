@@ -138,10 +138,10 @@ class Swapped(Tap):
         return x_TH.index_copy(0, to_S, rows_SH)
 
 
-def _span(shares: tuple[float, float], width: int) -> tuple[int, int]:
+def _span(fractions: tuple[float, float], width: int) -> tuple[int, int]:
     """Two shares of a width in dimensions: at least one of them."""
-    first = min(round(shares[0] * width), width - 1)
-    return first, max(round(shares[1] * width), first + 1)
+    first = min(round(fractions[0] * width), width - 1)
+    return first, max(round(fractions[1] * width), first + 1)
 
 
 def kept_for(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -> Kept:

@@ -120,7 +120,7 @@ class Standard(Distilled):
         super().__init__(config, student)
         # Labels of a file are no network.
         self._teachers = tuple(teacher for teacher in teachers if teacher.learner is not student)
-        self.teacher = teachers[0] if len(teachers) == 1 else Panel.of(teachers, config.shares(), config.average)
+        self.teacher = teachers[0] if len(teachers) == 1 else Panel.of(teachers, config.fractions(), config.average)
         self._require_one_of_all()
         self.started = self._start()
         self.layers: LayerMap | None = None

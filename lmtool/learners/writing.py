@@ -139,12 +139,12 @@ class Writer(ABC):
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         """What the new tokens of a prompt say."""
 
-    def whole(self, given: str, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """The text with what was written, as a reader wants it. given: the prompt's text."""
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
+        """The text with what was written, as a reader wants it. prompt_text: the prompt's text."""
         return self.text(prompt, new)
 
     def grows(self, prompt: Sequence[int]) -> bool:
-        """Whether `whole` of more tokens begins with that of fewer, so that it can be shown while it is written."""
+        """Whether `full_text` of more tokens begins with that of fewer, so that it can be shown while it is written."""
         return True
 
 
@@ -157,8 +157,8 @@ class Continuing(Writer):
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         return self.tokenizer.continuation(prompt, new)
 
-    def whole(self, given: str, prompt: Sequence[int], new: Sequence[int]) -> str:
-        return given + self.text(prompt, new)
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
+        return prompt_text + self.text(prompt, new)
 
 
 class Replying(Continuing):
@@ -170,7 +170,7 @@ class Replying(Continuing):
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         return self.tokenizer.decode(new).strip()
 
-    def whole(self, given: str, prompt: Sequence[int], new: Sequence[int]) -> str:
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
         return self.text(prompt, new)
 
 
@@ -207,7 +207,7 @@ class Answering(Writer):
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         return self._plain(new)
 
-    def whole(self, given: str, prompt: Sequence[int], new: Sequence[int]) -> str:
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
         """Of a text with gaps that the model names, each filling in the place of its gap."""
         if self.grows(prompt):
             return self.text(prompt, new)
@@ -219,7 +219,7 @@ class Answering(Writer):
             else:
                 current.append(token)
         filled = {piece: self._plain(fillings.get(number, ())) for piece, number in self.gaps.items()}
-        parts = (f"[{filled[run].strip()}]" if run in self.gaps else run for run in self._gap.split(given))
+        parts = (f"[{filled[run].strip()}]" if run in self.gaps else run for run in self._gap.split(prompt_text))
         return "".join(parts)
 
     def grows(self, prompt: Sequence[int]) -> bool:

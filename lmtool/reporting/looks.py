@@ -202,7 +202,7 @@ class _Head(Protocol):
     @property
     def number(self) -> int: ...
     @property
-    def shares(self) -> Mapping[str, float]: ...
+    def fractions(self) -> Mapping[str, float]: ...
     @property
     def mostly(self) -> str: ...
     @property
@@ -223,10 +223,10 @@ def print_heads(
 ) -> None:
     """A row a head with the mean weight on each pattern, and some heads as pictures. drawn: heads with their (L, L)
     weights."""
-    patterns = list(heads[0].shares)
+    patterns = list(heads[0].fractions)
     even = 1 / len(pieces)
     rows = [
-        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.shares[name]) for name in patterns),
+        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.fractions[name]) for name in patterns),
          percent(head.entropy)]
         for head in heads
     ]  # fmt: skip
@@ -246,10 +246,10 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
     terms, and a table of the heads. UserError where the disk refuses."""
     from lmtool.reporting import drawing, look_plots
 
-    patterns = list(heads[0].shares)
+    patterns = list(heads[0].fractions)
     header = ["layer.head", "mostly on", *patterns, "spread"]
     rows = [
-        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.shares[each]) for each in patterns),
+        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.fractions[each]) for each in patterns),
          percent(head.entropy)]
         for head in heads
     ]  # fmt: skip

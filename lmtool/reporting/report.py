@@ -260,8 +260,8 @@ def _mixture(run: RunFiles) -> str:
         baseline = baselines.get(name) or {}
         metric, value = baseline.get("metric"), baseline.get("value")
         score = metrics.get(f"{name}_{metric}")
-        shares = [percent(read[key]) for key in ("share", "planned")]
-        rows.append([name, read["examples"], *shares, metric, score, value, metrics.get(f"{name}_loss")])
+        fractions = [percent(read[key]) for key in ("share", "planned")]
+        rows.append([name, read["examples"], *fractions, metric, score, value, metrics.get(f"{name}_loss")])
     return html.table(["member", "examples", "share", "planned", "metric", "score", "baseline", "loss"], rows)
 
 

@@ -205,8 +205,8 @@ def end_screen(
     if others:
         rows.append(("also", metadata_text(others)))
     if mix := result.get("layer_mix"):
-        shares = [f"{layer or 'embedding'} {percent(share)}" for layer, share in enumerate(mix["weights"])]
-        rows.append(("layers", f"{' · '.join(shares)} · gamma {number(mix['gamma'])}"))
+        fractions = [f"{layer or 'embedding'} {percent(share)}" for layer, share in enumerate(mix["weights"])]
+        rows.append(("layers", f"{' · '.join(fractions)} · gamma {number(mix['gamma'])}"))
     rows += forgetting_rows(result.get("forgetting"))
     if speed := _speed_text(result):
         rows.append(("speed", speed))

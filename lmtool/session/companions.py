@@ -134,7 +134,7 @@ class MixtureFractions(Companion):
         return {
             "mixture": {
                 name: {"examples": count, "share": count / total, "planned": planned}
-                for (name, count), planned in zip(counts.items(), last.shares, strict=True)
+                for (name, count), planned in zip(counts.items(), last.fractions, strict=True)
             }
         }
 

@@ -43,7 +43,7 @@ def text_of(
             title: text_of(parts[title], member, split, tokenizer, cache_dir, progress, none, stride)
             for title, member in source.members.items()
         }
-        return SplitData(split, rows=rows, stride=stride, members=members, shares=source.shares)
+        return SplitData(split, rows=rows, stride=stride, members=members, fractions=source.fractions)
     store = open_store(source, split, tokenizer, cache_dir, progress)
     return SplitData(split, store, config.documents, rows, stride)
 
@@ -101,10 +101,10 @@ def planned(
     loaders = [part.loader for part in parts]
     if not isinstance(config, PretrainConfig) or not config.phases:
         return loaders[0], plan_of(config, learner, loaders[0].metadata(), precision)
-    plan, shares = plan_in_phases(config, learner, [loader.metadata() for loader in loaders], precision)
+    plan, fractions = plan_in_phases(config, learner, [loader.metadata() for loader in loaders], precision)
     forms = config.forms
     same_text = [form.data == before.data for form, before in zip(forms, forms[:1] + forms, strict=False)]
-    return PhasedLoader(loaders, shares, same_text), plan
+    return PhasedLoader(loaders, fractions, same_text), plan
 
 
 def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str, Any]]:

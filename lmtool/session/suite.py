@@ -25,7 +25,7 @@ from lmtool.runs.files import to_json
 from lmtool.session.open_run import RUNS
 from lmtool.session.trained import read_trained
 from lmtool.system.files import replace_bytes, require_no_link
-from lmtool.system.ranks import place_of
+from lmtool.system.ranks import rank_info
 from lmtool.system.signals import Interrupted, take_late
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.mixture import GlueConfig
@@ -69,7 +69,7 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> dict[str, A
         missing = f"; without data: {', '.join(absent)}" if absent else ""
         output.line(f"average {mean:.4f} of {', '.join(counted)}{left}{missing}")
     files = dict(_submissions(config, root, list(trained), members.get(DIAGNOSTIC)))
-    writes = place_of(os.environ).rank == 0
+    writes = rank_info(os.environ).rank == 0
     if writes:
         _write_zip(root / f"{suite.name}.zip", files)
     lacking = [file for file in FILES.values() if file not in files]

@@ -27,7 +27,7 @@ from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.provenance import Contents
 from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.kinds.labels import joined
+from lmtool.tasks.kinds.labels import with_joined_columns
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.bases import digest
 
@@ -282,7 +282,7 @@ def predictions_of(task: TaskConfig, path: str) -> Rows:
     """A file of predictions as labelled rows of a task. UserError, naming file and line, where one is no label."""
     table = read_table(Path(path).expanduser())
     columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
-    columns = joined(task, columns, table.origin)
+    columns = with_joined_columns(task, columns, table.origin)
     missing = [name for name in ("prediction", *task.reads) if name not in columns]
     if missing:
         raise UserError(

@@ -11,7 +11,7 @@ from lmtool.config.nearest import nearest
 from lmtool.config.saved import body
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
-from lmtool.data.formats import differing_layout
+from lmtool.data.formats import layout_difference
 from lmtool.errors import ConfigError, UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.configs import ObjectiveConfig
@@ -168,7 +168,7 @@ def require_same_reading(published: PublishedFolder, model: ModelConfig, tokeniz
     # Scores of tokens are read beside what stands around texts; one token's or the mean is not.
     head = head_of_class(config)
     layout = model if head is not None and head.name == QUESTION_ANSWERING else model.sequence_form("transformers")
-    problem = differing_layout(tokenizer, layout.text_format)
+    problem = layout_difference(tokenizer, layout.text_format)
     if problem is not None:
         problem = f"its tokenizer.json lays out texts as {problem}"
         hint = f"lmtool finetune task=NAME checkpoint={published.checkpoint} lays them out its own way, and learns so"

@@ -88,7 +88,7 @@ LONGEST = 120
 
 
 @dataclass(frozen=True)
-class Place:
+class JobFolder:
     """A job and its folder. overrides: all that was typed for it. varied: those that differ from job to job. config:
     its configuration as saved. data: the same as it is run, nothing masked, in this folder."""
 
@@ -151,7 +151,7 @@ class SweepFolder:
         """The overrides of the jobs of earlier starts, by their folders."""
         return {folder: record.get("overrides", []) for folder, record in self.places.items()}
 
-    def place(self, job: Sequence[str], config: dict[str, object], data: dict[str, object]) -> Place:
+    def place(self, job: Sequence[str], config: dict[str, object], data: dict[str, object]) -> JobFolder:
         """The folder of a job, as it is or as it will be called. job: its overrides. config, data: its configuration,
         masked and as it is. UserError where its folder holds another configuration, naming the keys."""
         texts = [text.lstrip("+") for text in job]
@@ -172,7 +172,7 @@ class SweepFolder:
         self.places[folder] = {"varied": masked_data(varied), "config": config}
         return _placed(folder, texts, varied, config, data)
 
-    def claim(self, places: Sequence[Place]) -> None:
+    def claim(self, places: Sequence[JobFolder]) -> None:
         """Write down what was typed, and make the folders of jobs. UserError where the disk refuses."""
         submission = {
             "command": self.command,
@@ -193,12 +193,12 @@ class SweepFolder:
 
 def _placed(
     folder: Path, texts: Sequence[str], varied: dict[str, str], config: dict[str, object], data: dict[str, object]
-) -> Place:
+) -> JobFolder:
     if not (folder / SUBMITTED).is_file():  # that of an earlier job may have been moved to another disk
         require_no_link(folder)
     require_no_link(folder / LOG)
     here = {"name": None, "run_dir": str(folder)} if "run_dir" in data else {}
-    return Place(int(folder.name.partition("_")[0]), folder, tuple(texts), varied, config, data | here)
+    return JobFolder(int(folder.name.partition("_")[0]), folder, tuple(texts), varied, config, data | here)
 
 
 def _number(name: str) -> bool:

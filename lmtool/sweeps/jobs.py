@@ -33,7 +33,7 @@ from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.reporting.text import lower_is_better
 from lmtool.runs.identity import require_name
 from lmtool.sweeps import folders
-from lmtool.sweeps.folders import JOB, Place, SweepFolder
+from lmtool.sweeps.folders import JOB, JobFolder, SweepFolder
 from lmtool.sweeps.job import Run
 from lmtool.sweeps.launching import HERE, AsLauncher, FirstJobs, Launch, NoLauncher
 from lmtool.sweeps.table import write_plan
@@ -202,7 +202,7 @@ def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: obje
     """Let a sweeper of Hydra choose the jobs on the way."""
     config = launch.config
 
-    def prepared(job: list[str]) -> Place:
+    def prepared(job: list[str]) -> JobFolder:
         return _place(request, sweep, job, _chosen_job(request, typed, job, launch.name in HERE))
 
     sweeper = _sweeper(hydra, config, launch.callbacks)
@@ -275,7 +275,7 @@ def _direction(request: SweepRequest, typed: Typed, sweep: SweepFolder) -> str:
     return direction
 
 
-def _place(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config: Config) -> Place:
+def _place(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config: Config) -> JobFolder:
     return sweep.place(job, save(config, request.verb), json.loads(config.model_dump_json()))
 
 

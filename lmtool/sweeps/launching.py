@@ -31,7 +31,7 @@ from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.runs import identity
 from lmtool.sweeps import folders as records
-from lmtool.sweeps.folders import Place, SweepFolder
+from lmtool.sweeps.folders import JobFolder, SweepFolder
 from lmtool.sweeps.job import STOPPED, Job, Run, perform
 from lmtool.sweeps.table import Watch
 from lmtool.system.environment import SAFE_PATH, inherited
@@ -142,7 +142,7 @@ class Launch:
     run: Run
     plugins: Sequence[str]
     has_result: bool
-    places: dict[Path, Place] = field(default_factory=dict)
+    places: dict[Path, JobFolder] = field(default_factory=dict)
     interrupted: int = errors.DONE
     batch_size: int = 0
 
@@ -157,7 +157,7 @@ class Launch:
             config=self.config,
         )
 
-    def start(self, places: Sequence[Place], batch_size: int | None = None) -> list[float]:
+    def start(self, places: Sequence[JobFolder], batch_size: int | None = None) -> list[float]:
         """Run the jobs that are not done, and wait for them. The value of each job's metric, nan where it has none.
         batch_size: jobs that the launcher is given at a time; None: all."""
         self.sweep.claim(places)
@@ -173,7 +173,7 @@ class Launch:
         values = [records.read(place.folder).get("value") for place in places]
         return [float(value) if isinstance(value, int | float) else math.nan for value in values]
 
-    def _is_left(self, place: Place) -> bool:
+    def _is_left(self, place: JobFolder) -> bool:
         """Whether a job is to be run; what is not, or was begun before, is said."""
         record = records.read(place.folder)
         name = f"job {place.number} ({place.folder.name})"
@@ -197,7 +197,7 @@ class Launch:
         """Whether jobs run in processes of their own; joblib has none where one is asked for."""
         return self.name != "basic" and not (self.name == "joblib" and self.config.hydra.launcher.n_jobs == 1)
 
-    def _announce(self, left: Sequence[Place]) -> None:
+    def _announce(self, left: Sequence[JobFolder]) -> None:
         if not self._parallel:
             return
         threads, at_once = self._threads()
@@ -236,7 +236,7 @@ class Launch:
         with inherited(changed):
             yield
 
-    def _launch(self, left: Sequence[Place]) -> None:
+    def _launch(self, left: Sequence[JobFolder]) -> None:
         fingerprint = identity.fingerprint(self.plugins)
         overrides = [[place.folder.name, self._job(place, fingerprint).packed()] for place in left]
         if not self._parallel:
@@ -255,7 +255,7 @@ class Launch:
         for place in left:
             self._settle(place)
 
-    def _job(self, place: Place, fingerprint: str) -> Job:
+    def _job(self, place: JobFolder, fingerprint: str) -> Job:
         return Job(
             number=place.number,
             folder=str(place.folder),
@@ -278,7 +278,7 @@ class Launch:
         if not self.interrupted:
             say_error(f"hydra/launcher={self.name} ended before its jobs: {said}")
 
-    def _settle(self, place: Place) -> None:
+    def _settle(self, place: JobFolder) -> None:
         """Write down the end of a job that had no time to do it."""
         record = records.read(place.folder)
         if record and not records.has_ended(record) and not record.get("error") and not records.under_way(record):
@@ -286,7 +286,7 @@ class Launch:
             records.write(place.folder, records.JOB, record | {"error": error})
 
     @contextmanager
-    def _interruptible(self, left: Sequence[Place], queue: list[Waited]) -> Iterator[None]:
+    def _interruptible(self, left: Sequence[JobFolder], queue: list[Waited]) -> Iterator[None]:
         """Signals to this process end the jobs, which save checkpoints; a second one ends them at once, a third this
         process."""
         count = 0

@@ -20,7 +20,7 @@ from lmtool.reporting.sweep.words import end_line
 from lmtool.reporting.text import number
 from lmtool.runs.files import replace_text
 from lmtool.sweeps import folders
-from lmtool.sweeps.folders import Place
+from lmtool.sweeps.folders import JobFolder
 from lmtool.system.secrets import masked_data
 from lmtool.system.terminal import say_error
 
@@ -68,7 +68,7 @@ _TAIL = 4096
 class Watch(threading.Thread):
     """Reads the folders of jobs until it is left: nothing has to reach this process from the others."""
 
-    def __init__(self, places: Sequence[Place], output: Output):
+    def __init__(self, places: Sequence[JobFolder], output: Output):
         super().__init__(daemon=True)
         self.places, self.output = places, output
         self._known = {place.number: folders.read(place.folder) for place in places}

@@ -38,7 +38,7 @@ CAUSE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """The place of this process among those that were started together. local_rank: on its machine; local_size: how
     many there are on it."""
 
@@ -48,11 +48,11 @@ class Place:
     local_size: int = 1
 
 
-def place_of(environment: Mapping[str, str]) -> Place:
+def rank_info(environment: Mapping[str, str]) -> RankInfo:
     """What the environment says, as torchrun sets it; alone where it says nothing. UserError where it says half of it,
     or no numbers."""
     if not any(environment.get(name) for name in (RANK, SIZE, LOCAL_RANK)):
-        return Place()
+        return RankInfo()
     missing = [name for name in (RANK, SIZE, LOCAL_RANK, ADDRESS, PORT) if not environment.get(name)]
     if missing:
         present = next(name for name in (RANK, SIZE, LOCAL_RANK) if environment.get(name))
@@ -69,7 +69,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
     rank, size, local_rank, local_size = (int(values[name]) for name in (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE))
     if not rank < size:
         raise UserError(f"the environment has {RANK}={rank} of {SIZE}={size}: ranks count from 0", START_AGAIN)
-    return Place(rank, size, local_rank, local_size)
+    return RankInfo(rank, size, local_rank, local_size)
 
 
 def started_together(environment: Mapping[str, str]) -> bool:
@@ -77,7 +77,7 @@ def started_together(environment: Mapping[str, str]) -> bool:
     return bool(environment.get(RANK))
 
 
-def join(place: Place) -> None:
+def join(place: RankInfo) -> None:
     """What a process does first that is one of several: rank 0 alone writes to the standard output."""
     if place.size == 1:
         return
@@ -120,11 +120,11 @@ class End:
 class Ends:
     """The ends of the processes of this machine. Without files of the launcher each knows of its own alone."""
 
-    def __init__(self, folder: Path | None, place: Place):
+    def __init__(self, folder: Path | None, place: RankInfo):
         self.folder, self.place = folder, place
 
     @classmethod
-    def here(cls, place: Place) -> Ends:
+    def here(cls, place: RankInfo) -> Ends:
         file = os.environ.get(ERROR_FILE)
         return cls(Path(file).parent.parent if file else None, place)
 

@@ -124,7 +124,7 @@ class EarlyExitScorer(TaskScorer):
             sure_N = torch.ones(documents, dtype=torch.bool)
             if depth != last:
                 sure_N = view.doubts(outputs, batch).cpu() <= self.entropy
-            left.append((self.said(view, batch, outputs), sure_N))
+            left.append((self.task_outputs(view, batch, outputs), sure_N))
             if bool(sure_N.all()):
                 break
             assert segment.kept is not None
@@ -135,8 +135,8 @@ class EarlyExitScorer(TaskScorer):
         return left
 
     def take(self, batch: Batch, outputs: list[tuple[TaskOutputs, Tensor]]) -> None:
-        for depth, (said, sure_N) in zip(self.views, outputs, strict=False):
-            self.enter(batch, said, sure_N.numpy())
+        for depth, (task_outputs, sure_N) in zip(self.views, outputs, strict=False):
+            self.enter(batch, task_outputs, sure_N.numpy())
             assert batch.rows is not None
             for row in batch.rows[sure_N].tolist():
                 self.depths[row] = max(self.depths[row], depth)

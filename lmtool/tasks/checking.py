@@ -21,7 +21,7 @@ from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import TaskTable
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import place
+from lmtool.tasks.kinds.labels import location
 from lmtool.tasks.loading import TaskData, decode_tables, read_tables
 
 _WORD = re.compile(r"\w+")
@@ -107,9 +107,9 @@ def divergence(first: Mapping[Any, float], second: Mapping[Any, float]) -> float
     sides = [np.array([side.get(name, 0) for name in names], dtype=np.float64) for side in (first, second)]
     if not all(side.sum() for side in sides):
         return float("nan")
-    shares = [side / side.sum() for side in sides]
-    middle = (shares[0] + shares[1]) / 2
-    return sum(float(np.sum(side[side > 0] * np.log2(side[side > 0] / middle[side > 0]))) for side in shares) / 2
+    fractions = [side / side.sum() for side in sides]
+    middle = (fractions[0] + fractions[1]) / 2
+    return sum(float(np.sum(side[side > 0] * np.log2(side[side > 0] / middle[side > 0]))) for side in fractions) / 2
 
 
 def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
@@ -172,7 +172,7 @@ class Texts:
         cells = zip(*rows.columns.values(), strict=True)
         texts = ["\n".join(_text(cell) for cell in row) for row in cells]
         labels = [None] * len(rows) if rows.labels is None else [kind.shown(label) for label in rows.labels]
-        return cls(texts, [place(origin) for origin in rows.origin], labels, [1] * len(rows), _counted(kind, rows))
+        return cls(texts, [location(origin) for origin in rows.origin], labels, [1] * len(rows), _counted(kind, rows))
 
     @classmethod
     def of_documents(cls, texts: list[str], split: str) -> Texts:

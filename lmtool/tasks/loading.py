@@ -26,7 +26,7 @@ from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.base import parts_of
 from lmtool.tasks.files import TaskTable, canonical, read_folder
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import joined, repeated_ids
+from lmtool.tasks.kinds.labels import repeated_ids, with_joined_columns
 
 
 def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, TaskTable]:
@@ -324,7 +324,7 @@ def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list
     for given, name in config.aliases.items():
         if given in columns and name not in columns:
             columns[name] = columns.pop(given)
-    columns = joined(config, columns, table.origin)
+    columns = with_joined_columns(config, columns, table.origin)
     missing = [part for name in config.text if name not in columns for part in parts_of(name) if part not in columns]
     if missing:
         raise UserError(

@@ -57,12 +57,12 @@ class MixedData:
         own = {name: data.splits() for name, data in self.members.items()}
         firsts = [list(splits)[1] for splits in own.values()]
         first = firsts[0] if len(set(firsts)) == 1 else "dev"
-        joined: dict[str, dict[str, Rows]] = {"train": {}, first: {}}
+        combine: dict[str, dict[str, Rows]] = {"train": {}, first: {}}
         for (name, splits), chief in zip(own.items(), firsts, strict=True):
             for split, part in splits.items():
                 title = first if split == chief else split if split != first else f"{name}_{split}"
-                joined.setdefault(title, {}).update(part.rows)
-        return {split: SplitData(split, rows=rows) for split, rows in joined.items()}
+                combine.setdefault(title, {}).update(part.rows)
+        return {split: SplitData(split, rows=rows) for split, rows in combine.items()}
 
     def labelled_tests(self) -> dict[str, SplitData]:
         splits: dict[str, dict[str, Rows]] = {}
@@ -187,8 +187,8 @@ class MixedTaskScorer(MixedScorer):
     """Also the mean of the members' metrics, which goes before all scores with these; and the predictions of all
     rows."""
 
-    def joined(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
-        both = super().joined(evaluations)
+    def combine(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
+        both = super().combine(evaluations)
         own = {name: evaluation for name, evaluation in evaluations.items() if isinstance(evaluation, TaskEvaluation)}
         scores = {
             name: (evaluation.kind.config.metric, evaluation.scores)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtool.errors import UserError
-from lmtool.system.ranks import ADDRESS, PORT, START_AGAIN, Place, place_of
+from lmtool.system.ranks import ADDRESS, PORT, START_AGAIN, RankInfo, rank_info
 
 # The processes that train together: how many there are, which one this is, and what they say to each other.
 #
@@ -151,7 +151,7 @@ def process_group(device: torch.device) -> Iterator[ProcessGroup]:
     device: where this process computes. UserError where torch lacks what the processes would talk by, where the port
     that they meet at is in use, and where not all of them come within TIMEOUT.
     """
-    place = place_of(os.environ)
+    place = rank_info(os.environ)
     if place.size == 1:
         yield ALONE
         return
@@ -175,7 +175,7 @@ find each other must not be read by those of the next."""
 
 
 @cache
-def _store(place: Place) -> dist.Store:
+def _store(place: RankInfo) -> dist.Store:
     """Where processes find each other: torchrun's, or one of rank 0. There is one for as long as they last."""
     store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=TIMEOUT))
     return store
@@ -195,7 +195,7 @@ def backend_of(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def _never_met(place: Place, error: Exception) -> UserError:
+def _never_met(place: RankInfo, error: Exception) -> UserError:
     """The processes did not meet: why, as far as torch says it."""
     address, port = os.environ[ADDRESS], os.environ[PORT]
     who = f"rank {place.rank} of {place.size}"

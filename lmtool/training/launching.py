@@ -23,7 +23,7 @@ from lmtool.config.plugins import command_line
 from lmtool.errors import UserError
 from lmtool.system import ranks
 from lmtool.system.environment import inherited
-from lmtool.system.ranks import LAUNCHER, PID, Ends, Place, place_of, started_together
+from lmtool.system.ranks import LAUNCHER, PID, Ends, RankInfo, rank_info, started_together
 from lmtool.system.signals import Interrupted
 from lmtool.system.terminal import counted, say_error
 
@@ -35,7 +35,7 @@ _MOST_A_CORE = 4
 def processes_to_start(config: Any, verb: str) -> int:
     """How many processes a command asks for that are not there yet; 1: this one runs it. UserError where there cannot
     be so many, or where torchrun has started others than it asks for."""
-    asked, here = getattr(config, "devices", None), place_of(os.environ)
+    asked, here = getattr(config, "devices", None), rank_info(os.environ)
     if started_together(os.environ):
         if not hasattr(config, "devices") and here.size > 1:
             raise UserError(f"lmtool {verb} runs in one process, torchrun started {here.size}", f"lmtool {verb} ...")
@@ -154,7 +154,7 @@ def _ended(folder: Path, processes: int, failed: Mapping[int, int], received: Se
     """The exit status of a run that failed; says of a process that was killed what it could not say. failed: by rank
     the exit code of those that ended first, as `subprocess` has it. received: signals that were handed on."""
     attempt = next(folder.glob("*/attempt_*"), folder)
-    ends = Ends(attempt, Place(0, processes, 0, processes)).all()
+    ends = Ends(attempt, RankInfo(0, processes, 0, processes)).all()
     said = sorted((end for end in ends.values() if end.said), key=lambda end: (not end.expected, end.at, end.rank))
     if said:
         return said[0].exit_status

@@ -17,7 +17,7 @@ import torch
 from torch.amp import GradScaler
 
 from lmtool.errors import UserError
-from lmtool.system.ranks import place_of
+from lmtool.system.ranks import rank_info
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -59,7 +59,7 @@ def select_device(name: str) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise UserError(f"device={name}: torch {torch.__version__} sees no CUDA device", "device=cpu or device=auto")
-    place = place_of(os.environ)
+    place = rank_info(os.environ)
     if place.size > 1 and device.index is not None:
         raise UserError(
             f"device={name} is one device, and {place.size} processes train together",

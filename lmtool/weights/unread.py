@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from lmtool.data.configs import FORMATS
-from lmtool.data.formats import differing_layout
+from lmtool.data.formats import layout_difference
 from lmtool.models.configs import ModelConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import CONFIG, SETTINGS, TOKENIZER, WEIGHTS, PublishedFolder, read_object, read_settings
@@ -95,7 +95,7 @@ def unread_layout(tokenizer: Tokenizer, model: ModelConfig) -> tuple[str, ...]:
     name = "plain" if model.architecture == "decoder" else model.text_format
     if not set(FORMATS[name].roles) <= set(tokenizer.roles):
         return ()
-    problem = differing_layout(tokenizer, name)
+    problem = layout_difference(tokenizer, name)
     return () if problem is None else (f"tokenizer.json: its layout of texts, {problem}",)
 
 

@@ -62,8 +62,8 @@ def test_processes_share_the_steps_of_one(size, ranks):
     """Each example of a step is read by one process, cursors are those of one, and nobody waits at an epoch's end."""
     alone = taken(PackedLoader(DrawnExamples(60), 1, **size), 40)
     loader = PackedLoader(DrawnExamples(60), 1, **size)
-    shares = [list(itertools.islice(loader.steps(None, rank, ranks), 40)) for rank in range(ranks)]
-    for step, *parts in zip(alone, *shares, strict=True):
+    fractions = [list(itertools.islice(loader.steps(None, rank, ranks), 40)) for rank in range(ranks)]
+    for step, *parts in zip(alone, *fractions, strict=True):
         read = [contents(part)[0] for part in parts]
         assert sorted(sum(read, [])) == sorted(contents(step)[0])
         assert max(map(len, read)) - min(map(len, read)) <= 1

@@ -9,8 +9,8 @@ import pytest
 from lmtool.data import files, sources
 from lmtool.data import text as text_module
 from lmtool.data.configs import TextConfig
-from lmtool.data.files import check_encoding, read_lines, read_pieces
-from lmtool.data.sources import Source, held_out, split_place
+from lmtool.data.files import check_encoding, read_chunks, read_lines
+from lmtool.data.sources import Source, held_out, split_offset
 from lmtool.data.text import TextSource
 from lmtool.errors import UserError
 
@@ -130,13 +130,13 @@ def test_single_document_is_split_at_a_border(tmp_path):
         ("One is. Two is here. Three.", 0.2, "One is. Two is here."),
         ("aaa bbb", 0.02, "aaa"),
     ):
-        assert split_place(lambda start, end, text=text: text[start:end], len(text), fraction) == len(first)
+        assert split_offset(lambda start, end, text=text: text[start:end], len(text), fraction) == len(first)
     write(tmp_path / "word.txt", "word")
     refused(tmp_path / "word.txt", "one document of one word")
 
 
 def split(text: str, fraction: float) -> tuple[str, str]:
-    place = split_place(lambda start, end: text[start:end], len(text), fraction)
+    place = split_offset(lambda start, end: text[start:end], len(text), fraction)
     return text[:place], text[place:]
 
 
@@ -150,7 +150,7 @@ def test_a_long_document_is_split_near_its_end(monkeypatch):
         asked.append(end - start)
         return text[start:end]
 
-    place = split_place(read, len(text), 0.1)
+    place = split_offset(read, len(text), 0.1)
     assert (text[:place], text[place:]) == whole and whole[1].startswith("\n\n") and asked == [1000]
 
 
@@ -278,7 +278,7 @@ def test_long_lines_come_in_pieces(tmp_path, monkeypatch, encoding, end):
         write(tmp_path / "a.txt", (end.join(lines) + last).encode(encoding))
         for size in (5, 16, 64):
             monkeypatch.setattr(files, "PIECE", size)
-            pieces = list(read_pieces(tmp_path / "a.txt", encoding))
+            pieces = list(read_chunks(tmp_path / "a.txt", encoding))
             assert max(len(text) for _, text, _ in pieces) <= 2 * size + 4
             assert [line for _, line in read_lines(tmp_path / "a.txt", encoding)] == lines
             assert [number for number, _, ends in pieces if ends] == list(range(1, 61))

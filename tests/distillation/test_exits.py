@@ -131,8 +131,8 @@ def test_the_least_sure_token_says_how_sure_a_text_is(tokens, tmp_path):
     rows = examples.plan(0).rows[:4]
     batch, learner = examples.batch(rows, np.arange(4), 0), learner.eval()
     outputs, kept = learner.outputs(batch, 0), torch.tensor([False, True, True, False])
-    shares = outputs.softmax(-1)
-    unsure = -(shares * shares.log()).sum(-1) / torch.tensor(float(outputs.shape[-1])).log()
+    fractions = outputs.softmax(-1)
+    unsure = -(fractions * fractions.log()).sum(-1) / torch.tensor(float(outputs.shape[-1])).log()
     documents = batch.inputs.documents[batch.targets[learner.term].at]
     expected = torch.stack([unsure[documents == number].max() for number in range(4)])
     assert torch.allclose(learner.doubts(outputs, batch), expected, atol=1e-6)

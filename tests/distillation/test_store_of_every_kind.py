@@ -69,11 +69,11 @@ def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
 
 def same(stored, live, tolerance):
     assert stored.keys() == live.keys() and stored
-    for term, shares in live.items():
-        assert len(stored[term]) == len(shares) and type(stored[term]) is not TopWords or type(shares) is TopWords
+    for term, fractions in live.items():
+        assert len(stored[term]) == len(fractions) and type(stored[term]) is not TopWords or type(fractions) is TopWords
         for temperature in TEMPERATURES:
-            there = stored[term].shares(temperature)
-            torch.testing.assert_close(there, shares.shares(temperature), rtol=tolerance, atol=tolerance)
+            there = stored[term].fractions(temperature)
+            torch.testing.assert_close(there, fractions.fractions(temperature), rtol=tolerance, atol=tolerance)
 
 
 def test_what_has_no_targets_is_refused(tokens, tmp_path):

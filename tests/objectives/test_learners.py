@@ -233,8 +233,8 @@ def test_samples_are_plain_data_of_the_text_and_the_guesses(tokenizers):
         assert sample["pieces"] == ["[CLS]", *tokens.pieces(text), "[SEP]"]
         for place in sample["masked"]:
             assert sample["pieces"][place["position"]] == place["truth"]
-            shares = [share for _, share in place["guesses"]]
-            assert len(shares) == 5 and shares == sorted(shares, reverse=True) and 0 < shares[0] <= 1
+            fractions = [share for _, share in place["guesses"]]
+            assert len(fractions) == 5 and fractions == sorted(fractions, reverse=True) and 0 < fractions[0] <= 1
 
 
 def test_a_tiny_model_learns(tokenizers):

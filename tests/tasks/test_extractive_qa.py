@@ -186,8 +186,8 @@ def test_windows_are_joined_into_one_answer():
     second = WindowAnswers(np.array([(3, 5, 4.5), (8, 9, 2.0)], SPANS), 2.0)
     prediction = kind.join([first, second])
     assert prediction.value.best == (Span(3, 5, 4.5), Span(8, 9, 2.0)) and prediction.value.null == 2.0
-    shares = np.exp([4.5, 2.0, 2.0])
-    assert prediction.score == pytest.approx(shares[0] / shares.sum())
+    fractions = np.exp([4.5, 2.0, 2.0])
+    assert prediction.score == pytest.approx(fractions[0] / fractions.sum())
     rows = Rows(["a"], {"question": ["who?"], "context": ["abcdefghij"]}, None, [("x", 1)])
     record = kind.record(rows, 0, kind.with_threshold(prediction, -2.5))
     assert (record["prediction"], record["start"], record["end"]) == ("de", 3, 5)

@@ -51,10 +51,10 @@ def test_windows_vote(kind, windows, wordpiece, tmp_path):
     # The votes of a row are joined.
     with torch.no_grad():
         outputs = learner.outputs(batch, 0).double()
-    shares = {"classification": outputs.softmax(-1), "regression": outputs, "multi_label": outputs.sigmoid()}[kind]
+    fractions = {"classification": outputs.softmax(-1), "regression": outputs, "multi_label": outputs.sigmoid()}[kind]
     predictions = evaluation(learner, data.validation["dev"], max_length=16).predictions
     for row, prediction in enumerate(predictions):
-        own = shares[plan.rows["row"] == row].numpy()
+        own = fractions[plan.rows["row"] == row].numpy()
         joined = own.mean(axis=0) if windows == "mean" or len(own) == 1 else own.max(axis=0)
         if kind == "classification":
             assert prediction.value == joined.argmax()

@@ -121,7 +121,7 @@ def test_pairs_are_learned_and_written(family):
     writer = learner.writer()
     prompt = writer.prompt(PAIRS[0][0])
     (new,) = writer.write([prompt], learner.config.generation, 0)
-    assert writer.whole(PAIRS[0][0], prompt, new) == PAIRS[0][1]
+    assert writer.full_text(PAIRS[0][0], prompt, new) == PAIRS[0][1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -184,7 +184,7 @@ class StandardConfig(DistillConfig):
             return Problem("distill.initialize", error.message, error.hint)
         return next(filter(None, (term.misfit(student, teacher, layers) for term in self.terms.values())), None)
 
-    def shares(self) -> dict[str, float]:
+    def fractions(self) -> dict[str, float]:
         """The weight of each teacher in an average."""
         weights = self.teacher_weights or (1.0,) * len(self.checkpoints)
         return dict(zip(self.checkpoints, weights, strict=True))

@@ -336,7 +336,7 @@ class KeptWords(Shares):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def fractions(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         logits = self.layout.tensor(self.values[self.rows[first:last]], self.device)
         return (logits.float() / temperature).softmax(-1)
 

@@ -175,12 +175,12 @@ class Sampling(TokenByToken):
         uniform_R1 = torch.from_numpy(uniform).to(logits_RV.device)[:, None]
         best = min(self.config.top_k or logits_RV.shape[1], logits_RV.shape[1])
         values_RK, tokens_RK = logits_RV.topk(best)
-        shares_RK = (values_RK.double() / self.config.temperature).softmax(-1)
-        sums_RK = shares_RK.cumsum(-1)
+        fractions_RK = (values_RK.double() / self.config.temperature).softmax(-1)
+        sums_RK = fractions_RK.cumsum(-1)
         total_R1 = sums_RK[:, -1:]
         if self.config.top_p is not None:
-            kept_RK = sums_RK - shares_RK < self.config.top_p
-            total_R1 = (shares_RK * kept_RK).sum(-1, keepdim=True)
+            kept_RK = sums_RK - fractions_RK < self.config.top_p
+            total_R1 = (fractions_RK * kept_RK).sum(-1, keepdim=True)
         place_R1 = (sums_RK <= uniform_R1 * total_R1).sum(-1, keepdim=True).clamp(max=best - 1)
         return tokens_RK.gather(1, place_R1)[:, 0]
 

@@ -126,7 +126,7 @@ class TokenTargets:
         self.store, self.template, self.offset, self.classes_V = store, template, offset, classes_V
         self.text_V = np.ones(len(classes_V), dtype=bool)
         self.text_V[[number for number in tokenizer.special_ids if number < len(classes_V)]] = False
-        self._plan = Plan(windows_D, windows_D["length"].astype(np.int64) + template.overhead)
+        self._plan = Plan(windows_D, windows_D["length"].astype(np.int64) + template.special_count)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan

@@ -117,8 +117,8 @@ class AdaptiveLMHead(LMHead):
         """Rows of the table that a token is multiplied with, mean, where tokens are as frequent as Zipf's law has
         them: the first softmax's, and its own cluster's."""
         starts = list(accumulate(self.sizes))
-        shares = [math.log(end / start) / math.log(starts[-1]) for start, end in pairwise(starts)]
-        return self.sizes[0] + sum(share * size for share, size in zip(shares, self.sizes[1:], strict=True))
+        fractions = [math.log(end / start) / math.log(starts[-1]) for start, end in pairwise(starts)]
+        return self.sizes[0] + sum(share * size for share, size in zip(fractions, self.sizes[1:], strict=True))
 
     def _parts(self, table_VH: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Table and biases of the first softmax, then of the clusters."""

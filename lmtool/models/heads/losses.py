@@ -57,9 +57,9 @@ def binary_losses(
     return losses_NC
 
 
-def _power(shares: Tensor, gamma: float) -> Tensor:
+def _power(fractions: Tensor, gamma: float) -> Tensor:
     """shares^gamma; the slope of a root at 0 is no number."""
-    return shares.clamp_min(torch.finfo(shares.dtype).tiny) ** gamma
+    return fractions.clamp_min(torch.finfo(fractions.dtype).tiny) ** gamma
 
 
 def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
@@ -170,27 +170,27 @@ def _to_gradient(
     mean = wide.mean(-1, keepdim=True) if smoothing else picked
     # One exponential, in the fused softmax. On a CPU in place: 4 of 12 ms less at (150, 30522) in fp32 on one thread,
     # with the pass that `_normaliser` spares.
-    shares = torch.softmax(wide, -1, out=wide) if wide.device.type == "cpu" else wide.softmax(-1)
-    normaliser = _normaliser(shares, labels, picked, highest)
+    fractions = torch.softmax(wide, -1, out=wide) if wide.device.type == "cpu" else wide.softmax(-1)
+    normaliser = _normaliser(fractions, labels, picked, highest)
     total = (1 - smoothing) * (normaliser - picked).sum()
     if smoothing:
         total = total + smoothing * (normaliser - mean).sum()
-    shares.scatter_add_(1, labels, shares.new_full((len(labels), 1), smoothing - 1.0))
+    fractions.scatter_add_(1, labels, fractions.new_full((len(labels), 1), smoothing - 1.0))
     if smoothing:
-        shares -= smoothing / shares.shape[1]
+        fractions -= smoothing / fractions.shape[1]
     if bias_gradient is not None:
-        bias_gradient += shares.sum(0)
-    if shares is not logits:
-        logits.copy_(shares)
+        bias_gradient += fractions.sum(0)
+    if fractions is not logits:
+        logits.copy_(fractions)
     return total
 
 
-def _normaliser(shares: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
+def _normaliser(fractions: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
     """(R, 1) log of the sum of the exponentials, by a class's logit and share: its label's, or where that share is too
     small for it, its largest one, at least 1/V. CUDA would have to wait to know, a compiler to know ahead. picked,
     highest: the logits."""
-    share = shares.gather(1, labels)
+    share = fractions.gather(1, labels)
     reads = share.device.type == "cpu" and not torch.compiler.is_compiling()
     if reads and share.numel() and float(share.min()) > _SMALLEST_SHARE:
         return picked - share.log()
-    return highest - shares.amax(-1, keepdim=True).log()
+    return highest - fractions.amax(-1, keepdim=True).log()

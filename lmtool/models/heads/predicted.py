@@ -33,25 +33,27 @@ class Shares(ABC):
         """M, or how many probabilities there are where each stands alone."""
 
     @abstractmethod
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def fractions(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         """Of the targets from `first` to before `last`, in fp32 and without gradient: (rows, C) that add up to 1; of
         binary decisions (rows,); of values these themselves, whatever the temperature."""
 
     def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
         """The same for a student of these log probabilities (rows, C). Where shares are known of some classes alone,
         the others have what is left in proportion to the student's own: as if they were one class together."""
-        return self.shares(temperature, first, last)
+        return self.fractions(temperature, first, last)
 
     def best(self) -> Tensor:
         """(M,) the hard labels: the most probable class of each target, the side of each binary decision as 0.0 or 1.0,
         or the values."""
         if len(self) == 0:
-            return self.hardened(self.shares())
-        return torch.cat([self.hardened(self.shares(1.0, first, first + ROWS)) for first in range(0, len(self), ROWS)])
+            return self.hardened(self.fractions())
+        return torch.cat(
+            [self.hardened(self.fractions(1.0, first, first + ROWS)) for first in range(0, len(self), ROWS)]
+        )
 
-    def hardened(self, shares: Tensor) -> Tensor:
+    def hardened(self, fractions: Tensor) -> Tensor:
         """The hard labels that shares at temperature 1 stand for."""
-        return shares.argmax(-1)
+        return fractions.argmax(-1)
 
 
 class Predicted(Shares):
@@ -65,7 +67,7 @@ class Predicted(Shares):
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
         """The shares that scores stand for."""
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def fractions(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         return self.normalized(self.scores(first, last), temperature)
 
     @abstractmethod
@@ -118,11 +120,11 @@ class Binary(Predicted):
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
         return (scores / temperature).sigmoid()
 
-    def hardened(self, shares: Tensor) -> Tensor:
-        return (shares >= 0.5).float()
+    def hardened(self, fractions: Tensor) -> Tensor:
+        return (fractions >= 0.5).float()
 
     def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
-        yes_M = teacher.shares(temperature)
+        yes_M = teacher.fractions(temperature)
         crossed = F.binary_cross_entropy_with_logits(self.logits_M.float() / temperature, yes_M, reduction="sum")
         own = torch.xlogy(yes_M, yes_M).sum() + torch.xlogy(1 - yes_M, 1 - yes_M).sum()
         return (crossed + own) * temperature**2
@@ -147,11 +149,11 @@ class Values(Predicted):
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
         return scores
 
-    def hardened(self, shares: Tensor) -> Tensor:
-        return shares
+    def hardened(self, fractions: Tensor) -> Tensor:
+        return fractions
 
     def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
-        return self.hard_loss_sum(teacher.shares())
+        return self.hard_loss_sum(teacher.fractions())
 
     def hard_loss_sum(self, labels: Tensor) -> Tensor:
         return F.mse_loss(self.values_M.float(), labels, reduction="sum") / self.unit**2
@@ -210,10 +212,10 @@ class _LinearDivergenceSum(MadeForward):
                 logits = F.linear(rows, weight_kind).float()
                 logs = ((logits if bias is None else logits + bias) / temperature).log_softmax(-1)
             # The teacher's products in its own number format, which the caller's context is.
-            shares = teacher.completed(logs, temperature, first, first + ROWS)
+            fractions = teacher.completed(logs, temperature, first, first + ROWS)
             with torch.autocast(hidden.device.type, enabled=False):
-                total += (torch.xlogy(shares, shares) - shares * logs).sum()
-                gradient = (logs.exp() - shares) * temperature
+                total += (torch.xlogy(fractions, fractions) - fractions * logs).sum()
+                gradient = (logs.exp() - fractions) * temperature
                 if bias_gradient is not None:
                     bias_gradient += gradient.sum(0)
                 gradient = gradient.to(kind)
@@ -249,19 +251,19 @@ class Averaged(Shares):
     def __len__(self) -> int:
         return len(self.parts[0])
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def fractions(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         if self.average == "logits":
             predicted = [cast(Predicted, part) for part in self.parts]
             return predicted[0].normalized(self._mean([part.scores(first, last) for part in predicted]), temperature)
-        return self._mean([part.shares(temperature, first, last) for part in self.parts])
+        return self._mean([part.fractions(temperature, first, last) for part in self.parts])
 
     def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
         if self.average == "logits":
-            return self.shares(temperature, first, last)
+            return self.fractions(temperature, first, last)
         return self._mean([part.completed(logs, temperature, first, last) for part in self.parts])
 
-    def hardened(self, shares: Tensor) -> Tensor:
-        return self.parts[0].hardened(shares)
+    def hardened(self, fractions: Tensor) -> Tensor:
+        return self.parts[0].hardened(fractions)
 
     def _mean(self, each: Sequence[Tensor]) -> Tensor:
         mean = self.weights[0] * each[0]
@@ -294,7 +296,7 @@ class TopWords(Shares):
     @classmethod
     @torch.no_grad()
     def of(cls, predicted: Words, k: int, temperatures: Sequence[float]) -> TopWords:
-        """The cut of a prediction. Logits are of shares: they add up to 1 at temperature 1, over all words."""
+        """The cut of a prediction. Logits are of fractions: they add up to 1 at temperature 1, over all words."""
         words, kept, norms, vocabulary = [], [], [], 0
         for first in range(0, max(len(predicted), 1), ROWS):
             logits_RV = predicted.logits.of(first, first + ROWS).float().log_softmax(-1)
@@ -308,19 +310,19 @@ class TopWords(Shares):
     def __len__(self) -> int:
         return len(self.words_MK)
 
-    def shares(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def fractions(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         """(rows, V) of the words that are kept among all; 0 for the others."""
-        shares_RK = self._kept(temperature, first, last)
-        whole_RV = shares_RK.new_zeros(len(shares_RK), self.vocabulary)
-        return whole_RV.scatter_(1, self.words_MK[first:last].long(), shares_RK)
+        fractions_RK = self._kept(temperature, first, last)
+        whole_RV = fractions_RK.new_zeros(len(fractions_RK), self.vocabulary)
+        return whole_RV.scatter_(1, self.words_MK[first:last].long(), fractions_RK)
 
     def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
-        shares_RK, words_RK = self._kept(temperature, first, last), self.words_MK[first:last].long()
+        fractions_RK, words_RK = self._kept(temperature, first, last), self.words_MK[first:last].long()
         rest_RV = logs.exp().scatter_(1, words_RK, 0.0)
         # What rounding leaves of a rest that is nothing is nothing.
-        left_R1 = (1.0 - shares_RK.sum(1, keepdim=True)).clamp_min(0.0)
+        left_R1 = (1.0 - fractions_RK.sum(1, keepdim=True)).clamp_min(0.0)
         rest_RV *= left_R1 / rest_RV.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-        return rest_RV.scatter_(1, words_RK, shares_RK)
+        return rest_RV.scatter_(1, words_RK, fractions_RK)
 
     def best(self) -> Tensor:
         return self.words_MK[:, 0].long()

@@ -74,6 +74,6 @@ def copy_best(head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: T
     best = [read_M.new_zeros(0)]
     for gate, hidden, read in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M)), strict=True):
         copy = torch.sigmoid(gate.float())[:, None]
-        shares = head(hidden, table_VW).float().softmax(-1) * (1 - copy)
-        best.append(shares.scatter_add_(1, read[:, None], copy).argmax(-1))
+        fractions = head(hidden, table_VW).float().softmax(-1) * (1 - copy)
+        best.append(fractions.scatter_add_(1, read[:, None], copy).argmax(-1))
     return torch.cat(best)

@@ -40,8 +40,8 @@ class Sample:
 
     def log_expected(self, ids: Tensor) -> Tensor:
         """Of some words, the log of how often each is expected in such a sample."""
-        shares = torch.log1p(1 / (ids.double() + 1)) / math.log(self.words + 1)
-        return torch.log(-torch.expm1(self.tries * torch.log1p(-shares)))
+        fractions = torch.log1p(1 / (ids.double() + 1)) / math.log(self.words + 1)
+        return torch.log(-torch.expm1(self.tries * torch.log1p(-fractions)))
 
     def to(self, device: torch.device) -> Sample:
         """On the device."""

@@ -115,7 +115,7 @@ class MaskedWindows:
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 1)
         joined = documents == "joined"
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("sep") if joined else None)
-        self.room, self.joined = room_for(max_length, self.template.overhead, 1), joined
+        self.room, self.joined = room_for(max_length, self.template.special_count, 1), joined
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
@@ -127,7 +127,7 @@ class MaskedWindows:
                 if short
                 else windows(self.stream, self.room, self.joined)
             )
-            plan = some(Plan(rows, rows["length"].astype(np.int64) + self.template.overhead), self.split)
+            plan = some(Plan(rows, rows["length"].astype(np.int64) + self.template.special_count), self.split)
             # The epoch before and the one ahead: a prefetching loader looks over the border.
             self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
         return self._plans[drawn]
@@ -190,7 +190,7 @@ class PermutedSegments:
         self.config, self.masks, self.masked = windows.config, windows.masks, windows.masked
         self.lanes = min(lanes, len(self.stream))
         rows = segments(len(self.stream), self.lanes, self.config.reuse)
-        self._plan = some(Plan(rows, self._reads(rows) + windows.template.overhead), windows.split)
+        self._plan = some(Plan(rows, self._reads(rows) + windows.template.special_count), windows.split)
 
     def _reads(self, rows: np.ndarray) -> np.ndarray:
         """(N,) tokens of text that windows read."""

@@ -218,7 +218,7 @@ class MaskedPairs:
         self.config, self.store, self.split, self.seed = config, store, split, seed
         self.masks = masks(config, Vocabulary.of(tokenizer))
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
-        self.limit = room_for(max_length, self.template.overhead, 2)
+        self.limit = room_for(max_length, self.template.special_count, 2)
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
@@ -230,7 +230,7 @@ class MaskedPairs:
                 self.config.short_sequence_probability, self.seed, drawn,
                 "sop" if self.config.pairs == "sop" else "nsp", self.config.pair_of == "sentences",
             )  # fmt: skip
-            lengths = rows["a_length"].astype(np.int64) + rows["b_length"] + self.template.overhead
+            lengths = rows["a_length"].astype(np.int64) + rows["b_length"] + self.template.special_count
             plan = some(Plan(rows, lengths), self.split)
             # The epoch before and the one ahead: a prefetching loader looks over the border.
             self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
@@ -276,7 +276,7 @@ class MaskedPairs:
         (sop) second segment."""
         plan = self.plan(0)
         share = float(plan.rows["label"].mean())
-        full = plan.rows[plan.lengths == self.limit + self.template.overhead]
+        full = plan.rows[plan.lengths == self.limit + self.template.special_count]
         metadata = {
             **plan_metadata(plan, self.store, self.split),
             "predicted_fraction": self.config.predicted_fraction,

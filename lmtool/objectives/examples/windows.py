@@ -24,13 +24,13 @@ from lmtool.types import Batch, Lanes, Packed, Target
 # Shape letters: N examples of a batch.
 
 
-def room_for(max_length: int, overhead: int, texts: int) -> int:
+def room_for(max_length: int, special_count: int, texts: int) -> int:
     """Tokens of text that fit; raises UserError where a text would have fewer than two."""
-    room = max_length - overhead
+    room = max_length - special_count
     if room < 2 * texts:
         raise UserError(
-            f"max_length={max_length} leaves {max(room, 0)} tokens of text beside {overhead} special ones",
-            f"max_length={overhead + 2 * texts} or more",
+            f"max_length={max_length} leaves {max(room, 0)} tokens of text beside {special_count} special ones",
+            f"max_length={special_count + 2 * texts} or more",
         )
     return room
 
@@ -285,12 +285,12 @@ class _Splits:
     """Windows of text, split anew in each epoch."""
 
     def __init__(
-        self, stream: Stream, store: TokenStore, size: int, joined: bool, overhead: int, split: str, seed: int
+        self, stream: Stream, store: TokenStore, size: int, joined: bool, special_count: int, split: str, seed: int
     ):
         self.stream, self.store, self.split, self.seed = stream, store, split, seed
         rows = windows(stream, size, joined)
         rows = rows[rows["length"] >= 2]
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64) + overhead), split)
+        self._plan = some(Plan(rows, rows["length"].astype(np.int64) + special_count), split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -326,10 +326,10 @@ class EncodedPrefixes(_Splits):
 
     def __init__(self, sides: Sides, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
         self.sides = sides
-        overhead = sides.template.overhead
+        special_count = sides.template.special_count
         stream = Stream(store.tokens, store.document_offsets, None)
-        size = room_for(max_length, overhead, 1)
-        super().__init__(stream, store, size, documents == "joined", 2 * overhead, split, seed)
+        size = room_for(max_length, special_count, 1)
+        super().__init__(stream, store, size, documents == "joined", 2 * special_count, split, seed)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths, prefixes = rows["length"].astype(np.int64), self.prefixes(rows, examples, epoch)

@@ -16,7 +16,7 @@ from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_fo
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.configs import ExtractiveQaConfig
-from lmtool.tasks.kinds.labels import place
+from lmtool.tasks.kinds.labels import location
 from lmtool.tasks.kinds.texts import AlignedTexts, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
@@ -53,7 +53,7 @@ def gold_answers(value: Any, where: tuple[str, int]) -> tuple[Answer, ...]:
     elif _is_list(value) and all(isinstance(item, dict) for item in value):
         pairs = [(item.get("text"), item.get("answer_start")) for item in value]
     if pairs is None or not all(isinstance(text, str) and _is_number(start) for text, start in pairs):
-        raise UserError(f"{place(where)}: answers that are not understood: {_cut(repr(value))}", _FORM)
+        raise UserError(f"{location(where)}: answers that are not understood: {_cut(repr(value))}", _FORM)
     return tuple(Answer(text, int(start)) for text, start in pairs)
 
 
@@ -227,11 +227,11 @@ class QuestionWindows:
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
         questions, contexts = (rows.columns[name] for name in config.text)
         self._questions, self._contexts = AlignedTexts(questions, tokenizer), AlignedTexts(contexts, tokenizer)
-        room = max_length - self.template.overhead
+        room = max_length - self.template.special_count
         if room < 2:
             raise UserError(
                 f"max_length={max_length} leaves no room for a question and a context",
-                f"max_length={self.template.overhead + 16} or more",
+                f"max_length={self.template.special_count + 16} or more",
             )
         # At least half of the room is the context's.
         asked_E = np.minimum(self._questions.lengths_E, min(config.question_tokens, room // 2))
@@ -244,7 +244,7 @@ class QuestionWindows:
         for (name, _), values in zip(_RECORD, columns, strict=True):
             records[name] = values
         sides = 1 if start is None else 2
-        self._plan = Plan(records, sides * (records["question"] + cut.lengths + self.template.overhead))
+        self._plan = Plan(records, sides * (records["question"] + cut.lengths + self.template.special_count))
         self._spans_E = None if rows.labels is None else self._answer_tokens(list(rows.labels))
 
     def _require_all_tokens(self, rows_W: np.ndarray, starts_W: np.ndarray, ends_W: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.metrics import METRICS, Metric
 from lmtool.models.base import Backbone
-from lmtool.tasks.kinds.predictions import Prediction, taken
+from lmtool.tasks.kinds.predictions import Prediction, select_predictions
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 
@@ -127,7 +127,7 @@ class TaskKind(ABC):
         for numbers in draws:
             # Scores read labels alone.
             bare = Rows(ids[: len(numbers)], {}, rows.labels_at(numbers), origin[: len(numbers)])
-            sample = self.metrics(bare, taken(predictions, numbers))
+            sample = self.metrics(bare, select_predictions(predictions, numbers))
             for name, value in sample.items():
                 values.setdefault(name, []).append(value)
         return values

@@ -112,7 +112,7 @@ class PromptedLearner(ClassLearner):
         rows = self.rows(data)
         return DrawsScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
 
-    def counted(self, batch: Batch, count: float) -> dict[str, float]:
+    def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
         if TERM not in batch.targets:
             return {self.term: count}
         return {self.term: count, TERM: float(len(labels_of(batch, TERM)))}
@@ -191,7 +191,7 @@ class PromptPairs(TextPairs):
         layout = FormatTemplate(tuple(np.array(tokens, dtype=np.int64) for tokens in self.pieces), {}, {})
         columns = len(layout.pieces) - 1
         texts = PatternTexts(self.rows, self.pattern)
-        kept = truncate_texts(texts.lengths[:columns], room_for_texts(room, layout.overhead, columns))
+        kept = truncate_texts(texts.lengths[:columns], room_for_texts(room, layout.special_count, columns))
         row_E = np.arange(len(self.rows))
         cells = [(text.read(row_E, own), own) for text, own in zip(texts.texts, kept, strict=False)]
         assembled = assemble(layout, cells)
@@ -310,8 +310,8 @@ class Classification(OneClassKind, WrittenKind):
         return np.asarray(part.probabilities)
 
     def elected(self, votes: np.ndarray) -> Prediction:
-        shares = votes / votes.sum()
-        return Prediction(int(shares.argmax()), float(shares.max()), shares)
+        fractions = votes / votes.sum()
+        return Prediction(int(fractions.argmax()), float(fractions.max()), fractions)
 
 
 class ClassificationLearner(SequenceLearner, ClassLearner):

@@ -44,7 +44,7 @@ from lmtool.tasks.kinds.answers import (
     problem_of,
 )
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import IDS, place, row_ids, text_of
+from lmtool.tasks.kinds.labels import IDS, location, row_ids, text_of
 from lmtool.tasks.kinds.learner import AnswerInspector, TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -87,7 +87,7 @@ class ExtractiveQa(TaskKind):
             if problem is None:
                 kept.append(number)
             elif self.config.bad_answers == "refuse" or not (kept or number + 1 < len(rows)):
-                raise UserError(f"{place(rows.origin[number])}: {rows.ids[number]}: {problem[0]}", problem[1])
+                raise UserError(f"{location(rows.origin[number])}: {rows.ids[number]}: {problem[0]}", problem[1])
         self.skipped += len(rows) - len(kept)
         return rows if len(kept) == len(rows) else rows.take(np.array(kept))
 
@@ -116,13 +116,13 @@ class ExtractiveQa(TaskKind):
         spans = spans[np.argsort(-spans["score"], kind="stable")]
         _, first = np.unique(spans[["start", "end"]], return_index=True)
         answer = PredictedAnswer(spans[np.sort(first)[: self.config.n_best]], min(part.null for part in parts))
-        return Prediction(answer, float(self.shares(answer)[0]))
+        return Prediction(answer, float(self.fractions(answer)[0]))
 
-    def shares(self, answer: PredictedAnswer) -> np.ndarray:
+    def fractions(self, answer: PredictedAnswer) -> np.ndarray:
         """Probabilities of the kept spans, and of no answer behind them where that is one of the answers."""
         scores = np.append(answer.kept["score"].astype(np.float64), [answer.null] * self._with_null(answer))
-        shares = np.exp(scores - scores.max())
-        return shares / shares.sum()
+        fractions = np.exp(scores - scores.max())
+        return fractions / fractions.sum()
 
     def _with_null(self, answer: PredictedAnswer) -> bool:
         return self.config.unanswerable or not len(answer.kept)
@@ -131,8 +131,8 @@ class ExtractiveQa(TaskKind):
         """The prediction under a threshold of the null difference."""
         answer = prediction.value
         given = len(answer.kept) > 0 and answer.null_difference <= threshold
-        shares = self.shares(answer)
-        return Prediction(PredictedAnswer(answer.kept, answer.null, given), float(shares[0 if given else -1]))
+        fractions = self.fractions(answer)
+        return Prediction(PredictedAnswer(answer.kept, answer.null, given), float(fractions[0 if given else -1]))
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         (metrics,) = self._of_samples(rows, predictions, [np.arange(len(rows))])
@@ -204,13 +204,13 @@ class ExtractiveQa(TaskKind):
         record = super().record(rows, number, prediction)
         start, end = answer.span
         record |= {"prediction": self._text(rows, number, (start, end)), "start": start, "end": end}
-        shares = self.shares(answer).tolist()
+        fractions = self.fractions(answer).tolist()
         best: list[dict[str, Any]] = [
             {"text": self._text(rows, number, span[:2]), "start": span.start, "end": span.end, "probability": share}
-            for span, share in zip(answer.best, shares, strict=False)
+            for span, share in zip(answer.best, fractions, strict=False)
         ]
         if self._with_null(answer):
-            best.append({"text": "", "start": 0, "end": 0, "probability": shares[-1]})
+            best.append({"text": "", "start": 0, "end": 0, "probability": fractions[-1]})
             best.sort(key=lambda row: -row["probability"])
         if self.config.unanswerable and len(answer.kept):
             record["null_difference"] = answer.null_difference
@@ -233,7 +233,7 @@ def _require_different_ids(columns: Mapping[str, list[object]], origin: Sequence
         first = seen.setdefault(str(value), number)
         if value is not None and first != number:
             raise UserError(
-                f"{place(origin[number])}: the {name} {value} is that of {place(origin[first])} too",
+                f"{location(origin[number])}: the {name} {value} is that of {location(origin[first])} too",
                 "give each question an id of its own",
             )
 

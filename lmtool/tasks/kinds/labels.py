@@ -22,7 +22,7 @@ _SHOWN = 8
 _MANY = 50
 
 
-def place(origin: tuple[str, int]) -> str:
+def location(origin: tuple[str, int]) -> str:
     """file:line, for messages."""
     return f"{origin[0]}:{origin[1]}"
 
@@ -49,7 +49,8 @@ def class_names(config: TaskConfig, values: Sequence[object], origin: Sequence[t
     words = [word_of(value) for value in values]
     if "" in words:
         raise UserError(
-            f"{place(origin[words.index('')])}: no value in the column {config.label}", "fill it, or take the row out"
+            f"{location(origin[words.index('')])}: no value in the column {config.label}",
+            "fill it, or take the row out",
         )
     names = sorted(set(words))
     if len(names) > max(_MANY, len(words) / 2):
@@ -82,7 +83,7 @@ def class_numbers(
             number = counted
     for word, where in zip(words, origin, strict=True):
         if word not in number:
-            raise unknown_label(config, labels, word, place(where))
+            raise unknown_label(config, labels, word, location(where))
     return np.array([number[word] for word in words], dtype=np.int64)
 
 
@@ -108,7 +109,7 @@ def numbers(config: TaskConfig, values: Sequence[object], origin: Sequence[tuple
         if not np.isfinite(numbers_N[index]):
             comma = DECIMAL_COMMA.fullmatch(word)
             raise UserError(
-                f"{place(where)}: {config.label}={word!r} is no number{': it has a decimal comma' if comma else ''}",
+                f"{location(where)}: {config.label}={word!r} is no number{': it has a decimal comma' if comma else ''}",
                 f"write decimals behind a point: {word.replace(',', '.')}"
                 if comma
                 else "correct the row, or take task.kind=classification for classes",
@@ -128,7 +129,7 @@ def repeated_ids(columns: Mapping[str, list], origin: Sequence[tuple[str, int]])
             return None
         row = again[0]
         return (
-            f"{place(origin[row])}: {name} {words[row]} is that of {place(origin[first[words[row]]])} too"
+            f"{location(origin[row])}: {name} {words[row]} is that of {location(origin[first[words[row]]])} too"
             f"{f', and {len(again) - 1:,} more' if len(again) > 1 else ''}: rows go by their places instead"
         )
     return None
@@ -149,12 +150,12 @@ def text_of(config: TaskConfig, name: str, value: object, where: tuple[str, int]
         return str(value)
     given = "nothing" if value is None else type(value).__name__
     raise UserError(
-        f"{place(where)}: the column {name} holds {given}, not a text",
+        f"{location(where)}: the column {name} holds {given}, not a text",
         "correct the row, or name another column with task.text=",
     )
 
 
-def joined(
+def with_joined_columns(
     config: TaskConfig, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]
 ) -> dict[str, list]:
     """The columns with those that the task joins (A+B), where the columns of which they are joined are there."""

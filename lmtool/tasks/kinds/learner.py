@@ -21,11 +21,11 @@ from lmtool.errors import NotFinite
 from lmtool.learners.base import Answers, BaseLearner, Inference
 from lmtool.learners.baseline import Predictor, TermSums
 from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
-from lmtool.learners.inspection import Drawn, Inspector, Tally
+from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.models.base import Backbone
 from lmtool.models.heads.sequence import pooler
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import IDS, joined
+from lmtool.tasks.kinds.labels import IDS, with_joined_columns
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
@@ -34,7 +34,7 @@ from lmtool.types import Batch, Scores
 class TaskInspector(Inspector):
     """Of the examples of a task."""
 
-    def texts(self, drawn: Drawn) -> list[list[str]]:
+    def texts(self, drawn: SampledBatch) -> list[list[str]]:
         """The columns of each row, where the examples hold them; words with a space between them."""
         held, row_N = getattr(self.examples, "rows", None), drawn.batch.rows
         if held is None or row_N is None:
@@ -43,15 +43,15 @@ class TaskInspector(Inspector):
         rows = [[values[number] for values in held.columns.values()] for number in numbers]
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
-    def fact(self, tally: Tally) -> str:
+    def fact(self, stats: RunningStatistics) -> str:
         """How long examples are, and how many are cut."""
-        length, cut = tally.measured("tokens an example"), tally.measured("truncated fraction")
+        length, cut = stats.measured("tokens an example"), stats.measured("truncated fraction")
         if length is None:
             return ""
         words = f"an example has {length:.0f} tokens on average"
         return words if cut is None else f"{words}; {cut:.1%} are cut to max_length={self.max_length}"
 
-    def label(self, value: object, of_place: bool) -> object:
+    def label(self, value: object, describe_position: bool) -> object:
         return self.learner.kind.shown(value)
 
 
@@ -62,36 +62,36 @@ def _is_words(cell: object) -> bool:
 class PromptInspector(TaskInspector):
     """Of prompts: classes with their words."""
 
-    def label(self, value: Any, of_place: bool) -> Any:
-        if of_place:  # of masked texts beside the prompts
-            return Inspector.label(self, value, of_place)
-        return f"{super().label(value, of_place)}: {self.learner.config.words[int(value)]}"
+    def label(self, value: Any, describe_position: bool) -> Any:
+        if describe_position:  # of masked texts beside the prompts
+            return Inspector.label(self, value, describe_position)
+        return f"{super().label(value, describe_position)}: {self.learner.config.words[int(value)]}"
 
 
 class AnswerInspector(TaskInspector):
     """Of questions and windows."""
 
-    def label(self, value: Any, of_place: bool) -> Any:
+    def label(self, value: Any, describe_position: bool) -> Any:
         return f"tokens {value[0]} to {value[1]}"
 
 
 class ChoiceInspector(TaskInspector):
     """Of the pairs of a row's choices."""
 
-    def label(self, value: object, of_place: bool) -> object:
+    def label(self, value: object, describe_position: bool) -> object:
         return "right" if value else "wrong"
 
 
 class TextPairInspector(TaskInspector):
     """Of sources and targets: labels are tokens."""
 
-    def check_plan(self, tally: Tally) -> None:
+    def check_plan(self, stats: RunningStatistics) -> None:
         """What is cut. A source may be shorter then than max_length: its target has room too."""
         metadata = self.examples.metadata()
-        tally.note("truncated fraction", metadata["truncated"], metadata["examples"])
+        stats.note("truncated fraction", metadata["truncated"], metadata["examples"])
 
-    def label(self, value: object, of_place: bool) -> object:
-        return Inspector.label(self, value, of_place)
+    def label(self, value: object, describe_position: bool) -> object:
+        return Inspector.label(self, value, describe_position)
 
 
 class TaskLearner(BaseLearner):
@@ -215,7 +215,7 @@ class TaskLearner(BaseLearner):
 
     def read_rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]]) -> Rows:
         columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
-        columns = joined(self.config, columns, origin)
+        columns = with_joined_columns(self.config, columns, origin)
         read = super().read_rows(columns, origin).columns
         further = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
         return self.kind.rows({**further, **read}, origin, labelled=False)
@@ -313,12 +313,12 @@ class TaskScorer(Scorer):
         self.learner, self.rows, self.split, self.parts_N, self.predictor = learner, rows, split, parts_N, predictor
         self.sums, self.predictions = TermSums(), Predictions(len(rows))
         self.begun: dict[int, dict[int, object]] = {}
-        self.seen = self.joined = 0
+        self.seen = self.finished_parts = 0
 
     def outputs(self, batch: Batch) -> object:
-        return self.said(self.learner, batch, self.learner.outputs(batch, 0))
+        return self.task_outputs(self.learner, batch, self.learner.outputs(batch, 0))
 
-    def said(self, learner: TaskLearner, batch: Batch, outputs: Tensor) -> TaskOutputs:
+    def task_outputs(self, learner: TaskLearner, batch: Batch, outputs: Tensor) -> TaskOutputs:
         """What a learner gives for a batch, from its outputs on the device."""
         if not bool(torch.isfinite(outputs).all()):
             return TaskOutputs(None)
@@ -346,11 +346,11 @@ class TaskScorer(Scorer):
             parts[part] = output
             if len(parts) == self.parts_N[row]:
                 self.predictions.put(row, self.learner.kind.join([parts[number] for number in sorted(parts)]))
-                self.joined += len(self.begun.pop(row))
+                self.finished_parts += len(self.begun.pop(row))
 
     def result(self) -> TaskEvaluation:
         kind, rows, term = self.learner.kind, self.rows, self.learner.term
-        expected, kept = int(self.parts_N.sum()), self.joined + sum(map(len, self.begun.values()))
+        expected, kept = int(self.parts_N.sum()), self.finished_parts + sum(map(len, self.begun.values()))
         if self.seen != expected or kept != expected or self.predictions.missing:
             raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {kept} of {expected} once")
         if self.calibrates and rows.labels is not None:

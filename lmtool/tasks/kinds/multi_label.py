@@ -113,8 +113,8 @@ class MultiLabel(WindowedKind):
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """The classes that more than half of the training rows have."""
-        shares_C = np.asarray(train.labels).mean(axis=0)
-        return "majority", Prediction((shares_C > 0.5).astype(np.int8), float((1 - shares_C).min()))
+        fractions_C = np.asarray(train.labels).mean(axis=0)
+        return "majority", Prediction((fractions_C > 0.5).astype(np.int8), float((1 - fractions_C).min()))
 
     def shown(self, value: Any) -> str:
         """The names of the classes with the delimiter between them, as a column of text has them."""
@@ -143,7 +143,7 @@ class MultiLabelLearner(SequenceLearner):
         self.heads[self.term].register_buffer("thresholds", thresholds)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return self.counted(batch, float(self.labels(batch).numel()))
+        return self.term_counts(batch, float(self.labels(batch).numel()))
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         labels_NC, loss = self.labels(batch), self.loss

@@ -84,9 +84,9 @@ class MultipleChoice(OneClassKind, SequenceKind):
 
     def join(self, parts: Sequence[float]) -> Prediction:
         """The choice of the best score, and its share of the softmax."""
-        shares = torch.tensor(parts, dtype=torch.float64).softmax(0)
-        best = int(shares.argmax())
-        return Prediction(best, float(shares[best]))
+        fractions = torch.tensor(parts, dtype=torch.float64).softmax(0)
+        best = int(fractions.argmax())
+        return Prediction(best, float(fractions[best]))
 
     def line(self, record: Mapping[str, Any]) -> str:
         before = " ".join(str(record[name]) for name in self.config.text[: -self.config.choices])
@@ -158,7 +158,7 @@ class MultipleChoiceLearner(SequenceLearner):
         return []  # a row is several texts
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return self.counted(batch, float(len(self.labels(batch))))
+        return self.term_counts(batch, float(len(self.labels(batch))))
 
     def _choices(self, outputs_N1: Tensor) -> Tensor:
         """(G, K) scores: the choices of a row stand together."""

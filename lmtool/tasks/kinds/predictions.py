@@ -194,10 +194,10 @@ class Predictions(Sequence[Prediction]):
 
     def take(self, rows: np.ndarray) -> Predictions:
         """Those of these rows, in this order."""
-        taken = Predictions(len(rows))
-        taken._columns = {name: column.take(rows) for name, column in self._columns.items()}
-        taken._filled = self._filled[rows]
-        return taken
+        select_predictions = Predictions(len(rows))
+        select_predictions._columns = {name: column.take(rows) for name, column in self._columns.items()}
+        select_predictions._filled = self._filled[rows]
+        return select_predictions
 
     def column(self, name: str) -> object:
         """A field of all rows: an array where it holds numbers, a sequence otherwise; None where no row has it."""
@@ -216,7 +216,7 @@ def values_of(predictions: Sequence[Prediction]) -> Any:
     return column_of(predictions, "value")
 
 
-def taken(predictions: Sequence[Prediction], rows: np.ndarray) -> Sequence[Prediction]:
+def select_predictions(predictions: Sequence[Prediction], rows: np.ndarray) -> Sequence[Prediction]:
     """Those of these rows, in this order."""
     if isinstance(predictions, Predictions):
         return predictions.take(rows)

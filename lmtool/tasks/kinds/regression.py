@@ -122,7 +122,7 @@ class RegressionLearner(SequenceLearner):
                     output.bias.fill_(mean)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return self.counted(batch, float(len(self.labels(batch))))
+        return self.term_counts(batch, float(len(self.labels(batch))))
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         labels_N = self.labels(batch)

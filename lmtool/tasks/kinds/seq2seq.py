@@ -29,7 +29,7 @@ from lmtool.learners.metrics.texts import TEXT_METRICS, TextScores, require_scor
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import is_unlabelled, place, row_ids, text_of
+from lmtool.tasks.kinds.labels import is_unlabelled, location, row_ids, text_of
 from lmtool.tasks.kinds.learner import TaskEvaluation
 from lmtool.tasks.kinds.predictions import Prediction, values_of
 from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
@@ -64,7 +64,7 @@ class Seq2Seq(TaskKind):
         targets = tuple("" if text is None else text_of(self.config, self.config.label, text, where) for text in texts)
         if not targets or not all(target.strip() for target in targets):
             raise UserError(
-                f"{place(where)}: the column {self.config.label} is empty: there is no target to learn",
+                f"{location(where)}: the column {self.config.label} is empty: there is no target to learn",
                 "fill it, or take the row out",
             )
         return targets
@@ -222,7 +222,7 @@ class GeneratedScorer(Scorer):
         if self.selects and most is not None and most < len(numbers):
             order = random_streams.Permutation(len(numbers), self.learner.seed, "sample", _GENERATED)
             chosen = sorted(order(np.arange(most)).tolist())
-        return {numbers[place]: place for place in chosen}
+        return {numbers[location]: location for location in chosen}
 
     def outputs(self, batch: Batch) -> tuple[Scores | None, dict[int, Prediction]]:
         """The scores of its targets, and by the number of its source each text that is generated."""

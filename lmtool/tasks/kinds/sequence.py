@@ -24,7 +24,7 @@ from lmtool.config.tables import build
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import Plan, Rows, SplitData, unlabelled
 from lmtool.learners.baseline import Predictor
-from lmtool.learners.mixed_examples import MixedBatch, joined
+from lmtool.learners.mixed_examples import MixedBatch, combine
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.lm import LMHead, lm_head
@@ -167,7 +167,7 @@ class PairedExamples:
         own, others = 2 * np.asarray(examples), 2 * np.asarray(examples) + 1
         source = self.source.batch(self.source.plan(epoch).rows[rows["source"]], own, epoch)
         target = self.target.batch(self.target.plan(epoch).rows[rows["target"]], others, epoch)
-        return joined([(self.term, source), (TARGET, target)])
+        return combine([(self.term, source), (TARGET, target)])
 
     def metadata(self) -> dict[str, object]:
         """Those of the task's texts; lengths are of both."""
@@ -306,7 +306,7 @@ class SequenceLearner(TaskLearner):
         apart = self.adaptation.loss(source_NH, target_NH, classifier, step)
         return StepOutput({self.term: total, self.domain_term: apart}, self.weights)
 
-    def counted(self, batch: Batch, count: float) -> dict[str, float]:
+    def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
         """`counts` of a batch whose task has so many."""
         if isinstance(batch, MixedBatch) and self.adaptation is not None:
             texts = [len(part.inputs.lengths) for _, part in batch.members]

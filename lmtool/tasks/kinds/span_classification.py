@@ -31,7 +31,7 @@ from lmtool.tasks.kinds.labels import (
     class_warnings,
     is_unlabelled,
     label_counts,
-    place,
+    location,
     row_ids,
     text_of,
 )
@@ -105,10 +105,10 @@ def _span(name: str, value: object, text: str, where: tuple[str, int]) -> list[i
         value = [value.get("start"), value.get("end")]
     numbers = list(value) if isinstance(value, (list, tuple)) else []
     if len(numbers) != 2 or not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
-        raise UserError(f"{place(where)}: {name}={value!r} is no span", "write [start, end) in characters, from 0")
+        raise UserError(f"{location(where)}: {name}={value!r} is no span", "write [start, end) in characters, from 0")
     if not (0 <= numbers[0] < numbers[1] <= len(text)) or not text[slice(*numbers)].strip():
         raise UserError(
-            f"{place(where)}: {name}={numbers} points at no character of the text, which has {len(text)}",
+            f"{location(where)}: {name}={numbers} points at no character of the text, which has {len(text)}",
             "write [start, end) in characters, from 0, end behind the last one",
         )
     return numbers
@@ -128,15 +128,15 @@ class SpanExamples:
         name, *spans = learner.config.text
         self._texts = AlignedTexts(rows.columns[name], tokenizer)
         self._spans_ES2 = np.stack([self._tokens(rows, span) for span in spans], axis=1)
-        room, lengths_E = max_length - self.template.overhead, self._texts.lengths_E
+        room, lengths_E = max_length - self.template.special_count, self._texts.lengths_E
         first_E, last_E = self._spans_ES2[:, :, 0].min(axis=1), self._spans_ES2[:, :, 1].max(axis=1)
         wide = np.flatnonzero(last_E - first_E >= room)
         if len(wide):
             row, needed = wide[0], int(last_E[wide[0]] - first_E[wide[0]]) + 1
             raise UserError(
-                f"{place(rows.origin[row])}: its spans reach over {needed} tokens; max_length={max_length} holds "
+                f"{location(rows.origin[row])}: its spans reach over {needed} tokens; max_length={max_length} holds "
                 f"{max(room, 0)}",
-                f"give max_length={needed + self.template.overhead} or more, or take the row out",
+                f"give max_length={needed + self.template.special_count} or more, or take the row out",
             )
         around_E = (room - (last_E - first_E + 1)) // 2
         start_E = np.clip(first_E - around_E, 0, np.maximum(lengths_E - room, 0))
@@ -145,7 +145,7 @@ class SpanExamples:
         kept_E = np.minimum(lengths_E - start_E, room)
         for field, values in zip(records.dtype.names or (), (np.arange(len(rows)), start_E, kept_E), strict=True):
             records[field] = values
-        self._plan = Plan(records, (1 if self.start is None else 2) * (kept_E + self.template.overhead))
+        self._plan = Plan(records, (1 if self.start is None else 2) * (kept_E + self.template.special_count))
 
     def _tokens(self, rows: Rows, name: str) -> np.ndarray:
         """(E, 2) first and last token of the spans of a column."""
@@ -156,7 +156,7 @@ class SpanExamples:
             last = int(np.searchsorted(spans[:, 0], end, side="left")) - 1
             if last < first:
                 raise UserError(
-                    f"{place(rows.origin[row])}: {name}={[start, end]}: the tokenizer has no token for it",
+                    f"{location(rows.origin[row])}: {name}={[start, end]}: the tokenizer has no token for it",
                     "take the row out",
                 )
             tokens_E2[row] = first, last
@@ -224,8 +224,8 @@ class SpanClassificationLearner(TaskLearner):
         return Scores(losses(outputs, labels_N), labels_N, outputs.argmax(-1), documents)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        shares, classes = outputs.float().softmax(-1).max(-1)
-        return list(map(Prediction, classes.tolist(), shares.tolist()))
+        fractions, classes = outputs.float().softmax(-1).max(-1)
+        return list(map(Prediction, classes.tolist(), fractions.tolist()))
 
     def predictors(self, train: SplitData, examples: SpanExamples) -> dict[str, ConstantPredictor]:
         """The shares of the classes in the training rows."""

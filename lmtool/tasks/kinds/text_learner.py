@@ -114,20 +114,20 @@ class TextPairs:
         records = np.empty(len(rows), dtype=[("row", "i8")])
         records["row"] = np.arange(len(rows))
         sides = 2 if self.two_stacks and self.targets is not None else 1
-        overhead = self.template.overhead * sides
-        self._plan = Plan(records, self.source_lengths + self.target_lengths + overhead)
+        special_count = self.template.special_count * sides
+        self._plan = Plan(records, self.source_lengths + self.target_lengths + special_count)
 
     def _room(self, max_length: int, longest_answer: int) -> tuple[int, int]:
         """Tokens of a source and of a target, at most, special ones aside."""
-        overhead, wanted = self.template.overhead, self.config.target_tokens
+        special_count, wanted = self.template.special_count, self.config.target_tokens
         if self.two_stacks:
-            source, target = max_length - overhead, min(wanted, longest_answer) - overhead
+            source, target = max_length - special_count, min(wanted, longest_answer) - special_count
         else:
-            source, target = max_length - overhead - wanted, wanted
+            source, target = max_length - special_count - wanted, wanted
         if source < 1 or target < 1:
             raise UserError(
                 f"max_length={max_length} and task.target_tokens={wanted} leave no room for a source",
-                f"give max_length={2 * wanted + overhead}, or a smaller task.target_tokens=",
+                f"give max_length={2 * wanted + special_count}, or a smaller task.target_tokens=",
             )
         return source, target
 

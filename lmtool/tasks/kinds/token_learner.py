@@ -141,7 +141,7 @@ class TaggedWindows:
             raise UserError(f"the {split} split has no rows")
         self.rows, self.term, self.split, self.start = rows, term, split, layout.start
         self.template = layout.template(1, fewest=2)
-        room, stride = layout.max_length - self.template.overhead, layout.stride or 0
+        room, stride = layout.max_length - self.template.special_count, layout.stride or 0
         (sentences,) = rows.columns.values()
         self._encode(sentences, layout.tokenizer)
         self._label(later)
@@ -154,7 +154,7 @@ class TaggedWindows:
         records["start"] = self._starts_E[cut.text] + cut.start
         records["own"] = np.stack([cut.own_start - cut.start, cut.own_end - cut.start], axis=1)
         sides = 1 if layout.start is None else 2
-        self._plan = Plan(records, sides * (cut.lengths + self.template.overhead))
+        self._plan = Plan(records, sides * (cut.lengths + self.template.special_count))
 
     def _encode(self, sentences: list[list[str]], tokenizer: Tokenizer) -> None:
         """Ids, and which word each begins, of all sentences end to end."""
@@ -207,7 +207,7 @@ class TaggedWindows:
         own_T = (inside_T >= rows["own"][window_T, 0]) & (inside_T < rows["own"][window_T, 1])
         chosen = np.flatnonzero(own_T & self._predicts[source_T])
         before = len(self.template.pieces[0])
-        places_T = np.arange(len(source_T)) + window_T * self.template.overhead + before
+        places_T = np.arange(len(source_T)) + window_T * self.template.special_count + before
         inputs = assemble(self.template, [(self._ids[source_T], lengths_N)]).packed()
         words = np.full(len(inputs.tokens), -1, dtype=np.int64)
         words[places_T] = self._words[source_T]

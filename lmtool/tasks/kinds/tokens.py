@@ -157,10 +157,10 @@ class TokenClassification(TaskKind):
 
     def join(self, parts: Sequence[object]) -> Prediction:
         """parts: of each window the numbers of its words, their tags and the tags' probabilities."""
-        words, tags, shares = (np.concatenate(values) for values in zip(*parts, strict=True))
+        words, tags, fractions = (np.concatenate(values) for values in zip(*parts, strict=True))
         if not np.array_equal(words, np.arange(len(words))):
             raise RuntimeError(f"the words {words.tolist()} were predicted, each is to be once")
-        return Prediction(tags.tolist(), float(shares.min()) if len(shares) else 1.0)
+        return Prediction(tags.tolist(), float(fractions.min()) if len(fractions) else 1.0)
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         gold_M, predicted_M = self._both(rows, predictions)

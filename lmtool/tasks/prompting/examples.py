@@ -21,7 +21,7 @@ from lmtool.errors import UserError
 from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
 from lmtool.random_streams import Permutation
-from lmtool.tasks.kinds.labels import place
+from lmtool.tasks.kinds.labels import location
 from lmtool.tasks.prompting.pattern import SEPARATOR, Pattern, PatternTexts, room_for_texts
 from lmtool.types import Batch, Target
 
@@ -51,10 +51,10 @@ class Auxiliary:
         self.template = FormatTemplate(
             template.pieces, {**template.piece_columns, column: marks}, template.text_columns
         )
-        room = room_for_texts(max_length, template.overhead, len(template.pieces) - 1)
+        room = room_for_texts(max_length, template.special_count, len(template.pieces) - 1)
         self._texts, self.seed = PatternTexts(rows, pattern), seed
         self._kept = truncate_texts(self._texts.lengths, room)
-        self.lengths = self._kept.sum(axis=0) + template.overhead
+        self.lengths = self._kept.sum(axis=0) + template.special_count
         self._masking, self._vocabulary = MlmConfig(), Vocabulary.of(pattern.tokenizer)
 
     def drawn(self, row_E: np.ndarray, epoch: int) -> np.ndarray:
@@ -98,7 +98,7 @@ def kept_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tuple[tuple[str, .
     for number, label in enumerate(labels):
         own = list(dict.fromkeys(texts[row] for row in np.flatnonzero(numbers_E == number)))
         drawn = Permutation(len(own), 0, "sample", _KEPT)(np.arange(min(AT_MOST, len(own))))
-        kept[label] = tuple(own[place] for place in np.sort(drawn))
+        kept[label] = tuple(own[location] for location in np.sort(drawn))
     return kept
 
 
@@ -146,8 +146,8 @@ class Demonstrations:
             )
         shape = (len(own_EC), draws, len(self.labels))
         uniform = random_streams.uniform(self.seed, "sample", counter, keys_E, draws * len(self.labels))
-        place = (uniform.reshape(shape) * others_EC[:, None]).astype(np.int64)
-        return self._starts_C + place + (place >= own_EC[:, None])
+        location = (uniform.reshape(shape) * others_EC[:, None]).astype(np.int64)
+        return self._starts_C + location + (location >= own_EC[:, None])
 
 
 def text_keys(rows: Rows) -> np.ndarray:
@@ -238,7 +238,7 @@ class PromptedExamples:
         self._columns = len(self._texts.texts)
         self._own = None if demonstrations is None else demonstrations.own(rows)
         self._keys = None if demonstrations is None else text_keys(rows)
-        self.room = room_for_texts(max_length, self.template.overhead, len(self.template.pieces) - 1)
+        self.room = room_for_texts(max_length, self.template.special_count, len(self.template.pieces) - 1)
         self._plans: dict[int, Plan] = {}
         self.truncated = 0
         self.plan(0)
@@ -270,9 +270,9 @@ class PromptedExamples:
         kept = truncate_texts(lengths, self.room)
         if epoch == 0:
             self.truncated = len(np.unique(row[(kept < lengths).any(axis=0)]))
-        packed = kept.sum(axis=0) + self.template.overhead
+        packed = kept.sum(axis=0) + self.template.special_count
         if not packed.all():
-            where = place(self.rows.origin[row[np.flatnonzero(packed == 0)[0]]])
+            where = location(self.rows.origin[row[np.flatnonzero(packed == 0)[0]]])
             raise UserError(f"{where}: an empty text, and a prompt of nothing else", "take the row out")
         fields = [("row", "i8", ()), ("part", "i4", ()), ("shown", "i4", shown.shape[1:]), ("kept", "i4", (len(kept),))]
         records = np.zeros(len(row), dtype=[*fields, ("auxiliary", "i8", ())])
@@ -318,7 +318,7 @@ class PromptedExamples:
             **self.plan(0).metadata(),
             "truncated": self.truncated,
             "truncated_fraction": self.truncated / len(self.rows),
-            "prompt_tokens": self.template.overhead,
+            "prompt_tokens": self.template.special_count,
         }
         if self.shown is not None and self.split != "train":
             metadata["demonstration_draws"] = self.shown.draws

@@ -72,8 +72,8 @@ def compare_texts(
     if split:
         texts += [(f"so {written} it", f"is {written}") for written in tokenizer.pieces(tokenizer.roles.values())]
     for kind, rows in (("texts", [(first,) for first, _ in texts]), ("pairs", texts)):
-        overhead = FormatTemplate.of(text_format(layout, tokenizer), len(rows[0])).overhead
-        fitting = [row for row in rows if sum(map(len, tokenizer.encode_batch(row))) + overhead <= longest]
+        special_count = FormatTemplate.of(text_format(layout, tokenizer), len(rows[0])).special_count
+        fitting = [row for row in rows if sum(map(len, tokenizer.encode_batch(row))) + special_count <= longest]
         if isinstance(original, TaskLearner):
             if not original.takes_texts(len(rows[0])):
                 continue

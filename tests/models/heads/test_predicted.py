@@ -93,9 +93,9 @@ def test_a_cut_teacher_is_one_of_fewer_classes():
     lost = Words(student).divergence_sum(top, 2.0)
     # As classes: the words that are kept, and all others as one.
     kept = top.words_MK
-    shares, own = ((logits.of() / 2.0).softmax(-1) for logits in (teacher, student))
+    fractions, own = ((logits.of() / 2.0).softmax(-1) for logits in (teacher, student))
     joined = [
-        torch.cat([each.gather(1, kept), 1 - each.gather(1, kept).sum(1, keepdim=True)], 1) for each in (shares, own)
+        torch.cat([each.gather(1, kept), 1 - each.gather(1, kept).sum(1, keepdim=True)], 1) for each in (fractions, own)
     ]
     plain = Classes(joined[1].log()).divergence_sum(Classes(joined[0].log()), 1.0) * 4
     assert lost.item() == pytest.approx(plain.item(), rel=1e-4)

@@ -25,8 +25,8 @@ class Windows:
         self.n, self.split, self.mask = n, split, tokenizer.role("mask")
         self.template = FormatTemplate.of(text_format("bert", tokenizer), 1)
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("sep"))
-        rows = windows(self.stream, max_length - self.template.overhead, True)
-        self._plan = Plan(rows, rows["length"].astype(np.int64) + self.template.overhead)
+        rows = windows(self.stream, max_length - self.template.special_count, True)
+        self._plan = Plan(rows, rows["length"].astype(np.int64) + self.template.special_count)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan

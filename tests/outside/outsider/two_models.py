@@ -53,9 +53,10 @@ class TwoModels(BaseLearner):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         labels, logits = labels_of(batch, "mlm"), self.logits(batch, step)
         first, second = (F.cross_entropy(own, labels, reduction="sum") for own in logits)
-        shares = [own.log_softmax(-1) for own in logits]
+        fractions = [own.log_softmax(-1) for own in logits]
         agreement = sum(
-            F.kl_div(own, other.detach(), log_target=True, reduction="sum") for own, other in (shares, shares[::-1])
+            F.kl_div(own, other.detach(), log_target=True, reduction="sum")
+            for own, other in (fractions, fractions[::-1])
         )
         return StepOutput({"first": first, "second": second, "agreement": agreement}, self.weights)
 
