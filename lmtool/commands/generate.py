@@ -32,7 +32,7 @@ def run(config: GenerateConfig) -> None:
     limit = min(writer.model.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
     if limit < settings.max_new_tokens:
         output.line(f"warning: the model is full after {limit} of max_new_tokens={settings.max_new_tokens}", "yellow")
-    streams = config.output is None and len(texts) == 1 and settings.beams == 1 and writer.grows(prompts[0])
+    streams = config.output is None and len(texts) == 1 and settings.beams == 1 and writer.is_streamable(prompts[0])
     watch = _Screen(writer, texts[0], prompts[0]) if streams else None
     with trained.precision.autocast():
         new = writer.write(prompts, settings, config.seed, config.batch_tokens, watch)
@@ -50,7 +50,7 @@ def run(config: GenerateConfig) -> None:
 
 
 class _Screen:
-    """Prints a text as it grows: what may still change, half a character, waits for the next token."""
+    """Prints a text as it is_streamable: what may still change, half a character, waits for the next token."""
 
     def __init__(self, writer: Writer, prompt_text: str, prompt: Sequence[int]):
         self.writer, self.prompt_text, self.prompt = writer, prompt_text, prompt

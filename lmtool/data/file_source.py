@@ -34,7 +34,7 @@ from lmtool.system.files import draft_of
 VERSION = 1  # of how files become documents, and of what is kept: raise it when one changes
 LARGE = 32 << 20
 """Bytes of files that are worth it."""
-_SETTLED_SECONDS = 10.0  # a file that was written in this time may be written again at the same time stamp
+_STABLE_SECONDS = 10.0  # a file that was written in this time may be written again at the same time stamp
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Scan:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class KeptScan:
+class CachedScan:
     """The place of a scan in the cache folder, by the names, sizes and times of the files and by how they are read.
 
     reading: plain data that says how. Small files have none, and neither have those that were just written.
@@ -62,8 +62,8 @@ class KeptScan:
         self._stamps = [(state.st_size, state.st_mtime_ns) for state in states]
         newest = max(state.st_mtime for state in states)
         self._path: Path | None = None
-        settled = abs(time.time() - newest) > _SETTLED_SECONDS
-        if cache_dir is not None and settled and sum(size for size, _ in self._stamps) >= LARGE:
+        stable = abs(time.time() - newest) > _STABLE_SECONDS
+        if cache_dir is not None and stable and sum(size for size, _ in self._stamps) >= LARGE:
             names = [os.path.realpath(path) for path in files]
             key = hashlib.sha256(json.dumps([VERSION, reading, names, self._stamps]).encode()).hexdigest()
             self._path = Path(cache_dir).expanduser() / "scans" / f"{key[:32]}.npz"
@@ -201,13 +201,13 @@ class FileSource(ABC, Generic[AnyConfig]):
             yield from self._read(scan)
         else:
             assert self._held_out is not None
-            out, wanted = iter(self._held_out.tobytes()), split == "validation"
-            here, begins = False, True
+            out, is_validation = iter(self._held_out.tobytes()), split == "validation"
+            selected, at_start = False, True
             for text, ends in self._read(self._scans["train"]):
-                if begins:
-                    here = bool(next(out)) == wanted
-                begins = ends
-                if here:
+                if at_start:
+                    selected = bool(next(out)) == is_validation
+                at_start = ends
+                if selected:
                     yield text, ends
 
     def count(self, split: str) -> int:
@@ -245,11 +245,11 @@ class FileSource(ABC, Generic[AnyConfig]):
         """What is in some files; where nothing changed since they were read, without reading them again."""
         keys = {"path", "validation", "validation_fraction", "documents"}
         reading = [type(self).__name__, self.rule(), self.config.model_dump(exclude=keys)]
-        kept = KeptScan(files, reading, None if collecting() else self.cache_dir)
-        scan = kept.load()
+        cached = CachedScan(files, reading, None if collecting() else self.cache_dir)
+        scan = cached.load()
         if scan is None:
             scan = self._scan(files, split)
-            kept.save(scan)
+            cached.save(scan)
         return scan
 
     def _scan(self, files: list[Path], split: str) -> Scan:
@@ -275,8 +275,8 @@ class FileSource(ABC, Generic[AnyConfig]):
         if not scan.sizes:
             key = self.key if split == "train" else "data.validation"
             which = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"
-            problem = f"{which} {self.blank if scan.bytes else 'empty'}"
-            raise UserError(f"{key}: {problem}: there is no text", f"give files with text: {key}=PATH")
+            reason = f"{which} {self.blank if scan.bytes else 'empty'}"
+            raise UserError(f"{key}: {reason}: there is no text", f"give files with text: {key}=PATH")
         return scan
 
     def _read(self, scan: Scan) -> Iterator[tuple[str, bool]]:
@@ -287,17 +287,17 @@ class FileSource(ABC, Generic[AnyConfig]):
 
     def _documents(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
         """The documents of a file, the last of them cut where an error that is collected ends it."""
-        begun = False
+        started = False
         try:
             for text, ends in self.documents_of(path, counts):
-                begun = not ends
+                started = not ends
                 yield text, ends
         except UserError as error:
             kind = kind_of(path.name) if isinstance(self.config, FileConfig) else None
             if kind not in (None, "text", self.config.name):
                 error = UserError(error.message, f"by its name it is for data={kind}; else {error.hint}")
             refuse(error)
-            if begun:
+            if started:
                 yield "", True
 
     def _stretch(self, scan: Scan, start: int, end: int) -> str:
@@ -327,11 +327,11 @@ def _up_to(parts: Iterable[tuple[str, bool]], place: int) -> Iterator[tuple[str,
 
 def _from(parts: Iterable[tuple[str, bool]], place: int) -> Iterator[tuple[str, bool]]:
     """The only document from the first character behind a place in it that is not white space."""
-    begun = False
+    started = False
     for text, ends in parts:
         text, place = text[max(place, 0) :], place - len(text)
-        text = text if begun else text.lstrip()
-        begun = begun or bool(text)
+        text = text if started else text.lstrip()
+        started = started or bool(text)
         if text:
             yield text, ends
 

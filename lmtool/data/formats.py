@@ -57,7 +57,7 @@ class FormatTemplate:
 
 
 @dataclass(frozen=True)
-class Assembled:
+class PackedArrays:
     """tokens: (T,) int64. lengths: (N,). columns: (T,) int64 by name."""
 
     tokens: np.ndarray
@@ -77,14 +77,14 @@ def ragged_ranges(starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts_N - (ends - lengths_N), lengths_N)
 
 
-def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Assembled:
+def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PackedArrays:
     """Put N examples together.
 
     texts: for each text of the format, its ids laid end to end over the examples, and their (N,) lengths.
     """
     lengths = np.full(len(texts[0][1]), template.special_count, dtype=np.int64)
-    for _, own in texts:
-        lengths += np.asarray(own, dtype=np.int64)
+    for _, lengths_N in texts:
+        lengths += np.asarray(lengths_N, dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     tokens = np.empty(int(lengths.sum()), dtype=np.int64)
     columns = {name: np.empty_like(tokens) for name in template.text_columns}
@@ -96,14 +96,14 @@ def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndar
                 column[at + offset] = template.piece_columns[name][number][offset]
         at = at + len(piece)
         if number < len(texts):
-            ids, own = texts[number]
-            own = np.asarray(own, dtype=np.int64)
-            places = ragged_ranges(at, own)
-            tokens[places] = ids
+            ids, lengths_N = texts[number]
+            lengths_N = np.asarray(lengths_N, dtype=np.int64)
+            positions = ragged_ranges(at, lengths_N)
+            tokens[positions] = ids
             for name, column in columns.items():
-                column[places] = template.text_columns[name][number]
-            at = at + own
-    return Assembled(tokens, lengths, columns)
+                column[positions] = template.text_columns[name][number]
+            at = at + lengths_N
+    return PackedArrays(tokens, lengths, columns)
 
 
 Formatted = tuple[np.ndarray, dict[str, np.ndarray]]
@@ -249,10 +249,10 @@ def truncate_texts(lengths_KN: np.ndarray, limit: int) -> np.ndarray:
     before_KN = np.cumsum(shorter_KN, axis=0) - shorter_KN
     # With the k shortest texts complete, the others have so many tokens each; the best k leaves them most.
     cap_N = ((limit - before_KN) // (texts - np.arange(texts))[:, None]).max(axis=0)
-    kept_KN = np.minimum(lengths_KN, cap_N)
+    new_KN = np.minimum(lengths_KN, cap_N)
     cut_KN = lengths_KN > cap_N
-    left_N = limit - kept_KN.sum(axis=0)
-    return kept_KN + (cut_KN & (np.cumsum(cut_KN, axis=0) <= left_N))
+    left_N = limit - new_KN.sum(axis=0)
+    return new_KN + (cut_KN & (np.cumsum(cut_KN, axis=0) <= left_N))
 
 
 # A text format beside what a tokenizer's own file puts around texts, which is what transformers reads.
@@ -268,13 +268,13 @@ def layout_difference(tokenizer: Tokenizer, format_name: str) -> str | None:
     for texts in _TEXTS:
         template = FormatTemplate.of(text_format(format_name, tokenizer), len(texts))
         runs = [np.asarray(ids, dtype=np.int64) for ids in tokenizer.encode_batch(texts)]
-        wanted = assemble(template, [(ids, np.array([len(ids)])) for ids in runs])
+        expected = assemble(template, [(ids, np.array([len(ids)])) for ids in runs])
         ids, segments = tokenizer.laid_out(*texts)
-        own, ours = " ".join(tokenizer.pieces(ids)), " ".join(tokenizer.pieces(wanted.tokens.tolist()))
-        if ids != wanted.tokens.tolist():
+        own, ours = " ".join(tokenizer.pieces(ids)), " ".join(tokenizer.pieces(expected.tokens.tolist()))
+        if ids != expected.tokens.tolist():
             return f"{own!r}, and not {ours!r}"
-        if SEGMENT in wanted.columns and segments != wanted.columns[SEGMENT].tolist():
-            return f"{own!r} in the segments {segments}, and not {wanted.columns[SEGMENT].tolist()}"
+        if SEGMENT in expected.columns and segments != expected.columns[SEGMENT].tolist():
+            return f"{own!r} in the segments {segments}, and not {expected.columns[SEGMENT].tolist()}"
     return None
 
 

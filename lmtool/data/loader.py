@@ -82,17 +82,17 @@ class Share:
     more forwards other processes have.
     """
 
-    places: np.ndarray
+    indices: np.ndarray
     boundaries: np.ndarray
     idle: int
 
 
 def share_of(lengths: np.ndarray, rank: int, ranks: int, micro_batch_tokens: int | None) -> Share:
     """The share of a process. lengths: (N,) tokens of each example. micro_batch_tokens: in one forward, at most."""
-    places = [np.arange(len(lengths))] if ranks == 1 else dealt(lengths, ranks)
-    boundaries = [batch_boundaries(lengths[own], None, micro_batch_tokens) for own in places]
+    indices = [np.arange(len(lengths))] if ranks == 1 else dealt(lengths, ranks)
+    boundaries = [batch_boundaries(lengths[local], None, micro_batch_tokens) for local in indices]
     most = max(map(len, boundaries))
-    return Share(places[rank], boundaries[rank], most - len(boundaries[rank]))
+    return Share(indices[rank], boundaries[rank], most - len(boundaries[rank]))
 
 
 def dealt(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
@@ -249,8 +249,8 @@ class PackedLoader:
         epoch = self._began[0]
         while steps > 0:
             current = self._epoch(epoch)
-            taken = current.order[: current.boundaries[min(steps, current.steps)]]
-            yield current.plan.rows[taken]
+            selected = current.order[: current.boundaries[min(steps, current.steps)]]
+            yield current.plan.rows[selected]
             steps, epoch = steps - current.steps, epoch + 1
 
     def after(self, steps: int) -> dict[str, int]:
@@ -320,19 +320,19 @@ class PackedLoader:
     def _forwards(self, epoch: int, batch: int, rank: int, ranks: int) -> tuple[list[Batch], tuple[Batch, ...]]:
         """What a process runs of a step, and what of it counts nothing: its shortest example."""
         current = self._epoch(epoch)
-        taken = current.order[current.boundaries[batch] : current.boundaries[batch + 1]]
-        lengths = current.plan.lengths[taken] + self._virtual_tokens
+        selected = current.order[current.boundaries[batch] : current.boundaries[batch + 1]]
+        lengths = current.plan.lengths[selected] + self._virtual_tokens
         share = share_of(lengths, rank, ranks, self._micro_batch_tokens)
-        batches = list(self._batches(current.plan, taken[share.places], share.boundaries, epoch))
+        batches = list(self._batches(current.plan, selected[share.indices], share.boundaries, epoch))
         if not share.idle:
             return batches, ()
-        shortest = taken[[int(lengths.argmin())]]
+        shortest = selected[[int(lengths.argmin())]]
         return batches, tuple(self._batches(current.plan, shortest, np.array([0, 1]), epoch)) * share.idle
 
     def _batches(self, plan: Plan, order: np.ndarray, boundaries: np.ndarray, epoch: int) -> Iterator[Batch]:
         for start, end in zip(boundaries[:-1], boundaries[1:], strict=True):
-            taken = order[start:end]
-            yield self._examples.batch(plan.rows[taken], taken, epoch)
+            selected = order[start:end]
+            yield self._examples.batch(plan.rows[selected], selected, epoch)
 
     def _epoch(self, epoch: int) -> _Epoch:
         cached = self._epochs.get(epoch)
@@ -350,7 +350,7 @@ class PackedLoader:
             sizes = (self._batch_examples, self._batch_tokens) if self._lanes is None else (self._lanes, None)
             boundaries = batch_boundaries(plan.lengths[order], *sizes)
             # Of the others only the first epoch (facts, steps in an epoch) is asked for again.
-            kept = {number: entry for number, entry in self._epochs.items() if number in (0, epoch - 1)}
+            recent = {number: entry for number, entry in self._epochs.items() if number in (0, epoch - 1)}
             cached = _Epoch(plan, order, boundaries)
-            self._epochs = {**kept, epoch: cached}
+            self._epochs = {**recent, epoch: cached}
         return cached

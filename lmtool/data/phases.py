@@ -131,23 +131,23 @@ class PhasedLoader:
             yield from loader.read(number)
             at = {**at, **loader.after(number), "step": at["step"] + number}
             if at["step"] < steps:
-                at = self._entered(at)
+                at = self._enter_phase(at)
 
-    def _steps(self, at: dict[str, int], inside: Iterator[Step], rank: int, ranks: int) -> Iterator[Step]:
+    def _steps(self, at: dict[str, int], iterator: Iterator[Step], rank: int, ranks: int) -> Iterator[Step]:
         while True:
             while at["step"] < self._end(at):
-                step = next(inside)
+                step = next(iterator)
                 at = {**at, **step.cursor, "step": at["step"] + 1}
                 rate = self.fractions.rates[at["phase"]]
                 yield replace(step, cursor=at, phase=at["phase"] + 1, rate_scale=rate)
-            at = self._entered(at)
-            inside = self._loader(at).steps(_within(at), rank, ranks)
+            at = self._enter_phase(at)
+            iterator = self._loader(at).steps(_within(at), rank, ranks)
 
     def _end(self, at: dict[str, int]) -> float:
         """The last step of the phase at hand."""
         return math.inf if self._ends is None else self._ends[at["phase"]]
 
-    def _entered(self, at: dict[str, int]) -> dict[str, int]:
+    def _enter_phase(self, at: dict[str, int]) -> dict[str, int]:
         """The beginning of the phase whose turn it is at the end of another; one that is too short for a step has
         none."""
         assert self._ends is not None

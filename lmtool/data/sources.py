@@ -70,12 +70,12 @@ def open_source(
 
 def documents(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
     """The documents that parts make up, each complete."""
-    begun: list[str] = []
+    pending: list[str] = []
     for text, ends in parts:
-        begun.append(text)
+        pending.append(text)
         if ends:
-            yield "".join(begun)
-            begun = []
+            yield "".join(pending)
+            pending = []
 
 
 def in_parts(text: str) -> Iterator[tuple[str, bool]]:
@@ -94,23 +94,23 @@ def held_out(sizes: np.ndarray, fraction: float) -> np.ndarray:
     chosen = np.zeros(count, dtype=bool)
     number = min(round(fraction * count), count - 1)
     if number >= 1:
-        chosen[_drawn(count, number)] = True
+        chosen[_sampled(count, number)] = True
     else:
         chosen[np.argmin(np.abs(np.asarray(sizes) - fraction * np.sum(sizes)))] = True
     return chosen
 
 
-def _drawn(count: int, number: int) -> np.ndarray:
+def _sampled(count: int, number: int) -> np.ndarray:
     """The `number` documents of `count` with the smallest draws. Draws are made a block at a time, and only those kept
     that can be among them."""
-    draws, drawn = np.empty(0), np.empty(0, dtype=np.int64)
+    draws, sampled = np.empty(0), np.empty(0, dtype=np.int64)
     for start in range(0, count, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, count))
         draws = np.concatenate([draws, random_streams.uniform(_SPLIT_SEED, "sample", 0, block, 1)[:, 0]])
-        drawn = np.concatenate([drawn, block])
-        kept = np.sort(np.argsort(draws, kind="stable")[:number])  # of equal draws the earlier document's
-        draws, drawn = draws[kept], drawn[kept]
-    return drawn
+        sampled = np.concatenate([sampled, block])
+        retained = np.sort(np.argsort(draws, kind="stable")[:number])  # of equal draws the earlier document's
+        draws, sampled = draws[retained], sampled[retained]
+    return sampled
 
 
 # What one document is cut at, the best first.

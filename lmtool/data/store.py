@@ -189,7 +189,7 @@ class StoreDraft:
         with contextlib.suppress(OSError), ExitStack() as stack:
             rows = self._journal.read_bytes().splitlines(keepends=True)
             files = {name: stack.enter_context(open(self.folder / file, "rb")) for name, file in FILES.items()}
-            sizes, kept = dict.fromkeys(FILES, 0), 0
+            sizes, complete_rows = dict.fromkeys(FILES, 0), 0
             for line in rows:
                 row = _row(line)
                 if row is None or any(
@@ -197,9 +197,9 @@ class StoreDraft:
                     for name, digest in row["sha256"].items()
                 ):
                     break
-                self._counts, sizes, kept = Counts(**row["counts"]), row["bytes"], kept + 1
-            if kept:
-                os.truncate(self._journal, sum(map(len, rows[:kept])))
+                self._counts, sizes, complete_rows = Counts(**row["counts"]), row["bytes"], complete_rows + 1
+            if complete_rows:
+                os.truncate(self._journal, sum(map(len, rows[:complete_rows])))
                 return sizes
         return None
 

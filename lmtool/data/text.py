@@ -99,16 +99,16 @@ class _Document:
     def __bool__(self) -> bool:
         return bool(self._lines)
 
-    def add(self, text: str, begins: bool) -> Iterator[tuple[str, bool]]:
+    def add(self, text: str, at_start: bool) -> Iterator[tuple[str, bool]]:
         """Take a line, or a further piece of one; a part is given up where enough came before it."""
         if self._size > PART:
             yield "\n".join(self._lines), False
             self._lines, self._size, self.parted = [""], 0, True
-        if begins:
+        if at_start:
             self._lines.append(text)
         else:
             self._lines[-1] += text
-        self._size += len(text) + begins
+        self._size += len(text) + at_start
 
     def close(self) -> Iterator[tuple[str, bool]]:
         """The end of the document, where one was begun."""
@@ -118,37 +118,37 @@ class _Document:
 
 
 def _blocks(pieces: Pieces) -> Iterator[tuple[str, bool]]:
-    document, begins = _Document(), True
+    document, at_start = _Document(), True
     for text, ends in pieces:
-        if not begins or (text and not text.isspace()):
-            yield from document.add(text, begins)
+        if not at_start or (text and not text.isspace()):
+            yield from document.add(text, at_start)
         else:
             yield from document.close()
-        begins = ends
+        at_start = ends
     yield from document.close()
 
 
 def _each(pieces: Pieces) -> Iterator[tuple[str, bool]]:
-    document, begins = _Document(), True
+    document, at_start = _Document(), True
     for text, ends in pieces:
-        if not begins or (text and not text.isspace()):
-            yield from document.add(text, begins)
+        if not at_start or (text and not text.isspace()):
+            yield from document.add(text, at_start)
         if ends:
             yield from document.close()
-        begins = ends
+        at_start = ends
 
 
 def _whole(pieces: Pieces) -> Iterator[tuple[str, bool]]:
-    document, begins, empty, blank = _Document(), True, 0, True
+    document, at_start, empty, blank = _Document(), True, 0, True
     for text, ends in pieces:
-        if not text and begins and ends:
+        if not text and at_start and ends:
             empty += 1  # kept where more text follows
         else:
             for _ in range(empty if document else 0):
                 yield from document.add("", True)
             empty, blank = 0, blank and text.isspace()
-            yield from document.add(text, begins)
-        begins = ends
+            yield from document.add(text, at_start)
+        at_start = ends
     if not blank or document.parted:
         yield from document.close()
 

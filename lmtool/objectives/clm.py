@@ -18,7 +18,7 @@ from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.model import indices_of, labels_of
-from lmtool.learners.writing import Continuing, PerplexityScorer, TextScorer, written
+from lmtool.learners.writing import ContinuationWriter, PerplexityScorer, TextScorer, written
 from lmtool.models.base import Decoder, through_lanes
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
@@ -100,8 +100,8 @@ class CausalLanguageModel(BaseLearner):
     def _lm(self) -> LMHead:
         return cast(LMHead, self.heads["lm"])
 
-    def writer(self) -> Continuing:
-        return Continuing(self.backbone, self._lm, self.tokenizer)
+    def writer(self) -> ContinuationWriter:
+        return ContinuationWriter(self.backbone, self._lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, str]]:
         """The first n documents of a batch as plain data: the `prompt`, their first tokens, and the `text` that the

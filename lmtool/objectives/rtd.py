@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lmtool import random_streams
 from lmtool.data.examples import SplitData
-from lmtool.data.formats import Assembled
+from lmtool.data.formats import PackedArrays
 from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_counts
 from lmtool.learners.metrics import Metric
 from lmtool.learners.model import indices_of, labels_of
@@ -207,7 +207,7 @@ class GeneratedTextLearner(MaskFiller):
 class DetectedMasks(TokenMasks):
     """The term `rtd` is of every token; its labels are made in the step."""
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         return {**super().targets(whole, masked), "rtd": Target(None)}
 
 
@@ -262,7 +262,7 @@ class ReplacedTokenDetection(GeneratedTextLearner):
 class MaskedDetectedMasks(TokenMasks):
     """The term `rtd` is of the masked places alone."""
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         targets = super().targets(whole, masked)
         return {**targets, "rtd": Target(None, at=targets["mlm"].at)}
 
@@ -280,7 +280,7 @@ class MaskedTokenDetection(ReplacedTokenDetection):
 class RestoredMasks(TokenMasks):
     """The term `replace_mlm` is that of the generator again."""
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         targets = super().targets(whole, masked)
         return {**targets, "replace_mlm": targets["mlm"]}
 
@@ -318,7 +318,7 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
 class AllTokensMasks(TokenMasks):
     """The term `all_tokens_mlm` is of all tokens that could be masked."""
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         text = np.flatnonzero(~self.vocabulary.special[whole.tokens])
         target = Target(torch.from_numpy(whole.tokens[text]), at=torch.from_numpy(text))
         return {**super().targets(whole, masked), "all_tokens_mlm": target}

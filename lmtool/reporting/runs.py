@@ -19,7 +19,7 @@ from lmtool.reporting.scores import score_of
 from lmtool.reporting.sweep.files import DONE_JOB, is_sweep, place, read_sweep
 from lmtool.reporting.table import print_table
 from lmtool.reporting.text import duration, size, title
-from lmtool.runs.locks import held
+from lmtool.runs.locks import is_held
 
 _HEADER = ("run", "last written", "what", "score", "baseline", "state", "took", "size")
 
@@ -104,7 +104,7 @@ def _of_sweep(folder: Path) -> Line:
 
 def _state(folder: Path, result: dict[str, Any]) -> str:
     """done, under way at step N, stopped at step N, or the status that its result names."""
-    if held(folder / "LOCK"):
+    if is_held(folder / "LOCK"):
         return f"under way {place(folder)}".rstrip()
     status = result.get("status")
     return title(str(status)) if status else f"stopped {place(folder)}".rstrip()

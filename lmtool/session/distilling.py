@@ -25,7 +25,7 @@ from lmtool.session.provenance import Contents
 from lmtool.session.start import earlier_weights, start_weights, starting_tokenizer
 from lmtool.session.teacher_store import layout_of, relabelled, stored
 from lmtool.session.trained import read_trained
-from lmtool.tasks.labels import TakenHead
+from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble
@@ -37,7 +37,7 @@ def peers_of(
     config: TrainingConfig,
     distill: CodistillationConfig,
     tokenizer: Tokenizer,
-    taken: Mapping[str, TakenHead] | None = None,
+    taken: Mapping[str, LoadedHead] | None = None,
 ) -> list[BaseLearner]:
     """The peers, each as it is at the start of a run with a seed of its own. taken: by task, its head in the run's
     checkpoint. UserError where their weights cannot be read, or do not go with the run."""
@@ -84,7 +84,7 @@ def distilled(
     tokenizer: Tokenizer,
     precision: Precision,
     contents: Contents,
-    taken: Mapping[str, TakenHead] | None = None,
+    taken: Mapping[str, LoadedHead] | None = None,
 ) -> Distilled | None:
     """What learns in a run, around its learner; None where that learns alone. contents: hashes of the data. taken: by
     task, its head in the checkpoint that the run starts from. UserError where a teacher cannot be read, or does not go
@@ -153,7 +153,7 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
         )
     known, learned = Known(path, trained.saved), config.learns
     parts: list[Any] = []
-    heads: dict[str, TakenHead] = {}
+    heads: dict[str, LoadedHead] = {}
     for part in learned.parts():
         if not known.teaches(part):
             continue

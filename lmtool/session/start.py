@@ -14,7 +14,7 @@ from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import Known, differing_tokenizer
 from lmtool.runs.checkpoints import tensor_names
 from lmtool.session.open_run import OpenRun
-from lmtool.tasks.labels import TakenHead
+from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
@@ -91,7 +91,7 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
 
 
 def start_weights(
-    config: RunConfig, taken: Mapping[str, TakenHead] | None = None, own: Path | None = None
+    config: RunConfig, taken: Mapping[str, LoadedHead] | None = None, own: Path | None = None
 ) -> Weights | None:
     """The weights the run starts from; of a tuned run what its method added is merged. taken: by task, its head in
     them. own: the checkpoint of the run itself that it resumes from: one that holds everything needs them no more,

@@ -21,7 +21,7 @@ from lmtool.reporting.console import Output
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.tasks.configs import TaskConfig, tasks_of
-from lmtool.tasks.labels import TakenHead
+from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.weights.assemble import Blueprint, assemble
@@ -103,7 +103,7 @@ class Trained:
         return known[name]
 
     def learner(
-        self, learns: TaskConfig | ObjectiveConfig | None = None, taken: Mapping[str, TakenHead] | None = None
+        self, learns: TaskConfig | ObjectiveConfig | None = None, taken: Mapping[str, LoadedHead] | None = None
     ) -> BaseLearner:
         """The objective's or the task's learner, whole, on its device, in evaluation mode. learns: another one than the
         checkpoint's. taken: by task, its head in the checkpoint, where that has another name or order. UserError where

@@ -187,8 +187,8 @@ def write_manifest(folder: Path, metadata: Mapping[str, object]) -> None:
 
 def _encoded(body: Mapping[str, object]) -> bytes:
     """The manifest carries a hash of itself, so that a flipped bit in it is noticed too."""
-    own = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    return json.dumps({**body, "sha256": own}, indent=2, ensure_ascii=False, allow_nan=False).encode()
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, "sha256": digest}, indent=2, ensure_ascii=False, allow_nan=False).encode()
 
 
 def sha256(path: Path) -> str:

@@ -133,8 +133,8 @@ class TaskData:
     def texts(self) -> list[Sequence[str]]:
         """What is read in training, column by column."""
         kind: TaskKind = build(self.config)
-        further = [] if self.unlabelled is None else [*self.unlabelled.columns.values()]
-        return [*kind.texts(self.train), *further]
+        extra = [] if self.unlabelled is None else [*self.unlabelled.columns.values()]
+        return [*kind.texts(self.train), *extra]
 
     def contents(self) -> dict[str, object]:
         """Counts and hashes of what is trained and scored on, by what they are of ("dev labels")."""
@@ -206,10 +206,10 @@ def decode_tables(
     if config.train_examples is not None and config.train_examples < len(train):
         metadata["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
-    shots, further = getattr(config, "shots_per_class", None), None
+    shots, extra = getattr(config, "shots_per_class", None), None
     if shots is not None:
         train, validation, test, rest = _few_shots(kind, train, validation, test, shots, seed, metadata)
-        further = rest if getattr(config, "auxiliary_mlm", 0) and len(rest) else None
+        extra = rest if getattr(config, "auxiliary_mlm", 0) and len(rest) else None
     own, warnings = kind.metadata(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]
@@ -223,7 +223,7 @@ def decode_tables(
         **own,
         "warnings": warnings,
     }
-    data = TaskData(kind.fitted(train), train, validation, test, metadata, further)
+    data = TaskData(kind.fitted(train), train, validation, test, metadata, extra)
     metadata["fingerprint"] = _sha256(data.contents())
     return data
 
@@ -353,12 +353,14 @@ def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
     """The development splits there are: those the task names, else a plain one. UserError where it names one of another
     kind that is not there."""
     named = [split for split in map(canonical, config.validation) if split in columns]
-    absent = [split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"]
-    if absent:
+    missing_splits = [
+        split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"
+    ]
+    if missing_splits:
         there = [split for split in columns if split not in ("train", *map(canonical, config.test))]
         right = f"task.validation=[{','.join(there)}]" if there else "leave task.validation out"
         raise UserError(
-            f"task.validation names the split {absent[0]}; the data have {', '.join(columns)}",
+            f"task.validation names the split {missing_splits[0]}; the data have {', '.join(columns)}",
             f"{right}, or put a file of that name beside train",
         )
     return named or [split for split in ("dev",) if split in columns]

@@ -110,7 +110,7 @@ class Keeper:
         learns, for each that stays, and for one being written. steps: of the whole run; infinite where unknown."""
         if not self.run.writes:
             return
-        weights = sum(tensor.nbytes for tensor in self._own_weights().values())
+        weights = sum(tensor.nbytes for tensor in self._copy_of_weights().values())
         moments = 2 * sum(parameter.nbytes for parameter in self.named.values())
         stay = retained_checkpoints(self.settings, steps)
         needed = (weights + moments) * (stay + 1) + (1 << 20)
@@ -125,7 +125,7 @@ class Keeper:
                 f"free some space, or give run_dir= on another disk{', or a smaller keep=' if stay > 2 else ''}",
             )
 
-    def _own_weights(self) -> dict[str, Tensor]:
+    def _copy_of_weights(self) -> dict[str, Tensor]:
         """What a checkpoint holds of the learner: the parameters themselves, of which tied ones are the same."""
         tensors = self.learner.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in tensors.items() if name not in self.excluded}
@@ -137,7 +137,7 @@ class Keeper:
         the checkpoints before it stand. UserError after FAILURES in a row, or at once where it `must`."""
         if self.saved_step == progress.step:
             return True
-        weights = gathered(self._own_weights(), self.run.writes)
+        weights = gathered(self._copy_of_weights(), self.run.writes)
         optimizer = gathered(state_tensors(self.optimizer, self.named), self.run.writes)
         if not self.run.writes:
             return True

@@ -30,7 +30,7 @@ def levels(names: Iterable[str]) -> dict[str, list[str]]:
     """
     head: list[str] = []
     embeddings: list[str] = []
-    beside: list[str] = []
+    outside: list[str] = []
     stacks: dict[str, dict[int, list[str]]] = {}
     for name in names:
         path = name.split(".")
@@ -42,8 +42,8 @@ def levels(names: Iterable[str]) -> dict[str, list[str]]:
             at = path.index("layers")
             stacks.setdefault(".".join(path[:at]), {}).setdefault(int(path[at + 1]), []).append(name)
         else:
-            beside.append(name)
-    for name in beside:
+            outside.append(name)
+    for name in outside:
         layers = next((stacks[stack] for stack in reversed(stacks) if name.startswith(f"{stack}.")), {0: head})
         layers[max(layers)].append(name)
     ordered = {HEAD: head}

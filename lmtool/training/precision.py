@@ -59,18 +59,18 @@ def select_device(name: str) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise UserError(f"device={name}: torch {torch.__version__} sees no CUDA device", "device=cpu or device=auto")
-    place = rank_info(os.environ)
-    if place.size > 1 and device.index is not None:
+    process = rank_info(os.environ)
+    if process.size > 1 and device.index is not None:
         raise UserError(
-            f"device={name} is one device, and {place.size} processes train together",
+            f"device={name} is one device, and {process.size} processes train together",
             "device=cuda, or device=auto: each takes the device of its local rank",
         )
-    device = torch.device("cuda", place.local_rank if device.index is None else device.index)
+    device = torch.device("cuda", process.local_rank if device.index is None else device.index)
     if device.index >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
-        if place.size > 1:
+        if process.size > 1:
             raise UserError(
-                f"the process of local rank {place.local_rank} has no CUDA device of its own: the last is cuda:{last}",
+                f"local rank {process.local_rank} has no CUDA device: the last one is cuda:{last}",
                 f"devices={last + 1} (or --nproc-per-node={last + 1} of torchrun)",
             )
         raise UserError(f"device={name}: there is no such device, the last is cuda:{last}", f"device=cuda:{last}")

@@ -131,13 +131,13 @@ class Progress:
         """From state.json; what an older version did not write keeps its default. ValueError, naming the key, for a
         value of another type."""
         known = {field.name for field in fields(cls)}
-        kept = {name: value for name, value in state.items() if name in known}
+        known_fields = {name: value for name, value in state.items() if name in known}
         try:
-            return TypeAdapter(cls).validate_json(json.dumps(kept), strict=True)
+            return TypeAdapter(cls).validate_json(json.dumps(known_fields), strict=True)
         except ValidationError as error:
-            problem = error.errors()[0]
-            key = str(problem["loc"][0])
-            raise ValueError(f"{key}={kept[key]!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from error
+            detail = error.errors()[0]
+            key = str(detail["loc"][0])
+            raise ValueError(f"{key}={known_fields[key]!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}") from error
 
 
 @dataclass(frozen=True)

@@ -186,10 +186,10 @@ def summed(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and the terms of a step over all processes, on the device. names: those that any of them may have; not
     a number where none has it."""
-    own = [terms.get(name) for name in names]
+    local = [terms.get(name) for name in names]
     zero = torch.zeros_like(loss)
-    present = [float(term is not None) for term in own]
-    values = torch.stack([loss, *(zero if term is None else term for term in own)])
+    present = [float(term is not None) for term in local]
+    values = torch.stack([loss, *(zero if term is None else term for term in local)])
     values = group.add_up(torch.cat([values, send(torch.tensor(present), values.device)]))
     means, counted = values[1 : 1 + len(names)], values[1 + len(names) :]
     means = torch.where(counted > 0, means, torch.nan)

@@ -167,13 +167,13 @@ def test_best_spans_are_those_of_every_pair():
             (a, b): float(starts[row, a] + ends[row, b])
             for a in range(9) for b in range(a, min(9, a + 4)) if allowed[row, a] and allowed[row, b]
         }  # fmt: skip
-        kept = [
+        spans_K = [
             ((int(a), int(b)), float(score))
             for score, a, b in zip(scores[row], first[row], last[row], strict=True)
             if score > -torch.inf
         ]
-        assert [pair for pair, _ in kept] == sorted(every, key=lambda pair: -every[pair])
-        assert all(abs(every[pair] - score) < 1e-6 for pair, score in kept)
+        assert [pair for pair, _ in spans_K] == sorted(every, key=lambda pair: -every[pair])
+        assert all(abs(every[pair] - score) < 1e-6 for pair, score in spans_K)
 
 
 def kind_of(name="squad_v2", **fields):

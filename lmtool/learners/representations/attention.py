@@ -125,10 +125,10 @@ def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[Head]:
 
 def _mean(weights_QL: np.ndarray, at_Q: np.ndarray) -> float:
     """The mean weight on one key of each query, of those that have it."""
-    there = (at_Q >= 0) & (at_Q < weights_QL.shape[1])
-    if not there.any():
+    inside_Q = (at_Q >= 0) & (at_Q < weights_QL.shape[1])
+    if not inside_Q.any():
         return 0.0
-    return float(weights_QL[np.flatnonzero(there), at_Q[there]].mean())
+    return float(weights_QL[np.flatnonzero(inside_Q), at_Q[inside_Q]].mean())
 
 
 # What positions do to attention, by themselves: the score of every place for every other one, all words being equal.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lmtool.data.examples import Plan
-from lmtool.data.formats import Assembled, FormatTemplate, assemble, text_format
+from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, text_format
 from lmtool.data.loader import segments
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
@@ -44,16 +44,16 @@ class TokenMasks:
     def __init__(self, config: Any, vocabulary: Vocabulary):
         self.config, self.vocabulary = config, vocabulary
 
-    def masked(self, whole: Assembled, examples_N: np.ndarray, seed: int, epoch: int) -> Masked:
+    def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> Masked:
         """The assembled examples with masks, which are keyed by (seed, epoch, example, position)."""
         numbers_N = np.asarray(examples_N)
         return mask_tokens(self.config, self.vocabulary, whole.tokens, whole.lengths, numbers_N, seed, epoch)
 
-    def packed(self, whole: Assembled, masked: Masked) -> Packed:
+    def packed(self, whole: PackedArrays, masked: Masked) -> Packed:
         """What the model reads."""
         return whole.packed(masked.tokens)
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         """By term, what is predicted of the examples."""
         return {"mlm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))}
 
@@ -62,11 +62,11 @@ class SpanMasks(TokenMasks):
     """Masks over runs of words. The term `sbo`, of a configuration with the boundary objective, predicts the places of
     the spans whose neighbours are text, each with the flat indices of these neighbours."""
 
-    def masked(self, whole: Assembled, examples_N: np.ndarray, seed: int, epoch: int) -> MaskedSpans:
+    def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> MaskedSpans:
         numbers_N = np.asarray(examples_N)
         return mask_spans(self.config, self.vocabulary, whole.tokens, whole.lengths, numbers_N, seed, epoch)
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         targets = super().targets(whole, masked)
         if self.config.boundary:
             assert isinstance(masked, MaskedSpans)
@@ -81,16 +81,16 @@ class SpanMasks(TokenMasks):
 class Permutations(TokenMasks):
     """Nothing is hidden: the column "rank" says which tokens see which, and the term `plm` predicts some of them."""
 
-    def masked(self, whole: Assembled, examples_N: np.ndarray, seed: int, epoch: int) -> Permuted:
+    def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> Permuted:
         numbers_N = np.asarray(examples_N)
         return permute(self.config, self.vocabulary, whole.tokens, whole.lengths, numbers_N, seed, epoch)
 
-    def packed(self, whole: Assembled, masked: Masked) -> Packed:
+    def packed(self, whole: PackedArrays, masked: Masked) -> Packed:
         assert isinstance(masked, Permuted)
         packed = whole.packed()
         return replace(packed, columns={**packed.columns, "rank": torch.from_numpy(masked.ranks)})
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         return {"plm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))}
 
 
@@ -132,11 +132,11 @@ class MaskedWindows:
             self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
         return self._plans[drawn]
 
-    def assemble(self, rows: np.ndarray) -> Assembled:
+    def assemble(self, rows: np.ndarray) -> PackedArrays:
         """The windows as they are before masking."""
         return assemble(self.template, [(self.stream.read(rows["start"], rows["length"]), rows["length"])])
 
-    def masked(self, whole: Assembled, examples: np.ndarray, epoch: int) -> Masked:
+    def masked(self, whole: PackedArrays, examples: np.ndarray, epoch: int) -> Masked:
         """Their masks, in an epoch."""
         return self.masks.masked(whole, examples, self.seed, epoch)
 
@@ -199,7 +199,7 @@ class PermutedSegments:
     def plan(self, epoch: int) -> Plan:
         return self._plan
 
-    def assemble(self, rows: np.ndarray) -> Assembled:
+    def assemble(self, rows: np.ndarray) -> PackedArrays:
         """The windows as they are read."""
         windows = np.zeros(len(rows), dtype=WINDOW)
         windows["start"], windows["length"] = rows["start"], self._reads(rows)

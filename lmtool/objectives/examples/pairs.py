@@ -10,7 +10,7 @@ import torch
 
 from lmtool import random_streams
 from lmtool.data.examples import Plan
-from lmtool.data.formats import Assembled, FormatTemplate, assemble, ragged_ranges, text_format, truncate_pair
+from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format, truncate_pair
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import PairsConfig
@@ -236,7 +236,7 @@ class MaskedPairs:
             self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
         return self._plans[drawn]
 
-    def assemble(self, rows: np.ndarray) -> Assembled:
+    def assemble(self, rows: np.ndarray) -> PackedArrays:
         """The pairs as they are before masking."""
         texts = []
         for side in ("a", "b"):
@@ -245,7 +245,7 @@ class MaskedPairs:
             texts.append((ids, lengths))
         return assemble(self.template, texts)
 
-    def masked(self, whole: Assembled, examples: np.ndarray, epoch: int) -> Masked:
+    def masked(self, whole: PackedArrays, examples: np.ndarray, epoch: int) -> Masked:
         """Their masks, in an epoch."""
         return self.masks.masked(whole, examples, self.seed, epoch)
 

@@ -10,7 +10,7 @@ import torch
 
 from lmtool import random_streams
 from lmtool.data.examples import Plan
-from lmtool.data.formats import Assembled, FormatTemplate, assemble, ragged_ranges, text_format
+from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format
 from lmtool.data.loader import segments
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
@@ -163,7 +163,7 @@ class Sides:
         self.template = FormatTemplate.of(text_format(backbone.config.text_format, tokenizer), 1)
         self.start = tokenizer.role(backbone.config.start_role)
 
-    def batch(self, inputs: Packed, outputs: Assembled, term: str, examples_N: np.ndarray) -> Batch:
+    def batch(self, inputs: Packed, outputs: PackedArrays, term: str, examples_N: np.ndarray) -> Batch:
         """Inputs as the encoder reads them, and the whole outputs as they are to be predicted."""
         labels = torch.from_numpy(outputs.tokens)
         target = Target(labels, at=torch.arange(len(labels)), side="outputs")
@@ -220,7 +220,7 @@ class CausalWindows:
         tokens = self.stream.read(rows["start"], lengths)
         starts = np.cumsum(lengths) - lengths
         at = ragged_ranges(starts + known - 1, lengths - known)
-        packed = Assembled(tokens, lengths, {}).packed()
+        packed = PackedArrays(tokens, lengths, {}).packed()
         return Batch(
             packed, {"clm": Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))}, *numbers_of(examples)
         )
@@ -251,7 +251,7 @@ class CausalSegments:
         lengths = rows["length"].astype(np.int64)
         tokens, labels = (self.stream.read(rows["start"] + ahead, lengths) for ahead in (0, 1))
         return Batch(
-            Assembled(tokens, lengths, {}).packed(),
+            PackedArrays(tokens, lengths, {}).packed(),
             {"clm": Target(torch.from_numpy(labels), at=torch.arange(len(tokens)))},
             *numbers_of(examples),
             lanes=Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), self.lanes),
@@ -316,7 +316,7 @@ class MaskedPrefixes(_Splits):
         lengths = rows["length"].astype(np.int64)
         tokens, prefixes = self.stream.read(rows["start"], lengths), self.prefixes(rows, examples, epoch)
         at = ragged_ranges(np.cumsum(lengths) - lengths + prefixes - 1, lengths - prefixes)
-        packed = replace(Assembled(tokens, lengths, {}).packed(), prefixes=tuple(prefixes.tolist()))
+        packed = replace(PackedArrays(tokens, lengths, {}).packed(), prefixes=tuple(prefixes.tolist()))
         target = Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))
         return Batch(packed, {"prefix_lm": target}, *numbers_of(examples))
 

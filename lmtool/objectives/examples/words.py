@@ -12,7 +12,7 @@ import torch
 
 from lmtool import random_streams
 from lmtool.data.examples import Plan
-from lmtool.data.formats import Assembled
+from lmtool.data.formats import PackedArrays
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
@@ -84,7 +84,7 @@ class WordWindows:
             FORWARD: _target(number_W[before + 1], first_W[before]),
             BACKWARD: _target(number_W[before], first_W[before + 1]),
         }
-        return Batch(Assembled(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
+        return Batch(PackedArrays(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
 
     def counts(self, words: int) -> np.ndarray:
         """(words,) how often each word of the vocabulary stands in the stream, the ends of documents among them."""

@@ -152,32 +152,32 @@ class WindowAnswers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PredictedAnswer:
-    """What a row is predicted. kept: (K,) SPANS, falling by score; empty where the context has no text. null: the score
-    of no answer, the lowest of the windows. given: whether the best span is the answer."""
+    """The prediction for a row. spans_K: (K,) SPANS in descending order of score; empty if the context has no text. null:
+    the score of no answer, the lowest of the windows. answered: whether the best span is the answer."""
 
-    kept: np.ndarray
+    spans_K: np.ndarray
     null: float
-    given: bool = True
+    answered: bool = True
 
     @property
     def best(self) -> tuple[Span, ...]:
         """The spans that are kept."""
-        return tuple(map(Span._make, self.kept.tolist()))
+        return tuple(map(Span._make, self.spans_K.tolist()))
 
     @property
     def null_difference(self) -> float:
         """How much better no answer is than the best span."""
-        return self.null - float(self.kept[0]["score"]) if len(self.kept) else np.inf
+        return self.null - float(self.spans_K[0]["score"]) if len(self.spans_K) else np.inf
 
     @property
     def span(self) -> tuple[int, int]:
         """The characters of the answer that is given."""
-        return self.first if self.given else (0, 0)
+        return self.first if self.answered else (0, 0)
 
     @property
     def first(self) -> tuple[int, int]:
         """The characters of the best span, given or not."""
-        return (int(self.kept[0]["start"]), int(self.kept[0]["end"])) if len(self.kept) else (0, 0)
+        return (int(self.spans_K[0]["start"]), int(self.spans_K[0]["end"])) if len(self.spans_K) else (0, 0)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PredictedAnswer) and self.span == other.span
@@ -234,13 +234,13 @@ class QuestionWindows:
                 f"max_length={self.template.special_count + 16} or more",
             )
         # At least half of the room is the context's.
-        asked_E = np.minimum(self._questions.lengths_E, min(config.question_tokens, room // 2))
-        self.cut_questions = int(np.sum(asked_E < self._questions.lengths_E))
-        room_E = room - asked_E
-        cut = windows(self._contexts.lengths_E, room_E, np.minimum(config.stride, room_E // 2))
+        question_E = np.minimum(self._questions.lengths_E, min(config.question_tokens, room // 2))
+        self.cut_questions = int(np.sum(question_E < self._questions.lengths_E))
+        context_E = room - question_E
+        cut = windows(self._contexts.lengths_E, context_E, np.minimum(config.stride, context_E // 2))
         self._require_all_tokens(cut.text, cut.start, cut.end)
         records = np.empty(len(cut), dtype=_RECORD)
-        columns = (cut.text, cut.part, cut.start, cut.end, asked_E[cut.text])
+        columns = (cut.text, cut.part, cut.start, cut.end, question_E[cut.text])
         for (name, _), values in zip(_RECORD, columns, strict=True):
             records[name] = values
         sides = 1 if start is None else 2

@@ -81,15 +81,15 @@ class ExtractiveQa(TaskKind):
 
     def _checked(self, rows: Rows, labels: list[tuple[Answer, ...]]) -> Rows:
         """The rows whose answers stand in their contexts. UserError at the first whose do not, or if none is left."""
-        contexts, kept = rows.columns[self.config.text[1]], []
+        contexts, rows_left = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
             problem = problem_of(self.config, context, answers)
             if problem is None:
-                kept.append(number)
-            elif self.config.bad_answers == "refuse" or not (kept or number + 1 < len(rows)):
+                rows_left.append(number)
+            elif self.config.bad_answers == "refuse" or not (rows_left or number + 1 < len(rows)):
                 raise UserError(f"{location(rows.origin[number])}: {rows.ids[number]}: {problem[0]}", problem[1])
-        self.skipped += len(rows) - len(kept)
-        return rows if len(kept) == len(rows) else rows.take(np.array(kept))
+        self.skipped += len(rows) - len(rows_left)
+        return rows if len(rows_left) == len(rows) else rows.take(np.array(rows_left))
 
     def groups(self, rows: Rows) -> Sequence[object]:
         """Questions about one context belong together."""
@@ -120,19 +120,19 @@ class ExtractiveQa(TaskKind):
 
     def fractions(self, answer: PredictedAnswer) -> np.ndarray:
         """Probabilities of the kept spans, and of no answer behind them where that is one of the answers."""
-        scores = np.append(answer.kept["score"].astype(np.float64), [answer.null] * self._with_null(answer))
+        scores = np.append(answer.spans_K["score"].astype(np.float64), [answer.null] * self._with_null(answer))
         fractions = np.exp(scores - scores.max())
         return fractions / fractions.sum()
 
     def _with_null(self, answer: PredictedAnswer) -> bool:
-        return self.config.unanswerable or not len(answer.kept)
+        return self.config.unanswerable or not len(answer.spans_K)
 
     def with_threshold(self, prediction: Prediction, threshold: float) -> Prediction:
         """The prediction under a threshold of the null difference."""
         answer = prediction.value
-        given = len(answer.kept) > 0 and answer.null_difference <= threshold
+        given = len(answer.spans_K) > 0 and answer.null_difference <= threshold
         fractions = self.fractions(answer)
-        return Prediction(PredictedAnswer(answer.kept, answer.null, given), float(fractions[0 if given else -1]))
+        return Prediction(PredictedAnswer(answer.spans_K, answer.null, given), float(fractions[0 if given else -1]))
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         (metrics,) = self._of_samples(rows, predictions, [np.arange(len(rows))])
@@ -212,7 +212,7 @@ class ExtractiveQa(TaskKind):
         if self._with_null(answer):
             best.append({"text": "", "start": 0, "end": 0, "probability": fractions[-1]})
             best.sort(key=lambda row: -row["probability"])
-        if self.config.unanswerable and len(answer.kept):
+        if self.config.unanswerable and len(answer.spans_K):
             record["null_difference"] = answer.null_difference
         return {**record, "n_best": best}
 

@@ -34,13 +34,13 @@ from lmtool.types import Batch, Scores
 class TaskInspector(Inspector):
     """Of the examples of a task."""
 
-    def texts(self, drawn: SampledBatch) -> list[list[str]]:
+    def texts(self, sampled: SampledBatch) -> list[list[str]]:
         """The columns of each row, where the examples hold them; words with a space between them."""
-        held, row_N = getattr(self.examples, "rows", None), drawn.batch.rows
-        if held is None or row_N is None:
-            return super().texts(drawn)
-        numbers = row_N.numpy()[drawn.boundaries[:-1]].tolist()
-        rows = [[values[number] for values in held.columns.values()] for number in numbers]
+        rows_of_split, row_N = getattr(self.examples, "rows", None), sampled.batch.rows
+        if rows_of_split is None or row_N is None:
+            return super().texts(sampled)
+        numbers = row_N.numpy()[sampled.boundaries[:-1]].tolist()
+        rows = [[values[number] for values in rows_of_split.columns.values()] for number in numbers]
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
     def fact(self, stats: RunningStatistics) -> str:
@@ -217,8 +217,8 @@ class TaskLearner(BaseLearner):
         columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
         columns = with_joined_columns(self.config, columns, origin)
         read = super().read_rows(columns, origin).columns
-        further = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
-        return self.kind.rows({**further, **read}, origin, labelled=False)
+        extra = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
+        return self.kind.rows({**extra, **read}, origin, labelled=False)
 
     def takes_texts(self, count: int) -> bool:
         """Whether it can score so many texts that are of no row: a text, or a pair, in the place of the task's."""
@@ -312,7 +312,7 @@ class TaskScorer(Scorer):
     def __init__(self, learner: TaskLearner, rows: Rows, split: str, parts_N: np.ndarray, predictor: Predictor | None):
         self.learner, self.rows, self.split, self.parts_N, self.predictor = learner, rows, split, parts_N, predictor
         self.sums, self.predictions = TermSums(), Predictions(len(rows))
-        self.begun: dict[int, dict[int, object]] = {}
+        self.partial_rows: dict[int, dict[int, object]] = {}
         self.seen = self.finished_parts = 0
 
     def outputs(self, batch: Batch) -> object:
@@ -328,31 +328,31 @@ class TaskScorer(Scorer):
     def take(self, batch: Batch, outputs: Any) -> None:
         self.enter(batch, outputs)
 
-    def enter(self, batch: Batch, outputs: TaskOutputs, taken_N: np.ndarray | None = None) -> None:
-        """Enter what a learner gave for a batch. taken_N: which of its documents are entered; None: all."""
+    def enter(self, batch: Batch, outputs: TaskOutputs, selected_N: np.ndarray | None = None) -> None:
+        """Enter what a learner gave for a batch. selected_N: which of its documents are entered; None: all."""
         if outputs.parts is None:
             raise NotFinite("predictions", batch)
         if (scores := outputs.scores) is not None:
-            self.sums.add(batch, scores if taken_N is None else _of_documents(scores, taken_N), self.predictor)
+            self.sums.add(batch, scores if selected_N is None else _of_documents(scores, selected_N), self.predictor)
         assert batch.rows is not None
         places = zip(batch.rows.tolist(), batch.parts.tolist(), strict=True)
         for number, ((row, part), output) in enumerate(zip(places, outputs.parts, strict=True)):
-            if taken_N is not None and not taken_N[number]:
+            if selected_N is not None and not selected_N[number]:
                 continue
             self.seen += 1
             if self.predictions.holds(row):
                 continue  # a part that came twice: `result` counts them
-            parts = self.begun.setdefault(row, {})
+            parts = self.partial_rows.setdefault(row, {})
             parts[part] = output
             if len(parts) == self.parts_N[row]:
                 self.predictions.put(row, self.learner.kind.join([parts[number] for number in sorted(parts)]))
-                self.finished_parts += len(self.begun.pop(row))
+                self.finished_parts += len(self.partial_rows.pop(row))
 
     def result(self) -> TaskEvaluation:
         kind, rows, term = self.learner.kind, self.rows, self.learner.term
-        expected, kept = int(self.parts_N.sum()), self.finished_parts + sum(map(len, self.begun.values()))
-        if self.seen != expected or kept != expected or self.predictions.missing:
-            raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {kept} of {expected} once")
+        expected, received = int(self.parts_N.sum()), self.finished_parts + sum(map(len, self.partial_rows.values()))
+        if self.seen != expected or received != expected or self.predictions.missing:
+            raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {received} of {expected} once")
         if self.calibrates and rows.labels is not None:
             self.learner.calibrate(rows, self.predictions)
         predictions = self.learner.decided(self.predictions)
@@ -379,14 +379,14 @@ class TaskScorer(Scorer):
         constant = len(values) > 1 and _all_same(values) and not _all_same(kind.single(labels))
         if not constant:
             return ()
-        given = kind.shown(values[0])
-        given = "nothing" if given in ("", []) else given
-        return (f"every {kind.unit} was predicted {given}: the model learned a constant",)
+        shown_value = kind.shown(values[0])
+        shown_value = "nothing" if shown_value in ("", []) else shown_value
+        return (f"every {kind.unit} was predicted {shown_value}: the model learned a constant",)
 
 
-def _of_documents(scores: Scores, taken_N: np.ndarray) -> Scores:
+def _of_documents(scores: Scores, selected_N: np.ndarray) -> Scores:
     """The scores of the targets in some documents."""
-    kept_M = torch.from_numpy(taken_N).to(scores.documents.device)[scores.documents]
+    kept_M = torch.from_numpy(selected_N).to(scores.documents.device)[scores.documents]
     return Scores(*(getattr(scores, field.name)[kept_M] for field in fields(scores)))
 
 

@@ -16,7 +16,7 @@ import torch
 
 from lmtool import random_streams
 from lmtool.data.examples import Plan, Rows
-from lmtool.data.formats import Assembled, FormatTemplate, assemble, ragged_ranges, truncate_texts
+from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, truncate_texts
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
@@ -35,7 +35,7 @@ _DRAW = 1 << 20
 class MaskedTexts:
     """texts: as they are read. at: (M,) flat places, rising. labels: (M,) what stood there."""
 
-    texts: Assembled
+    texts: PackedArrays
     at: np.ndarray
     labels: np.ndarray
 
@@ -74,7 +74,7 @@ class Auxiliary:
         masked = mask_tokens(
             self._masking, self._vocabulary, whole.tokens, whole.lengths, np.asarray(examples_N), self.seed, epoch
         )
-        return MaskedTexts(Assembled(masked.tokens, whole.lengths, whole.columns), masked.at, masked.labels)
+        return MaskedTexts(PackedArrays(masked.tokens, whole.lengths, whole.columns), masked.at, masked.labels)
 
 
 # Which answered rows stand beside a text in its prompt: one of each class, drawn for every text by itself (Gao et al.
@@ -282,7 +282,7 @@ class PromptedExamples:
             packed = packed + self.auxiliary.lengths[records["auxiliary"]]
         return Plan(records, packed)
 
-    def _assembled(self, rows: np.ndarray) -> Assembled:
+    def _assembled(self, rows: np.ndarray) -> PackedArrays:
         """The prompts of rows of the plan."""
         kept = list(rows["kept"].T.astype(np.int64))
         groups = [(self._texts, rows["row"])]
@@ -334,7 +334,7 @@ def _joined(texts: Sequence[list[list[int]]]) -> list[list[int]]:
     return runs
 
 
-def _side_by_side(first: Assembled, second: Assembled) -> tuple[Assembled, np.ndarray]:
+def _side_by_side(first: PackedArrays, second: PackedArrays) -> tuple[PackedArrays, np.ndarray]:
     """The documents of both in turns, and (T,) where each token stood in the two laid end to end."""
     lengths = np.stack([first.lengths, second.lengths], axis=1).reshape(-1)
     starts = np.stack(
@@ -343,4 +343,4 @@ def _side_by_side(first: Assembled, second: Assembled) -> tuple[Assembled, np.nd
     ).reshape(-1)
     order = ragged_ranges(starts, lengths)
     columns = {name: np.concatenate([column, second.columns[name]])[order] for name, column in first.columns.items()}
-    return Assembled(np.concatenate([first.tokens, second.tokens])[order], lengths, columns), order
+    return PackedArrays(np.concatenate([first.tokens, second.tokens])[order], lengths, columns), order
