@@ -300,7 +300,7 @@ class Loader(Protocol):
 
     def steps_in_epoch(self, epoch: int) -> int: ...
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Examples, tokens per epoch, mean length, truncated and padding fractions: for the screens and the report."""
 
 

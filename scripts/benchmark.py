@@ -50,9 +50,9 @@ def describe_machine() -> Row:
 def settings_row(options: argparse.Namespace) -> Row:
     """What holds of every table; a work's own settings replace some of it."""
     if options.precision == "auto":  # what lmtool computes in on this machine, where nothing is asked for
-        from lmtool.training.precision import choose_device, choose_precision
+        from lmtool.training.precision import select_device, select_precision
 
-        options.precision = choose_precision("auto", choose_device("cpu")).name
+        options.precision = select_precision("auto", select_device("cpu")).name
     quick = {"rounds": 2, "turn_seconds": 2.0} if options.quick else {}
     settings = settings_of(threads=cores(), precision=options.precision, **quick)
     settings["model"]["attention_dropout"] = options.attention_dropout

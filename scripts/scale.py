@@ -61,14 +61,14 @@ def planned(name: str, *more: str) -> Any:
     from lmtool.cli import main as cli
     from lmtool.commands.plan import _assumed
     from lmtool.costs.plan_of_run import plan_of
-    from lmtool.costs.rate import planned_device
+    from lmtool.costs.rate import rank_info
     from lmtool.weights.assemble import assemble
 
     words = [*RUNS[name], *EXTRA[name], f"devices={GPUS}", f"max_tokens={TOKENS}", "max_steps=null", *more]
     config = cli.configuration("pretrain", cli.parse(words), running=False)
     with torch.device("meta"):
         learner, _ = assemble(config, None)
-    place = planned_device(config, DEVICE)
+    place = rank_info(config, DEVICE)
     return plan_of(config, learner, _assumed(config, 0, config.objective.predicted_fraction), place)
 
 
@@ -115,9 +115,9 @@ def ordering(length: int, steps: int = 200) -> dict[str, float]:
     worst = 0.0
     for number, rows in enumerate(taken[:20]):
         drawn = np.random.default_rng(number).integers(16, length + 1, len(rows))
-        shares = [int(drawn[own].sum()) for own in dealt(drawn, GPUS)]
-        assert sum(shares) == drawn.sum()
-        worst = max(worst, max(shares) * GPUS / drawn.sum())
+        fractions = [int(drawn[own].sum()) for own in dealt(drawn, GPUS)]
+        assert sum(fractions) == drawn.sum()
+        worst = max(worst, max(fractions) * GPUS / drawn.sum())
     return {
         "seconds_an_example": seconds,
         "distinct": float(len(np.unique(np.concatenate(taken))) == len(np.unique(first)) * batch),

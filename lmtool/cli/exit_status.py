@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from lmtool import errors
 from lmtool.errors import ConfigError, LmtoolError, UserError
-from lmtool.system.ranks import Ends, Place, place_of
+from lmtool.system.ranks import Ends, RankInfo, rank_info
 from lmtool.system.signals import stopped
 from lmtool.system.terminal import say, say_error
 
@@ -17,12 +17,12 @@ REPORT_TO = "this is a bug in lmtool: please report it, with the lines above and
 _AGAIN = "start it again: it continues from its last checkpoint"
 
 
-def place() -> Place:
+def place() -> RankInfo:
     """This process among those that were started together. What is wrong with that is reported where it matters."""
     try:
-        return place_of(os.environ)
+        return rank_info(os.environ)
     except UserError:
-        return Place()
+        return RankInfo()
 
 
 def failed(error: BaseException, debug: bool) -> int:
@@ -63,7 +63,7 @@ def _unexpected(error: BaseException, ends: Ends) -> int:
     who = ends.last_traceback(errors.FAULT, (f"{type(error).__name__}: {error}",))
     if who is None:
         return errors.FAULT
-    lost = _lost(error, waited, ends) if ends.place.size > 1 else None
+    lost = _lost(error, waited, ends) if ends.process.size > 1 else None
     if lost is not None:
         say_error(lost, _AGAIN)
         return errors.FAULT
@@ -81,7 +81,7 @@ def _lost(error: BaseException, waited: bool, ends: Ends) -> str | None:
         silent = " and ".join(f"rank {rank}" for rank in ends.silent()) or "a rank on another machine"
         return f"{silent} did not answer for {TIMEOUT.total_seconds():g} seconds: it hangs, or is far behind"
     if isinstance(error, RuntimeError) and "onnection" in str(error):
-        return f"rank {ends.place.rank}: the connection to another rank was lost: {str(error).splitlines()[0]}"
+        return f"rank {ends.process.rank}: the connection to another rank was lost: {str(error).splitlines()[0]}"
     return None
 
 

@@ -228,7 +228,7 @@ def _sweep(verb: str, arguments: Arguments) -> int:
     if not VERBS[verb].sweeps:
         raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {', '.join(SWEPT)}")
     trunks.refuse_in_sweep(arguments.rest)
-    if ranks.place_of(os.environ).size > 1:
+    if ranks.rank_info(os.environ).size > 1:
         raise UserError("-m under torchrun: its processes would each start all jobs", "start -m without torchrun")
     if arguments.config is not None:
         raise UserError("-m and --config together", "sweep over overrides, or run the saved configuration by itself")

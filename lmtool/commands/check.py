@@ -42,10 +42,12 @@ def run(config: CheckConfig) -> dict[str, Any]:
                 if data is None
                 else findings(data, config.near, length_of, config.max_length, config.listed, output.stage)
             )
-            facts = (
-                {} if data is None else {"warnings": data.facts.get("warnings", []), "source": data.facts.get("source")}
+            metadata = (
+                {}
+                if data is None
+                else {"warnings": data.metadata.get("warnings", []), "source": data.metadata.get("source")}
             )
-            found[part.name] = {**facts, "failing": [problem.message for problem in problems], "splits": summary}
+            found[part.name] = {**metadata, "failing": [problem.message for problem in problems], "splits": summary}
     elif config.data is not None:
         found[config.data.name] = _text(config, config.data, length_of, output)
     long = config.max_length if unit == "tokens" else None
@@ -85,9 +87,9 @@ def _text(
         for split in ("train", "validation"):
             splits[split] = Texts.of_documents(list(documents(source.parts(split))), split)
     summary = compared(splits, config.near, length_of, config.max_length, config.listed, output.stage)
-    facts = {name: fact for name, fact in source.facts().items() if isinstance(fact, int | str)}
+    metadata = {name: fact for name, fact in source.metadata().items() if isinstance(fact, int | str)}
     messages = list(dict.fromkeys(problem.message for problem in problems))  # text is read more than once
-    return {"source": facts, "warnings": [], "failing": messages, "splits": summary}
+    return {"source": metadata, "warnings": [], "failing": messages, "splits": summary}
 
 
 def _lengths(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:

@@ -29,7 +29,7 @@ from lmtool.resolver.schema.use import DoctorConfig
 from lmtool.runs.run_folder import processor
 from lmtool.system.environment import answers
 from lmtool.system.terminal import counted
-from lmtool.training.precision import choose_device, choose_precision, cpu_has_bf16
+from lmtool.training.precision import cpu_has_bf16, select_device, select_precision
 
 TESTED_TORCH = "2.13"
 OLDEST_TORCH = (2, 11)
@@ -89,7 +89,7 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
     yield _processor()
     device = None
     try:
-        device = choose_device(config.device)
+        device = select_device(config.device)
         yield from _devices(device)
     except UserError as error:
         yield Finding("device", error.message, "problem", error.hint)
@@ -162,7 +162,7 @@ def _devices(chosen: torch.device) -> Iterator[Finding]:
 
 def _speed(device: torch.device) -> Finding:
     """Matrix products at the width of a base model, forward and backward."""
-    precision = choose_precision("auto", device)
+    precision = select_precision("auto", device)
     rates = {}
     for name in dict.fromkeys(("fp32", precision.name)):
         rates[name] = measure_rate(*_WIDTH, name, str(device)) / STEP_SHARE

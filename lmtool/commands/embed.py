@@ -22,7 +22,7 @@ from lmtool.runs.files import in_one_move
 from lmtool.session.requests import PAIR, TEXT, requested_table, requested_texts
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import counted
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.load import Loaded, load, section
 from lmtool.weights.reading import notes
 
@@ -125,7 +125,7 @@ _PRINTED_VALUES = 6
 def run(config: EmbedConfig) -> None:
     """Read, embed, and print or write the vectors."""
     check_output(config.output, config.pooling)
-    output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
+    output, precision = Output(), select_precision(config.precision, select_device(config.device))
     loaded = load(config.checkpoint, str(precision.device), config.offline)
     rows = _rows(config, loaded)
     embeds, stated = embedder(

@@ -21,7 +21,7 @@ from lmtool.system.files import sha256
 from lmtool.system.secrets import masked
 from lmtool.system.terminal import counted
 from lmtool.tasks.kinds.learner import TaskLearner
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.comparing import (
     Comparison,
@@ -64,7 +64,7 @@ def run(config: ExportConfig) -> None:
         saved = published.classifier_config()
     task, trained, tokenizer = head_to_export(saved, weights.tensors), None, loaded.tokenizer
     if task is not None:
-        trained = read_trained(config.checkpoint, config.offline, choose_precision("fp32", choose_device("cpu")))
+        trained = read_trained(config.checkpoint, config.offline, select_precision("fp32", select_device("cpu")))
         tokenizer = trained.tokenizer.with_padding()  # without it a decoder's classifier reads one text at a time
     export = export_of(loaded.config, weights.tensors, task, tokenizer)
     require_published_tensors(weights, loaded.config, export)
@@ -139,7 +139,7 @@ def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], expo
     path = weights.folder / "model.safetensors"
     step = weights.folder.name.startswith("step_")
     title = weights.folder.parent.parent.name if step else weights.folder.name
-    facts = {
+    metadata = {
         "architecture": f"{export.architecture} ({saved['model']['name']})",
         "parameters": f"{sum(tensor.numel() for tensor in export.tensors.values()):,}",
         "made by": command_line("export", f"checkpoint={checkpoint}") + f" (lmtool {lmtool.__version__})",
@@ -152,7 +152,7 @@ def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], expo
         "started from": saved.get("checkpoint") or (saved.get("source") or {}).get("checkpoint") or "random weights",
         "left out": ", ".join(export.left_out) or None,
     }
-    rows = "".join(f"| {name} | {masked(str(value))} |\n" for name, value in facts.items() if value is not None)
+    rows = "".join(f"| {name} | {masked(str(value))} |\n" for name, value in metadata.items() if value is not None)
     return (
         f"---\nlibrary_name: transformers\n---\n\n# {title}\n\n"
         f"Weights exported by lmtool for transformers.\n\n| | |\n|---|---|\n{rows}"

@@ -32,7 +32,7 @@ def run(config: GenerateConfig) -> None:
     limit = min(writer.model.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
     if limit < settings.max_new_tokens:
         output.line(f"warning: the model is full after {limit} of max_new_tokens={settings.max_new_tokens}", "yellow")
-    streams = config.output is None and len(texts) == 1 and settings.beams == 1 and writer.grows(prompts[0])
+    streams = config.output is None and len(texts) == 1 and settings.beams == 1 and writer.is_streamable(prompts[0])
     watch = _Screen(writer, texts[0], prompts[0]) if streams else None
     with trained.precision.autocast():
         new = writer.write(prompts, settings, config.seed, config.batch_tokens, watch)
@@ -41,19 +41,19 @@ def run(config: GenerateConfig) -> None:
         return
     answers = zip(texts, prompts, new, strict=True)
     if config.output is not None:
-        rows = ({"prompt": text, "text": writer.whole(text, prompt, ids)} for text, prompt, ids in answers)
+        rows = ({"prompt": text, "text": writer.full_text(text, prompt, ids)} for text, prompt, ids in answers)
         write_output(config.output, rows)
         output.line(f"{counted(len(texts), 'text')} written to {config.output}")
         return
     for text, prompt, ids in answers:
-        output.line(writer.whole(text, prompt, ids))
+        output.line(writer.full_text(text, prompt, ids))
 
 
 class _Screen:
-    """Prints a text as it grows: what may still change, half a character, waits for the next token."""
+    """Prints a text as it is_streamable: what may still change, half a character, waits for the next token."""
 
     def __init__(self, writer: Writer, options: str, prompt: Sequence[int]):
-        self.writer, self.given, self.prompt = writer, options, prompt
+        self.writer, self.prompt_text, self.prompt = writer, options, prompt
         self.tokens: list[int] = []
         self.stream, self.printed = SafeStream(sys.stdout), 0
         self._print()
@@ -63,7 +63,7 @@ class _Screen:
         self._print()
 
     def _print(self, last: bool = False) -> None:
-        text = self.writer.whole(self.given, self.prompt, self.tokens)
+        text = self.writer.full_text(self.prompt_text, self.prompt, self.tokens)
         resolved = text if last else text.rstrip("\ufffd")
         if len(resolved) > self.printed:
             lines = resolved[self.printed :].split("\n")

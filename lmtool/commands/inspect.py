@@ -16,7 +16,7 @@ from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.inspection import FAMILY, Inspector, Statistic, Tally
+from lmtool.learners.inspection import FAMILY, Inspector, RunningStatistics, Statistic
 from lmtool.learners.mixed_examples import examples_of, inspector_of
 from lmtool.reporting.console import Output
 from lmtool.reporting.inspection import InspectionScreen, print_inspection, print_shifts, write_inspection
@@ -28,7 +28,7 @@ from lmtool.session.open_run import require_fit, start_weights, starting_tokeniz
 from lmtool.session.preparation import FinetunePreparation, PretrainPreparation
 from lmtool.session.screens import warnings_of
 from lmtool.tasks.checking import Shift, shifts
-from lmtool.training.precision import choose_device
+from lmtool.training.precision import select_device
 from lmtool.weights.assemble import assemble
 
 
@@ -40,14 +40,14 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
         list(config.forms) if isinstance(config, PretrainConfig) else [config]
     )
     parts: list[InspectionScreen] = []
-    tallies: list[Tally] = []
+    tallies: list[RunningStatistics] = []
     for count, form in enumerate(phase_configs, 1):
         phase = ""
         if len(phase_configs) > 1 and isinstance(config, PretrainConfig):
             phase = f"phase {count} · {words_of(config.phases[count - 1])} · "
-        screen, tally = _looked_into(form, phase_configs[0], f"{phase}{verb}", looking, output)
+        screen, stats = _looked_into(form, phase_configs[0], f"{phase}{verb}", looking, output)
         parts.append(screen)
-        tallies.append(tally)
+        tallies.append(stats)
     if looking.output is not None and looking.output.endswith(".html"):
         write_inspection(Path(looking.output).expanduser(), parts)
         output.line(f"page: {looking.output}")
@@ -55,10 +55,10 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
         phases = enumerate(parts, 1)
         rows = [{"phase": count, **row} if len(parts) > 1 else row for count, part in phases for row in part.examples]
         write_output(looking.output, rows)
-    broken = [statistic for tally in tallies for statistic in tally.broken()]
+    broken = [statistic for stats in tallies for statistic in stats.broken()]
     if broken:
         names = "; ".join(statistic.name for statistic in broken)
-        total = sum(len(tally.statistics) for tally in tallies)
+        total = sum(len(stats.statistics) for stats in tallies)
         raise CheckFailed(
             f"{len(broken)} of {total} statistics are not as defined: {names}",
             "give another seed=; what fails again is a bug in lmtool: please report it with the table above",
@@ -68,7 +68,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
 
 def _looked_into(
     config: PretrainConfig | FinetuneConfig, first: Any, verb: str, looking: Looking, output: Output
-) -> tuple[InspectionScreen, Tally]:
+) -> tuple[InspectionScreen, RunningStatistics]:
     """Print what a configuration's examples are, and return it. first: that of the first phase, on whose text the
     vocabulary is trained. verb: what the heading begins with."""
     remarks_only: list[Shift] = []
@@ -81,19 +81,19 @@ def _looked_into(
         loader = PackedLoader(inspector.examples, config.seed, config.batch_examples, config.batch_tokens)
         if loader.examples is not inspector.examples:
             inspector = inspector_of(inspector.learner, loader.examples, config.max_length)
-    tally = inspector.measured(looking.tokens)
+    stats = inspector.measured(looking.tokens)
     if loader is not None:
-        tally.note("padding that packing avoids, share", loader.facts()["padding_avoided"], 1)
+        stats.note("padding that packing avoids, share", loader.metadata()["padding_avoided"], 1)
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     heading = f"{verb} · {learned} · model={config.model.name}"
-    screen = _screen_of(tally, heading, inspector.fact(tally), list(inspector.described(looking.n)))
+    screen = _screen_of(stats, heading, inspector.fact(stats), list(inspector.described(looking.n)))
     print_inspection(output, screen, looking.brief)
     if not looking.brief:
         print_shifts(output, remarks_only, learned)
     remark = config.model.remark(config.max_length)
-    for warning in (*warnings_of(inspector.examples.facts()), *([remark] if remark else ())):
+    for warning in (*warnings_of(inspector.examples.metadata()), *([remark] if remark else ())):
         output.paragraph(f"warning: {warning}", "yellow")
-    return screen, tally
+    return screen, stats
 
 
 def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) -> Inspector:
@@ -108,7 +108,7 @@ def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) 
     if learner.makes_inputs:
         learner, loaded = assemble(config, tokenizer, start_weights(config))
         output.line(f"weights of the generator: {'random' if loaded is None else loaded.sentence()}")
-        learner.to(choose_device(config.device)).eval()
+        learner.to(select_device(config.device)).eval()
     return _inspector(learner, data, config.max_length)
 
 
@@ -126,26 +126,26 @@ def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspec
     return inspector_of(learner, examples_of(learner, data, max_length), max_length)
 
 
-def _screen_of(tally: Tally, heading: str, fact: str, examples: list[dict[str, Any]]) -> InspectionScreen:
+def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list[dict[str, Any]]) -> InspectionScreen:
     """As it is shown: what was looked for and never found has no row of its own."""
-    statistics = list(tally.statistics.values())
+    statistics = list(stats.statistics.values())
     never = [statistic.name for statistic in statistics if statistic.checks_itself and statistic.holds(0)]
     shown_statistics = [statistic for statistic in statistics if statistic.name not in never]
-    broken = frozenset(number for number, statistic in enumerate(shown_statistics) if not statistic.holds(tally.tested))
+    broken = frozenset(number for number, statistic in enumerate(shown_statistics) if not statistic.holds(stats.tested))
     defined = sum(statistic.expected is not None for statistic in statistics)
-    intervals = f"{tally.tested} interval{'s' * (tally.tested > 1)} around what was measured"
+    intervals = f"{stats.tested} interval{'s' * (stats.tested > 1)} around what was measured"
     together = f"{intervals} (together {1 - FAMILY:.1%} sure)"
-    exact = defined - tally.tested - len(never)
+    exact = defined - stats.tested - len(never)
     parts = [
-        together if tally.tested else "",
+        together if stats.tested else "",
         f"{exact} exact number{'s' * (exact > 1)}" if exact else "",
         f"none of these, as it must be: {'; '.join(never)}" if never else "",
     ]
     verdict = f"all {defined} checks hold" if not broken else f"{len(broken)} of {defined} checks do not hold"
     return InspectionScreen(
-        heading, fact, examples, [_row(statistic, tally.tested) for statistic in shown_statistics], broken, verdict,
+        heading, fact, examples, [_row(statistic, stats.tested) for statistic in shown_statistics], broken, verdict,
         f"{verdict}: {'; '.join(filter(None, parts))}",
-        [f"{name}: defined as {definition}" for name, definition in tally.remarks.items()],
+        [f"{name}: defined as {definition}" for name, definition in stats.remarks.items()],
     )  # fmt: skip
 
 

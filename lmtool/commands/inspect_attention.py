@@ -16,7 +16,7 @@ from lmtool.learners.representations.reading import layout_of, longest_of, token
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import print_heads, write_heads
 from lmtool.resolver.schema.use import InspectAttentionConfig
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 from lmtool.types import Packed
 from lmtool.weights.load import load
 
@@ -26,7 +26,7 @@ MOST = 64
 
 def run(config: InspectAttentionConfig) -> list[dict[str, Any]]:
     """Read, print and write the page. Returns what each head is on."""
-    output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
+    output, precision = Output(), select_precision(config.precision, select_device(config.device))
     loaded = load(config.checkpoint, str(precision.device), config.offline)
     tokenizer, backbone = tokenizer_of(loaded, config.checkpoint), loaded.model.parts.backbone
     ids, columns = text_format(layout_of(loaded), tokenizer).single(tokenizer.encode(config.text))
@@ -45,12 +45,12 @@ def run(config: InspectAttentionConfig) -> list[dict[str, Any]]:
     path = Path(config.output).expanduser()
     write_heads(path, config.checkpoint, heads, pieces, attention)
     output.line(f"page: {path}")
-    return [{"layer": head.layer, "head": head.number, "mostly": head.mostly, **head.shares} for head in heads]
+    return [{"layer": head.layer, "head": head.number, "mostly": head.mostly, **head.fractions} for head in heads]
 
 
 def _clearest(heads: list[Head]) -> list[Head]:
     """The heads that are mostly on one thing, the clearest of each thing first."""
-    ranked = sorted((head for head in heads if head.mostly), key=lambda head: -head.shares[head.mostly])
+    ranked = sorted((head for head in heads if head.mostly), key=lambda head: -head.fractions[head.mostly])
     before: Counter[str] = Counter()
     turns = {}
     for head in ranked:

@@ -20,7 +20,7 @@ from lmtool.nn.positions import Position, PositionSizes
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import PositionMaps, print_position_maps, write_position_maps
 from lmtool.resolver.schema.use import InspectPositionsConfig
-from lmtool.training.precision import choose_device
+from lmtool.training.precision import select_device
 from lmtool.weights.load import load
 
 GROUP = "model/positions"
@@ -63,7 +63,7 @@ def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
 
 
 def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
-    device = choose_device(config.device)
+    device = select_device(config.device)
     for checkpoint in config.checkpoint:
         loaded = load(checkpoint, str(device), config.offline)
         backbone = loaded.model.parts.backbone

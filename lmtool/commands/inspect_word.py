@@ -11,7 +11,7 @@ from lmtool.learners.representations.vectors import HiddenStates, word_vectors
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Similar, print_similar, write_similar
 from lmtool.resolver.schema.use import InspectWordConfig
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.load import load
 
 
@@ -20,7 +20,7 @@ def run(config: InspectWordConfig) -> list[dict[str, Any]]:
     sentences = [sentence.strip() for sentence in config.text.split("|") if sentence.strip()]
     if len(sentences) < 2:
         raise UserError("text: one sentence, and a word is compared between two or more", 'text="... | ..."')
-    output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
+    output, precision = Output(), select_precision(config.precision, select_device(config.device))
     read = []
     for checkpoint in config.checkpoint:
         loaded = load(checkpoint, str(precision.device), config.offline)

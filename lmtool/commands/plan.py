@@ -19,7 +19,7 @@ import torch
 
 from lmtool.costs.memory_of_run import TrainingConfig, too_large
 from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of, what_fits
-from lmtool.costs.rate import PlannedDevice, planned_device
+from lmtool.costs.rate import PlannedDevice, rank_info
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
@@ -67,7 +67,7 @@ def measured(config: PretrainConfig | FinetuneConfig) -> Measured:
         return Measured(
             statistics.median(timed.seconds[WARM_UP:]),
             statistics.mean(timed.tokens[WARM_UP:]),
-            session.phases[0].loader.facts(),
+            session.phases[0].loader.metadata(),
             peak_memory(session.run.precision.device),
         )
 
@@ -99,7 +99,7 @@ BYTES_A_TOKEN = 4.0
 
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     """Print the plan of a run. UserError where steps are to be measured on a device that is not here."""
-    device, notes, rows = planned_device(config, keys.device), [], 0
+    device, notes, rows = rank_info(config, keys.device), [], 0
     typed = config
     if isinstance(config, FinetuneConfig):
         config, task, _ = data_to_learn(config)
@@ -143,9 +143,9 @@ def _measured(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Meas
     """A few steps; none of a run that cannot be held."""
     if not device.here:
         # Says what is missing, as training would.
-        from lmtool.training.precision import choose_device
+        from lmtool.training.precision import select_device
 
-        choose_device(config.device)
+        select_device(config.device)
     return measured(config) if fits else None
 
 

@@ -28,7 +28,7 @@ from lmtool.session.trained import Trained, load_trained
 from lmtool.system.terminal import counted
 from lmtool.tasks.analysis import leaving
 from lmtool.tasks.configs import ClassificationConfig, TaskConfig
-from lmtool.tasks.labels import TakenHead
+from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.heads import PAIR_HEADS
 from lmtool.weights.task_heads import CLASSIFIER
@@ -101,7 +101,7 @@ def answering(trained: Trained, paired: bool) -> BaseLearner:
     # What looks like a mask in its texts is one, as in those that are filled.
     tokenizer = Tokenizer.load(trained.weights.folder, parse_special_tokens=True)
     task = ClassificationConfig(name=name, text=(TEXT, PAIR), labels=PAIR_HEADS[name])
-    return replace(trained, tokenizer=tokenizer).learner(task, {name: TakenHead(name, {})})
+    return replace(trained, tokenizer=tokenizer).learner(task, {name: LoadedHead(name, {})})
 
 
 def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:

@@ -36,7 +36,7 @@ from lmtool.reporting.scores import print_probes, write_probes
 from lmtool.resolver.schema.run import ProbeConfig
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.weights.load import Loaded, load
 
 # Of the stream "sample": which windows are held out of the probe's training.
@@ -45,11 +45,11 @@ _HOLD_OUT = 8
 
 def run(config: ProbeConfig) -> dict[str, Any]:
     """Probe each checkpoint, print its table, and write the folder. Returns what is in probe.json."""
-    output, precision = Output(), choose_precision(config.precision, choose_device(config.device))
+    output, precision = Output(), select_precision(config.precision, select_device(config.device))
     task = _task(config)
     details: dict[str, Any] = {
         "target": config.target if task is None else task.config.name,
-        "data": getattr(config.data, "name", None) if task is None else task.facts["source"],
+        "data": getattr(config.data, "name", None) if task is None else task.metadata["source"],
         "pooling": config.pooling,
         "ridge": RIDGE,
         "iterations_at_most": ITERATIONS,
@@ -139,7 +139,7 @@ class _Probed:
         source = open_source(config.data, config.cache_dir, offline=config.offline)
         store = open_store(source, "validation", tokenizer, config.cache_dir, self.output.stage)
         template = FormatTemplate.of(text_format(layout_of(self.loaded), tokenizer), 1)
-        capacity = min(config.max_length, self.loaded.model.parts.backbone.longest_text) - template.overhead
+        capacity = min(config.max_length, self.loaded.model.parts.backbone.longest_text) - template.special_count
         windows = windows_of(store, capacity)
         if len(windows) < 3:
             raise UserError(

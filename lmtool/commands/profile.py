@@ -24,13 +24,13 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.costs import StepProfile, print_profile
 from lmtool.resolver.schema.inspection import Profiling
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.runs.run_folder import choose_folder
+from lmtool.runs.run_folder import select_folder
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.open_run import RUNS
 from lmtool.session.session import Session
 from lmtool.tasks.configs import GlueConfig
 from lmtool.training.attribution import attributed
-from lmtool.training.precision import choose_device, choose_precision, cpu_has_bf16
+from lmtool.training.precision import cpu_has_bf16, select_device, select_precision
 from lmtool.training.profiling import TEACHER, ProfiledLoader, ranges
 from lmtool.weights.exporting import require_new
 
@@ -49,7 +49,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling
             f"{profiling.steps}{_of_first_phase(config)}"
         )
         profile = _profile(config, profiling.steps, folder)
-        precision = choose_precision(config.precision, choose_device(config.device))
+        precision = select_precision(config.precision, select_device(config.device))
         profile = replace(profile, product_rate=product_rate(precision.name, str(precision.device)))
         (folder / TABLE).write_text(json.dumps({"command": verb, **asdict(profile)}, indent=1) + "\n", encoding="utf-8")
         print_profile(output, profile, f"a step of lmtool {verb} · {learned} · model={config.model.name}")
@@ -96,7 +96,7 @@ def _folder(phase: str | None, stem: str) -> Iterator[Path]:
         require_new(folder)
         folder.mkdir(parents=True, exist_ok=True)
     else:
-        folder = choose_folder(RUNS, None, None, stem)
+        folder = select_folder(RUNS, None, None, stem)
     try:
         yield folder
     except BaseException:
@@ -141,7 +141,7 @@ def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
         precision=precision.name,
         device=str(precision.device),
         threads=torch.get_num_threads(),
-        facts=_metadata(config, session.loader.facts(), on_device, compiles),
+        metadata=_metadata(config, session.loader.metadata(), on_device, compiles),
     )
 
 

@@ -45,7 +45,7 @@ def run(config: TokenizerCommandConfig) -> dict[str, Any]:
     encoded = tokenizer.encode_batch(texts)
     tokens, unknown = sum(map(len, encoded)), tokenizer.roles.get("unk")
     lost = 0 if unknown is None else sum(int((ids == unknown).sum()) for ids in encoded)
-    facts = {
+    metadata = {
         "tokens": tokenizer.vocab_size,
         "tokens_asked_for": size,
         "characters_per_token": sum(map(len, texts)) / max(tokens, 1),
@@ -57,8 +57,9 @@ def run(config: TokenizerCommandConfig) -> dict[str, Any]:
         [
             (
                 "held-out text",
-                f"{facts['characters_per_token']:.2f} characters a token · {facts['bytes_per_token']:.2f} bytes a token"
-                f" · {facts['unknown_fraction']:.2%} of the tokens unknown",
+                f"{metadata['characters_per_token']:.2f} characters a token"
+                f" · {metadata['bytes_per_token']:.2f} bytes a token"
+                f" · {metadata['unknown_fraction']:.2%} of the tokens unknown",
             ),
             *(
                 ("sample" if number == 0 else "", plain(" ".join(tokenizer.readable(ids[:24]))))
@@ -66,7 +67,7 @@ def run(config: TokenizerCommandConfig) -> dict[str, Any]:
             ),
         ]
     )
-    return facts
+    return metadata
 
 
 def _sizes(entries: int, requested: int) -> str:

@@ -53,7 +53,7 @@ def read_manifest(folder: Path) -> Manifest:
     missing = {MODEL, STATE, CONFIG} - manifest.files.keys()
     if missing:
         raise Damaged(folder / MANIFEST, f"lists no {sorted(missing)[0]}")
-    named, step = _STEP.fullmatch(folder.name), manifest.facts.get("step")
+    named, step = _STEP.fullmatch(folder.name), manifest.metadata.get("step")
     if named is not None and int(named[1]) != step:
         raise Damaged(folder / MANIFEST, f"is of step {step}, and its folder is called {folder.name}")
     return manifest

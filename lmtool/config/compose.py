@@ -259,7 +259,7 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
     """The override that adds the user's folders to Hydra's search path."""
     if not config_dirs:
         return []
-    places = [sources.place_of(folder.resolve()).replace("'", "\\'") for folder in config_dirs]
+    places = [sources.rank_info(folder.resolve()).replace("'", "\\'") for folder in config_dirs]
     listed = ",".join(f"'{place}'" for place in places)
     return [f"hydra.searchpath=[{listed}]"]
 

@@ -44,7 +44,7 @@ class LimitedFiles(FileConfigSource):
             _require_read(path, data or {})
         return ConfigResult(
             config=OmegaConf.create(data or {}),
-            path=place_of(self.path),
+            path=rank_info(self.path),
             provider=self.provider,
             header=self._get_header_dict(text[:512]),
         )
@@ -88,7 +88,7 @@ def _choices_if_read(overrides: Any, defaults_list: list[Any], self_added: bool)
 lists._create_interpolation_map = _choices_if_read
 
 
-def place_of(folder: Path | str) -> str:
+def rank_info(folder: Path | str) -> str:
     """A folder as Hydra's search path names it."""
     return f"{LimitedFiles.scheme()}://{folder}"
 
@@ -100,7 +100,7 @@ def limit(loader: ConfigLoader, conf: Path) -> None:
     search_path = loader.get_search_path()
     for element in search_path.get_path():
         if element.provider in folders:
-            element.path = place_of(folders[element.provider])
+            element.path = rank_info(folders[element.provider])
     loader.repository.initialize_sources(search_path)
 
 

@@ -24,7 +24,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import Known, saved_teacher
-from lmtool.system.ranks import place_of
+from lmtool.system.ranks import rank_info
 from lmtool.training.precision import Precision
 from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
@@ -161,19 +161,19 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
     """What to say where the weights of a run, their gradients and the optimizer's state do not fit into the memory that
     is available: those of all processes on a machine where they compute on its CPU, shares of them with parallel=fsdp.
     What a step keeps beside them is not counted: it depends on the batch, which can be split."""
-    cpu, place = torch.device("cpu"), place_of(os.environ)
+    cpu, place = torch.device("cpu"), rank_info(os.environ)
     # Weights are made on the host, and trained on the device.
     for device, trained in {cpu: False, precision.device: True}.items():
         available = available_bytes(device)
         # What each process of this machine needs of the host, and one alone of its own device.
         together = place.local_size if device == cpu else 1
-        shards = place.size if trained and config.parallel == "fsdp" else 1
-        needed = _needed_bytes(config, trained) * together // shards
+        fractions = place.size if trained and config.parallel == "fsdp" else 1
+        needed = _needed_bytes(config, trained) * together // fractions
         if available is not None and needed > available:
             parts = "weights, gradients and optimizer" if trained else "weights"
-            parts = (f"shares of {parts}" if shards > 1 else parts) + (f" in {together} processes" * (together > 1))
+            parts = (f"shares of {parts}" if fractions > 1 else parts) + (f" in {together} processes" * (together > 1))
             sizes = f"{parts} need {size(needed)}, {size(available)} are available"
-            most = available * shards // together
+            most = available * fractions // together
             hint = _smaller(config, partial(_fits, trained=trained, available=most))
             return UserError(f"model={config.model.name} is too large for {device}: {sizes}", hint)
     return None

@@ -32,7 +32,7 @@ from lmtool.costs.memory_of_run import (
 )
 from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, StepCosts, Work, works_of
 from lmtool.costs.rate import PlannedDevice, StepWork, here
-from lmtool.data.phases import Shares
+from lmtool.data.phases import PhaseFractions
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.reporting.costs import PhasePlan, RunPlan
 from lmtool.reporting.text import size
@@ -40,7 +40,7 @@ from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import PretrainConfig, RunConfig
 from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.identity import BUDGETS, budgets
-from lmtool.training.budgets import MOST_STEPS, kept_checkpoints, rows_an_interval
+from lmtool.training.budgets import MOST_STEPS, retained_checkpoints, rows_an_interval
 from lmtool.training.configs import AdafactorConfig
 from lmtool.training.precision import Precision
 
@@ -71,11 +71,11 @@ def plan_of(
 
 def plan_in_phases(
     config: PretrainConfig, learner: nn.Module, metadata: Sequence[Mapping[str, Any]], where: Precision | PlannedDevice
-) -> tuple[RunPlan, Shares]:
+) -> tuple[RunPlan, PhaseFractions]:
     """The plan of a run in phases, and the phases as numbers. metadata: those of their loaders."""
     device = _planned_device(config, where)
     singles = [_of_one_step(form, learner, own, device) for form, own in zip(config.forms, metadata, strict=True)]
-    shares = Shares(
+    fractions = PhaseFractions(
         tuple(phase["share"] for phase in config.phases),
         tuple(single.tokens_per_step for single in singles),
         tuple(single.flops_per_step for single in singles),
@@ -84,7 +84,7 @@ def plan_in_phases(
 
     def mean(budget: str) -> RunPlan:
         """A step, mean over a run that this budget ends."""
-        tokens, flops = (shares.mean(values, budget) for values in (shares.tokens, shares.flops))
+        tokens, flops = (fractions.mean(values, budget) for values in (fractions.tokens, fractions.flops))
         largest = max(singles, key=lambda single: single.needed_bytes)
         seconds = largest.step_seconds
         if seconds is not None:
@@ -98,7 +98,7 @@ def plan_in_phases(
     }
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
-    lasts = shares.last_steps(steps, budget)
+    lasts = fractions.last_steps(steps, budget)
     phases = tuple(
         PhasePlan(words_of(phase), phase["share"], before + 1, last, single.tokens_per_step)
         for phase, before, last, single in zip(config.phases, [0, *lasts], lasts, singles, strict=False)
@@ -108,7 +108,7 @@ def plan_in_phases(
         *run_plan.notes,
         f"held-out text is read and scored as in phase {len(phases)}, the last, over the whole run",
     )
-    return replace(run_plan, ends_by=budget, phases=phases, notes=notes), shares
+    return replace(run_plan, ends_by=budget, phases=phases, notes=notes), fractions
 
 
 def _planned_device(config: RunConfig, where: Precision | PlannedDevice) -> PlannedDevice:
@@ -221,7 +221,7 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
     rows = math.ceil(steps * rows_an_interval(config.log_every, steps) / config.log_every)
     logs = FOLDER_BYTES + ROW_BYTES * (rows + evaluations)
-    kept = kept_checkpoints(config, steps)
+    kept = retained_checkpoints(config, steps)
     set_budgets = budgets(config.model_dump(include=set(BUDGETS)))
     return replace(
         single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, budgets=set_budgets,

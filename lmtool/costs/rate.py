@@ -14,7 +14,7 @@ from lmtool.costs.memory_of_run import available_bytes
 from lmtool.reporting.text import flops, percent
 from lmtool.resolver.schema.run import RunConfig
 from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILISATION, Device, device_of
-from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.training.precision import Precision, select_device, select_precision
 
 # How fast this machine is at the shapes of a model, measured once a process for each.
 
@@ -202,7 +202,7 @@ def here(config: RunConfig, precision: Precision) -> PlannedDevice:
     )
 
 
-def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
+def rank_info(config: RunConfig, published: str | None) -> PlannedDevice:
     """Where a plan is made. published: a device of the table, or None for the one that `config` names. A CUDA device
     that is not here is planned without a rate."""
     if published is not None:
@@ -213,7 +213,7 @@ def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
         return PlannedDevice(
             f"{config.device}, which is not here", precision, True, None, lambda work: None, rate, False
         )
-    return here(config, choose_precision(config.precision, choose_device(config.device)))
+    return here(config, select_precision(config.precision, select_device(config.device)))
 
 
 def _published(name: str, precision_name: str) -> PlannedDevice:

@@ -77,11 +77,11 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        taken = self._guarded(lambda: self._unpacked.read1(len(buffer)))
-        buffer[: len(taken)] = taken
-        self._written += len(taken)
+        unpacked = self._guarded(lambda: self._unpacked.read1(len(buffer)))
+        buffer[: len(unpacked)] = unpacked
+        self._written += len(unpacked)
         require_proportion(self._written, self._file.tell())
-        return len(taken)
+        return len(unpacked)
 
     def _guarded(self, read: Callable[[], bytes]) -> bytes:
         try:

@@ -19,7 +19,7 @@ Path = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True)
-class FormatFacts:
+class TextFormatSpec:
     """What a text format (data/formats.py) asks for. roles: the special tokens that stand around texts. segments:
     whether it has the column that tells the two texts of a pair apart. new: special tokens by role that no vocabulary
     has: a head brings their embeddings. class_last: whether the class token stands at the end."""
@@ -31,14 +31,14 @@ class FormatFacts:
 
 
 FORMATS = {
-    "bert": FormatFacts(("cls", "sep"), segments=True),
-    "roberta": FormatFacts(("cls", "sep")),
-    "bart": FormatFacts(("cls", "sep")),
-    "gpt": FormatFacts(("eos",)),
-    "gpt1": FormatFacts((), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}),
-    "plain": FormatFacts(()),
-    "t5": FormatFacts(("eos",)),
-    "xlnet": FormatFacts(("cls", "sep"), segments=True, class_last=True),
+    "bert": TextFormatSpec(("cls", "sep"), segments=True),
+    "roberta": TextFormatSpec(("cls", "sep")),
+    "bart": TextFormatSpec(("cls", "sep")),
+    "gpt": TextFormatSpec(("eos",)),
+    "gpt1": TextFormatSpec((), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}),
+    "plain": TextFormatSpec(()),
+    "t5": TextFormatSpec(("eos",)),
+    "xlnet": TextFormatSpec(("cls", "sep"), segments=True, class_last=True),
 }
 """The formats by the name a model gives (`text_format`)."""
 
@@ -226,7 +226,7 @@ class MixtureTextConfig(DataConfig):
         }
         return {title_of(member): _section(member).model_copy(update=common) for member in self.members}
 
-    def shares(self) -> tuple[float, ...] | None:
+    def fractions(self) -> tuple[float, ...] | None:
         """The weights, adding up to 1; None where nothing weighs them."""
         return None if self.weights is None else tuple(weight / sum(self.weights) for weight in self.weights)
 
@@ -252,7 +252,7 @@ class MixtureTextConfig(DataConfig):
             try:
                 section = _section(member)
             except (ValidationError, PydanticCustomError) as error:
-                raise ValueError(f"members: {_problem(title, member, error)}") from error
+                raise ValueError(f"members: {_member_message(title, member, error)}") from error
             if isinstance(section, MixtureTextConfig):
                 raise ValueError(f"members: {title} is a mixture itself; name its members here")
         if self.weights is not None and (len(self.weights) != len(titles) or min(self.weights) <= 0):
@@ -268,22 +268,22 @@ def _section(member: str | dict[str, object]) -> DataConfig:
     return decoded
 
 
-def _problem(title: str, member: str | dict[str, object], error: ValidationError | PydanticCustomError) -> str:
+def _member_message(title: str, member: str | dict[str, object], error: ValidationError | PydanticCustomError) -> str:
     """What is wrong with a member, in words, and what to type."""
     if isinstance(error, PydanticCustomError):
         given = (error.context or {}).get("given")
         subject = "a section has no name, which is" if given is None else f"{given} is not"
         close = nearest(str(given), names("data"))
         return f"{subject} one of {', '.join(names('data'))}" + (f"; did you mean {close}?" if close else "")
-    problems = error.errors(include_url=False, include_input=False)
-    problem = min(problems, key=lambda problem: problem["type"] == "missing")  # a misspelt key is why another lacks
-    key = ".".join(map(str, (f"data.with.{title}", *problem["loc"])))
-    if problem["type"] == "missing":
+    details = error.errors(include_url=False, include_input=False)
+    detail = min(details, key=lambda detail: detail["type"] == "missing")  # a misspelt key is why another lacks
+    key = ".".join(map(str, (f"data.with.{title}", *detail["loc"])))
+    if detail["type"] == "missing":
         return f"{title} lacks a value; give {key}=..."
-    if problem["type"] == "extra_forbidden":
-        close = nearest(str(problem["loc"][-1]), _keys(member))
+    if detail["type"] == "extra_forbidden":
+        close = nearest(str(detail["loc"][-1]), _keys(member))
         return f"unknown key {key}" + (f"; did you mean data.with.{title}.{close}?" if close else "")
-    return f"{key}: {problem['msg'].removeprefix('Value error, ')}"
+    return f"{key}: {detail['msg'].removeprefix('Value error, ')}"
 
 
 def _keys(member: str | Mapping[str, object]) -> tuple[str, ...]:

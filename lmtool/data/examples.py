@@ -68,7 +68,7 @@ class SplitData:
     split: train, validation, or the name a data set gives it. store: the text, and `documents` whether an example may
     span several of its documents. rows: labelled rows by the name of their task, and `unlabelled` ones. stride: tokens
     between the starts of the windows of held-out text, of a learner that `slides`; None: windows as in training.
-    members: of several texts, those of each, by their titles; `shares` of their examples, None for as many as it has.
+    members: of several texts, the data of each by its title; `fractions` of their examples, None: as many as there are.
     """
 
     split: str
@@ -77,7 +77,7 @@ class SplitData:
     rows: Mapping[str, Rows] = field(default_factory=dict)
     stride: int | None = None
     members: Mapping[str, SplitData] = field(default_factory=dict)
-    shares: tuple[float, ...] | None = None
+    fractions: tuple[float, ...] | None = None
 
     @property
     def text(self) -> TokenStore:
@@ -107,7 +107,7 @@ class Plan:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """How many examples, their tokens, and their mean and longest length."""
         return {
             "examples": len(self),
@@ -127,11 +127,11 @@ class Examples(Protocol):
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         """The batch of (N,) rows of the plan, whose numbers in it are `examples` (N,)."""
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What the screens say: truncated fraction, skipped documents, ..."""
 
 
-def batch_borders(lengths: np.ndarray, examples: int | None = None, tokens: int | None = None) -> np.ndarray:
+def batch_boundaries(lengths: np.ndarray, examples: int | None = None, tokens: int | None = None) -> np.ndarray:
     """Borders (B+1,) of consecutive batches over (E,) lengths, in their order.
 
     examples: that many a batch, fewer in the last. tokens: as many examples as fit, at least one, so that an example
@@ -144,9 +144,9 @@ def batch_borders(lengths: np.ndarray, examples: int | None = None, tokens: int 
         stride = count if examples is None else examples
         return np.append(np.arange(0, count, stride, dtype=np.int64), count)
     ends = np.cumsum(lengths, dtype=np.int64)
-    borders, at = [0], 0
+    boundaries, at = [0], 0
     while at < count:
         fitting = int(np.searchsorted(ends, (ends[at - 1] if at else 0) + tokens, side="right"))
         at = max(fitting, at + 1) if examples is None else min(max(fitting, at + 1), at + examples, count)
-        borders.append(at)
-    return np.array(borders, dtype=np.int64)
+        boundaries.append(at)
+    return np.array(boundaries, dtype=np.int64)

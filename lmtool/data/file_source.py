@@ -27,14 +27,14 @@ import numpy as np
 
 from lmtool.data.configs import DataConfig, FileConfig, kind_of
 from lmtool.data.files import collecting, find, refuse
-from lmtool.data.sources import OnStage, held_out, split_place, splits_of
+from lmtool.data.sources import OnStage, held_out, split_offset, splits_of
 from lmtool.errors import UserError
 from lmtool.system.files import draft_of
 
 VERSION = 1  # of how files become documents, and of what is kept: raise it when one changes
 LARGE = 32 << 20
 """Bytes of files that are worth it."""
-_SETTLED_SECONDS = 10.0  # a file that was written in this time may be written again at the same time stamp
+_STABLE_SECONDS = 10.0  # a file that was written in this time may be written again at the same time stamp
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Scan:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class KeptScan:
+class CachedScan:
     """The place of a scan in the cache folder, by the names, sizes and times of the files and by how they are read.
 
     reading: plain data that says how. Small files have none, and neither have those that were just written.
@@ -62,8 +62,8 @@ class KeptScan:
         self._stamps = [(state.st_size, state.st_mtime_ns) for state in states]
         newest = max(state.st_mtime for state in states)
         self._path: Path | None = None
-        settled = abs(time.time() - newest) > _SETTLED_SECONDS
-        if cache_dir is not None and settled and sum(size for size, _ in self._stamps) >= LARGE:
+        stable = abs(time.time() - newest) > _STABLE_SECONDS
+        if cache_dir is not None and stable and sum(size for size, _ in self._stamps) >= LARGE:
             names = [os.path.realpath(path) for path in files]
             key = hashlib.sha256(json.dumps([VERSION, reading, names, self._stamps]).encode()).hexdigest()
             self._path = Path(cache_dir).expanduser() / "scans" / f"{key[:32]}.npz"
@@ -74,23 +74,27 @@ class KeptScan:
             return None
         try:
             with np.load(self._path) as parts:
-                sizes, facts = parts["sizes"], json.loads(parts["facts"].tobytes())
+                sizes, metadata = parts["sizes"], json.loads(parts["facts"].tobytes())
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
-        counts, size = Counter(facts["counts"]), sum(size for size, _ in self._stamps)
-        return Scan(self._files, array("q", sizes.astype("<i8").tobytes()), facts["digest"], self._stamps, size, counts)
+        counts, size = Counter(metadata["counts"]), sum(size for size, _ in self._stamps)
+        return Scan(
+            self._files, array("q", sizes.astype("<i8").tobytes()), metadata["digest"], self._stamps, size, counts
+        )
 
     def save(self, scan: Scan) -> None:
         """Keep it; where the cache folder cannot be written, the files are read again next time. Nothing is kept of
         files that changed in the meantime."""
         if self._path is None or scan.stamps != self._stamps:
             return
-        facts = json.dumps({"digest": scan.digest, "counts": scan.counts}).encode()
+        metadata = json.dumps({"digest": scan.digest, "counts": scan.counts}).encode()
         draft = draft_of(self._path)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with draft.open("wb") as file:
-                np.savez(file, sizes=np.frombuffer(scan.sizes, dtype="q"), facts=np.frombuffer(facts, dtype=np.uint8))
+                np.savez(
+                    file, sizes=np.frombuffer(scan.sizes, dtype="q"), facts=np.frombuffer(metadata, dtype=np.uint8)
+                )
             os.replace(draft, self._path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -134,7 +138,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         if not own and len(scan.sizes) > 1:
             self._held_out = held_out(_array(scan.sizes), config.validation_fraction)
         elif not own:
-            self._cut = split_place(partial(self._stretch, scan), scan.sizes[0], config.validation_fraction)
+            self._cut = split_offset(partial(self._stretch, scan), scan.sizes[0], config.validation_fraction)
         self.fingerprint = self._fingerprint(None if own else config.validation_fraction)
 
     # --- what a kind supplies ---------------------------------------------------------------------------------------
@@ -197,13 +201,13 @@ class FileSource(ABC, Generic[AnyConfig]):
             yield from self._read(scan)
         else:
             assert self._held_out is not None
-            out, wanted = iter(self._held_out.tobytes()), split == "validation"
-            here, begins = False, True
+            out, is_validation = iter(self._held_out.tobytes()), split == "validation"
+            selected, at_start = False, True
             for text, ends in self._read(self._scans["train"]):
-                if begins:
-                    here = bool(next(out)) == wanted
-                begins = ends
-                if here:
+                if at_start:
+                    selected = bool(next(out)) == is_validation
+                at_start = ends
+                if selected:
                     yield text, ends
 
     def count(self, split: str) -> int:
@@ -220,7 +224,7 @@ class FileSource(ABC, Generic[AnyConfig]):
             return _array(self._scans[splits_of(split)].sizes)
         return _array(self._scans["train"].sizes)[self._held_out == (splits_of(split) == "validation")]
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         scans = self.scans
         counts: Counter[str] = sum((scan.counts for scan in scans), Counter())  # those of nothing drop out
         return {
@@ -241,11 +245,11 @@ class FileSource(ABC, Generic[AnyConfig]):
         """What is in some files; where nothing changed since they were read, without reading them again."""
         keys = {"path", "validation", "validation_fraction", "documents"}
         reading = [type(self).__name__, self.rule(), self.config.model_dump(exclude=keys)]
-        kept = KeptScan(files, reading, None if collecting() else self.cache_dir)
-        scan = kept.load()
+        cached = CachedScan(files, reading, None if collecting() else self.cache_dir)
+        scan = cached.load()
         if scan is None:
             scan = self._scan(files, split)
-            kept.save(scan)
+            cached.save(scan)
         return scan
 
     def _scan(self, files: list[Path], split: str) -> Scan:
@@ -271,8 +275,8 @@ class FileSource(ABC, Generic[AnyConfig]):
         if not scan.sizes:
             key = self.key if split == "train" else "data.validation"
             which = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"
-            problem = f"{which} {self.blank if scan.bytes else 'empty'}"
-            raise UserError(f"{key}: {problem}: there is no text", f"give files with text: {key}=PATH")
+            reason = f"{which} {self.blank if scan.bytes else 'empty'}"
+            raise UserError(f"{key}: {reason}: there is no text", f"give files with text: {key}=PATH")
         return scan
 
     def _read(self, scan: Scan) -> Iterator[tuple[str, bool]]:
@@ -283,17 +287,17 @@ class FileSource(ABC, Generic[AnyConfig]):
 
     def _documents(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
         """The documents of a file, the last of them cut where an error that is collected ends it."""
-        begun = False
+        started = False
         try:
             for text, ends in self.documents_of(path, counts):
-                begun = not ends
+                started = not ends
                 yield text, ends
         except UserError as error:
             kind = kind_of(path.name) if isinstance(self.config, FileConfig) else None
             if kind not in (None, "text", self.config.name):
                 error = UserError(error.message, f"by its name it is for data={kind}; else {error.hint}")
             refuse(error)
-            if begun:
+            if started:
                 yield "", True
 
     def _stretch(self, scan: Scan, start: int, end: int) -> str:
@@ -323,11 +327,11 @@ def _up_to(parts: Iterable[tuple[str, bool]], place: int) -> Iterator[tuple[str,
 
 def _from(parts: Iterable[tuple[str, bool]], place: int) -> Iterator[tuple[str, bool]]:
     """The only document from the first character behind a place in it that is not white space."""
-    begun = False
+    started = False
     for text, ends in parts:
         text, place = text[max(place, 0) :], place - len(text)
-        text = text if begun else text.lstrip()
-        begun = begun or bool(text)
+        text = text if started else text.lstrip()
+        started = started or bool(text)
         if text:
             yield text, ends
 

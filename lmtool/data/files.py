@@ -24,13 +24,13 @@ from lmtool.errors import UserError
 _collected: ContextVar[list[UserError] | None] = ContextVar("collected", default=None)
 
 
-def refuse(problem: UserError) -> None:
+def refuse(error: UserError) -> None:
     """Raise what is wrong with a row; where problems are collected, keep it instead: the reader then leaves the row
     out and reads on."""
-    problems = _collected.get()
-    if problems is None:
-        raise problem
-    problems.append(problem)
+    errors = _collected.get()
+    if errors is None:
+        raise error
+    errors.append(error)
 
 
 def collecting() -> bool:
@@ -41,10 +41,10 @@ def collecting() -> bool:
 @contextmanager
 def collected() -> Iterator[list[UserError]]:
     """Rows that are read inside and fail are left out; what is wrong with each comes here."""
-    problems: list[UserError] = []
-    token = _collected.set(problems)
+    errors: list[UserError] = []
+    token = _collected.set(errors)
     try:
-        yield problems
+        yield errors
     finally:
         _collected.reset(token)
 
@@ -72,14 +72,14 @@ STANDARD_INPUT = Path("-")
 WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
-def find(key: str, given: str | tuple[str, ...], suffixes: tuple[str, ...] = (".txt",)) -> list[Path]:
+def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".txt",)) -> list[Path]:
     """The files that a path, or a list of paths, stands for; each once, in the order given.
 
     A path is a file, a folder (its files that end in one of `suffixes`, sub-folders included, hidden ones not, by
     name) or a glob pattern. UserError naming `key` where there is none.
     """
     by_path: dict[str, Path] = {}
-    for name in (given,) if isinstance(given, str) else given:
+    for name in (value,) if isinstance(value, str) else value:
         path = Path(name).expanduser()
         if path.is_dir():
             files = _in_folder(key, path, suffixes)
@@ -98,27 +98,27 @@ def find(key: str, given: str | tuple[str, ...], suffixes: tuple[str, ...] = (".
     return list(by_path.values())
 
 
-def regular_file(key: str, given: str) -> Path:
+def regular_file(key: str, value: str) -> Path:
     """The file that a path names. UserError naming `key` where there is none, or something that is no file."""
-    path = Path(given).expanduser()
+    path = Path(value).expanduser()
     if not path.exists():
-        raise no_such_file(key, given)
+        raise no_such_file(key, value)
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "a special file"
-        raise UserError(f"{key}={given} is no regular file, but {kind}", f"give {key}=FILE")
+        raise UserError(f"{key}={value} is no regular file, but {kind}", f"give {key}=FILE")
     return path
 
 
-def no_such_file(key: str, given: str) -> UserError:
+def no_such_file(key: str, value: str) -> UserError:
     """The error for a path that is not there, with the nearest name that is."""
-    path = Path(given).expanduser()
+    path = Path(value).expanduser()
     parent = _existing_part(path)
-    wanted = path.parts[len(parent.parts)] if parent != Path(".") else path.parts[0]
+    missing = path.parts[len(parent.parts)] if parent != Path(".") else path.parts[0]
     names = sorted(entry.name for entry in _entries(parent))
-    like = nearest(wanted, names)
+    like = nearest(missing, names)
     if like:
-        return UserError(f"{key}={given}: no such file or folder", f"did you mean {parent / like}?")
-    return UserError(f"{key}={given}: no such file or folder", f"look at what is there: ls {parent}")
+        return UserError(f"{key}={value}: no such file or folder", f"did you mean {parent / like}?")
+    return UserError(f"{key}={value}: no such file or folder", f"look at what is there: ls {parent}")
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -155,11 +155,11 @@ def _in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
         return files
     if others:
         commonest, _ = others.most_common(1)[0]
-        held = ", ".join(f"{count} {kind}" for kind, count in others.most_common(3))
+        found_kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(3))
         pattern = folder / "**" / ("*" + commonest if commonest.startswith(".") else "*")
         kind = kind_of(commonest) if key == "data.path" else None
         hint = f"data={kind} reads them: data={kind} {key}={folder}" if kind else f"give a pattern: {key}='{pattern}'"
-        raise UserError(f"{key}={folder} holds no {suffixes[0]} file, but {held}", hint)
+        raise UserError(f"{key}={folder} holds no {suffixes[0]} file, but {found_kinds}", hint)
     raise UserError(f"{key}={folder} is empty", f"give a folder with {suffixes[0]} files, or a file")
 
 
@@ -183,22 +183,22 @@ def _is_of_text(encoding: str) -> bool:
 def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str]]:
     """Number from 1 and text of each line, without its end (LF, CRLF or CR) and without a byte-order mark.
 
-    UserError: as `read_pieces`, and for a line of more than `LINE` characters.
+    UserError: as `read_chunks`, and for a line of more than `LINE` characters.
     """
-    begun: list[str] = []
-    for number, text, ends in read_pieces(path, encoding, key):
-        if begun or not ends:
-            begun.append(text)
+    pending: list[str] = []
+    for number, text, ends in read_chunks(path, encoding, key):
+        if pending or not ends:
+            pending.append(text)
             if not ends:
-                if sum(map(len, begun)) > LINE:
+                if sum(map(len, pending)) > LINE:
                     size = f"more than {LINE >> 20} million characters"
                     raise UserError(f"{path}:{number}: a line of {size}", "write a row a line, and divide long texts")
                 continue
-            text, begun = "".join(begun), []
+            text, pending = "".join(pending), []
         yield number, text
 
 
-def read_pieces(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str, bool]]:
+def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str, bool]]:
     """The lines of a file as `read_lines` gives them, those of more than `PIECE` bytes in several pieces: number, text,
     and whether the line ends with it. No more than a piece is held, however long a line is.
 
@@ -208,7 +208,7 @@ def read_pieces(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
     """
     number, before, first = 1, 0, True
     try:
-        with _opened(path) as file:
+        with _open_file(path) as file:
             _sniff(path, file.peek(64)[:64], encoding, key)
             for text, ends in _decoded(path, file, encoding, key):
                 if first:
@@ -225,14 +225,14 @@ def read_pieces(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
                 _no_nul(path, number, before, last, encoding)
                 yield number, last, ends
                 number, before = (number + 1, 0) if ends else (number, before + len(last.encode(encoding, "replace")))
-    except Broken as problem:
-        raise UserError(f"{path}:{number}: {problem.reason}", problem.hint) from problem
-    except OSError as problem:
-        raise UserError(f"{path}: cannot be read: {problem.strerror}", "check its permissions") from problem
+    except Broken as error:
+        raise UserError(f"{path}:{number}: {error.reason}", error.hint) from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}", "check its permissions") from error
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BufferedReader]:
+def _open_file(path: Path) -> Iterator[BufferedReader]:
     if path == STANDARD_INPUT:
         yield cast(BufferedReader, sys.stdin.buffer)
         return
@@ -258,39 +258,39 @@ def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iter
         return
     decoder = codecs.getincrementaldecoder(encoding)()
     # Lines above; of a line that is read in pieces, its bytes so far, and a CR that may be half of a CRLF.
-    lines, columns, begun, held = 0, 0, False, ""
+    lines, columns, continued, trailing = 0, 0, False, ""
     for raw in iter(partial(file.readline, PIECE), b""):
-        if not begun and len(raw) < PIECE and b"\r" not in raw:  # nearly every line
+        if not continued and len(raw) < PIECE and b"\r" not in raw:  # nearly every line
             try:
                 text = raw.decode(encoding)
-            except UnicodeDecodeError as problem:
-                raise _bad_byte(path, problem, lines, columns, encoding, key) from problem
+            except UnicodeDecodeError as error:
+                raise _bad_byte(path, error, lines, columns, encoding, key) from error
             lines += 1
             yield text.removesuffix("\n"), True
             continue
         ends = raw.endswith(b"\n") or len(raw) < PIECE
-        pending = len(decoder.getstate()[0]) if begun else 0
+        pending = len(decoder.getstate()[0]) if continued else 0
         try:
-            text = raw.decode(encoding) if ends and not begun else held + decoder.decode(raw, ends)
-        except UnicodeDecodeError as problem:
-            raise _bad_byte(path, problem, lines, columns - pending, encoding, key) from problem
+            text = raw.decode(encoding) if ends and not continued else trailing + decoder.decode(raw, ends)
+        except UnicodeDecodeError as error:
+            raise _bad_byte(path, error, lines, columns - pending, encoding, key) from error
         if ends:
             text = text.removesuffix("\n").removesuffix("\r")
-            columns, held = 0, ""
+            columns, trailing = 0, ""
             decoder.reset()
         else:
-            held = "\r" if text.endswith("\r") else ""
+            trailing = "\r" if text.endswith("\r") else ""
             text = text.removesuffix("\r")
             columns = len(raw) - raw.rfind(b"\r") - 1 if b"\r" in raw else columns + len(raw)
-        begun = not ends
+        continued = not ends
         lines += ends + (text.count("\r") if "\r" in text else 0)
         yield text, ends
-    if begun:  # the file ends where a piece does
+    if continued:  # the file ends where a piece does
         pending = len(decoder.getstate()[0])
         try:
             yield decoder.decode(b"", True), True
-        except UnicodeDecodeError as problem:
-            raise _bad_byte(path, problem, lines, columns - pending, encoding, key) from problem
+        except UnicodeDecodeError as error:
+            raise _bad_byte(path, error, lines, columns - pending, encoding, key) from error
 
 
 def _decoded_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
@@ -302,9 +302,9 @@ def _decoded_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) ->
         pending = len(decoder.getstate()[0])
         try:
             text = rest + decoder.decode(raw, not raw)
-        except UnicodeDecodeError as problem:
-            byte = done - pending + problem.start + 1
-            raise UserError(f"{path}: byte {byte} is not {encoding}: {problem.reason}", _hint(key)) from problem
+        except UnicodeDecodeError as error:
+            byte = done - pending + error.start + 1
+            raise UserError(f"{path}: byte {byte} is not {encoding}: {error.reason}", _hint(key)) from error
         done += len(raw)
         *lines, rest = text.split("\n")
         for line in lines:
@@ -319,14 +319,14 @@ def _decoded_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) ->
 
 
 def _bad_byte(
-    path: Path, problem: UnicodeDecodeError, lines: int, columns: int, encoding: str, key: str | None
+    path: Path, error: UnicodeDecodeError, lines: int, columns: int, encoding: str, key: str | None
 ) -> UserError:
     """The error for a byte that is not of the encoding. lines: above the one that is decoded. columns: its bytes before
     those that were."""
-    before = problem.object[: problem.start]
+    before = error.object[: error.start]
     line = lines + before.count(b"\r") + 1
-    byte = problem.start - before.rfind(b"\r") + (0 if b"\r" in before else columns)
-    return UserError(f"{path}:{line}:{byte}: byte 0x{problem.object[problem.start]:02x} is not {encoding}", _hint(key))
+    byte = error.start - before.rfind(b"\r") + (0 if b"\r" in before else columns)
+    return UserError(f"{path}:{line}:{byte}: byte 0x{error.object[error.start]:02x} is not {encoding}", _hint(key))
 
 
 def _hint(key: str | None) -> str:

@@ -41,8 +41,8 @@ class FormatTemplate:
         ids, columns = text_format.single(*marks) if texts == 1 else text_format.pair(*marks)
         ids = np.asarray(ids, dtype=np.int64)
         at = [int(np.flatnonzero(ids == mark)[0]) for mark in marks]
-        borders = [-1, *at, len(ids)]
-        spans = [slice(borders[number] + 1, borders[number + 1]) for number in range(texts + 1)]
+        boundaries = [-1, *at, len(ids)]
+        spans = [slice(boundaries[number] + 1, boundaries[number + 1]) for number in range(texts + 1)]
         columns = {name: np.asarray(column, dtype=np.int64) for name, column in columns.items()}
         return cls(
             tuple(ids[span] for span in spans),
@@ -51,13 +51,13 @@ class FormatTemplate:
         )
 
     @property
-    def overhead(self) -> int:
+    def special_count(self) -> int:
         """Special tokens an example has."""
         return sum(len(piece) for piece in self.pieces)
 
 
 @dataclass(frozen=True)
-class Assembled:
+class PackedArrays:
     """tokens: (T,) int64. lengths: (N,). columns: (T,) int64 by name."""
 
     tokens: np.ndarray
@@ -77,14 +77,14 @@ def ragged_ranges(starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts_N - (ends - lengths_N), lengths_N)
 
 
-def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Assembled:
+def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PackedArrays:
     """Put N examples together.
 
     texts: for each text of the format, its ids laid end to end over the examples, and their (N,) lengths.
     """
-    lengths = np.full(len(texts[0][1]), template.overhead, dtype=np.int64)
-    for _, own in texts:
-        lengths += np.asarray(own, dtype=np.int64)
+    lengths = np.full(len(texts[0][1]), template.special_count, dtype=np.int64)
+    for _, lengths_N in texts:
+        lengths += np.asarray(lengths_N, dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     tokens = np.empty(int(lengths.sum()), dtype=np.int64)
     columns = {name: np.empty_like(tokens) for name in template.text_columns}
@@ -96,24 +96,24 @@ def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndar
                 column[at + offset] = template.piece_columns[name][number][offset]
         at = at + len(piece)
         if number < len(texts):
-            ids, own = texts[number]
-            own = np.asarray(own, dtype=np.int64)
-            places = ragged_ranges(at, own)
-            tokens[places] = ids
+            ids, lengths_N = texts[number]
+            lengths_N = np.asarray(lengths_N, dtype=np.int64)
+            positions = ragged_ranges(at, lengths_N)
+            tokens[positions] = ids
             for name, column in columns.items():
-                column[places] = template.text_columns[name][number]
-            at = at + own
-    return Assembled(tokens, lengths, columns)
+                column[positions] = template.text_columns[name][number]
+            at = at + lengths_N
+    return PackedArrays(tokens, lengths, columns)
 
 
 Formatted = tuple[np.ndarray, dict[str, np.ndarray]]
 
 
 class TextFormat(Protocol):
-    """single_overhead, pair_overhead: special tokens around one text and around two."""
+    """single_overhead, pair_special_count: special tokens around one text and around two."""
 
-    single_overhead: int
-    pair_overhead: int
+    single_special_count: int
+    pair_special_count: int
 
     def single(self, ids: np.ndarray) -> Formatted:
         """(L,) int64 ids with the special tokens, and (L,) int64 columns by name."""
@@ -122,7 +122,7 @@ class TextFormat(Protocol):
 
 
 class BertFormat:
-    single_overhead, pair_overhead = 2, 3
+    single_special_count, pair_special_count = 2, 3
 
     def __init__(self, tokenizer: Tokenizer):
         self._cls, self._sep = tokenizer.role("cls"), tokenizer.role("sep")
@@ -139,7 +139,7 @@ class BertFormat:
 
 
 class RobertaFormat:
-    single_overhead, pair_overhead = 2, 4
+    single_special_count, pair_special_count = 2, 4
 
     def __init__(self, tokenizer: Tokenizer):
         self._cls, self._sep = tokenizer.role("cls"), tokenizer.role("sep")
@@ -152,7 +152,7 @@ class RobertaFormat:
 
 
 class GptFormat:
-    single_overhead, pair_overhead = 1, 2
+    single_special_count, pair_special_count = 1, 2
 
     def __init__(self, tokenizer: Tokenizer):
         self._eos = tokenizer.role("eos")
@@ -165,7 +165,7 @@ class GptFormat:
 
 
 class Gpt1Format:
-    single_overhead, pair_overhead = 2, 3
+    single_special_count, pair_special_count = 2, 3
 
     def __init__(self, tokenizer: Tokenizer):
         self._start, self._delimiter, self._extract = (tokenizer.role(name) for name in ("bos", "sep", "cls"))
@@ -178,7 +178,7 @@ class Gpt1Format:
 
 
 class XlnetFormat:
-    single_overhead, pair_overhead = 2, 3
+    single_special_count, pair_special_count = 2, 3
 
     def __init__(self, tokenizer: Tokenizer):
         self._cls, self._sep = tokenizer.role("cls"), tokenizer.role("sep")
@@ -195,7 +195,7 @@ class XlnetFormat:
 
 
 class PlainFormat:
-    single_overhead, pair_overhead = 0, 0
+    single_special_count, pair_special_count = 0, 0
 
     def __init__(self, tokenizer: Tokenizer):
         """No special token stands around a text."""
@@ -249,10 +249,10 @@ def truncate_texts(lengths_KN: np.ndarray, limit: int) -> np.ndarray:
     before_KN = np.cumsum(shorter_KN, axis=0) - shorter_KN
     # With the k shortest texts complete, the others have so many tokens each; the best k leaves them most.
     cap_N = ((limit - before_KN) // (texts - np.arange(texts))[:, None]).max(axis=0)
-    kept_KN = np.minimum(lengths_KN, cap_N)
+    new_KN = np.minimum(lengths_KN, cap_N)
     cut_KN = lengths_KN > cap_N
-    left_N = limit - kept_KN.sum(axis=0)
-    return kept_KN + (cut_KN & (np.cumsum(cut_KN, axis=0) <= left_N))
+    left_N = limit - new_KN.sum(axis=0)
+    return new_KN + (cut_KN & (np.cumsum(cut_KN, axis=0) <= left_N))
 
 
 # A text format beside what a tokenizer's own file puts around texts, which is what transformers reads.
@@ -263,24 +263,24 @@ SEGMENT = "segment"
 _TEXTS = (("a",), ("a", "b"))
 
 
-def differing_layout(tokenizer: Tokenizer, format_name: str) -> str | None:
+def layout_difference(tokenizer: Tokenizer, format_name: str) -> str | None:
     """How the tokenizer's file lays out a text or a pair, and how the format does, as pieces, where the two differ."""
     for texts in _TEXTS:
         template = FormatTemplate.of(text_format(format_name, tokenizer), len(texts))
         runs = [np.asarray(ids, dtype=np.int64) for ids in tokenizer.encode_batch(texts)]
-        wanted = assemble(template, [(ids, np.array([len(ids)])) for ids in runs])
+        expected = assemble(template, [(ids, np.array([len(ids)])) for ids in runs])
         ids, segments = tokenizer.encode_with_template(*texts)
-        own, ours = " ".join(tokenizer.pieces(ids)), " ".join(tokenizer.pieces(wanted.tokens.tolist()))
-        if ids != wanted.tokens.tolist():
+        own, ours = " ".join(tokenizer.pieces(ids)), " ".join(tokenizer.pieces(expected.tokens.tolist()))
+        if ids != expected.tokens.tolist():
             return f"{own!r}, and not {ours!r}"
-        if SEGMENT in wanted.columns and segments != wanted.columns[SEGMENT].tolist():
-            return f"{own!r} in the segments {segments}, and not {wanted.columns[SEGMENT].tolist()}"
+        if SEGMENT in expected.columns and segments != expected.columns[SEGMENT].tolist():
+            return f"{own!r} in the segments {segments}, and not {expected.columns[SEGMENT].tolist()}"
     return None
 
 
 def with_format(tokenizer: Tokenizer, format_name: str) -> Tokenizer:
     """The tokenizer, its file laying out texts and pairs as the format does."""
-    if differing_layout(tokenizer, format_name) is None:
+    if layout_difference(tokenizer, format_name) is None:
         return tokenizer
     templates = [FormatTemplate.of(text_format(format_name, tokenizer), len(texts)) for texts in _TEXTS]
     special = {f"t{number}": int(number) for template in templates for piece in template.pieces for number in piece}

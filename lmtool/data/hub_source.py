@@ -20,7 +20,7 @@ from lmtool.config.nearest import nearest
 from lmtool.data.configs import HubConfig, columns_of
 from lmtool.data.file_source import FileSource, has_control_characters
 from lmtool.data.files import LINE, no_such_file
-from lmtool.data.rows import no_column, objects, shown, text_of, values_of
+from lmtool.data.rows import name_list, no_column, objects, text_of, values_of
 from lmtool.data.sources import OnStage, in_parts
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
@@ -79,7 +79,7 @@ _DRAFT = "draft"
 
 
 @dataclass
-class Kept:
+class StoredText:
     """What is there so far. origin: what the text is of; position: where its source reads on, plain data. rows: those
     that were read, without_text: those of them that hold none."""
 
@@ -92,14 +92,16 @@ class Kept:
     complete: bool = True  # whether all of the source is there, not its first `max_bytes`
 
 
-def complete_shards(folder: Path) -> tuple[list[Path], Kept] | None:
+def complete_shards(folder: Path) -> tuple[list[Path], StoredText] | None:
     """The shards of a folder that is finished, in order; None where it is not. Damaged where one is not as it was
     written."""
     if not (folder / MANIFEST).is_file():
         return None
     manifest = Manifest.read(folder)
     manifest.verify()
-    return [folder / name for name in sorted(manifest.files) if name != _PROGRESS], Kept(**manifest.facts["kept"])
+    return [folder / name for name in sorted(manifest.files) if name != _PROGRESS], StoredText(
+        **manifest.metadata["kept"]
+    )
 
 
 class ShardWriter:
@@ -114,20 +116,20 @@ class ShardWriter:
         self._file: BinaryIO | None = None
         self._size = 0
         with writing(cache_dir):
-            self.kept = self._begun(origin)
+            self.stored = self._resume(origin)
 
-    def _begun(self, origin: str) -> Kept:
+    def _resume(self, origin: str) -> StoredText:
         try:
-            kept = Kept(**json.loads((self._folder / _PROGRESS).read_bytes()))
-            sizes = [self._path(number).stat().st_size for number in range(len(kept.shards))]
+            stored = StoredText(**json.loads((self._folder / _PROGRESS).read_bytes()))
+            sizes = [self._path(number).stat().st_size for number in range(len(stored.shards))]
         except (OSError, ValueError, TypeError):
-            kept, sizes = Kept(""), []
-        if kept.origin != origin or sizes != kept.shards or (self._folder / MANIFEST).exists():
+            stored, sizes = StoredText(""), []
+        if stored.origin != origin or sizes != stored.shards or (self._folder / MANIFEST).exists():
             shutil.rmtree(self._folder, ignore_errors=True)
-            kept = Kept(origin)
+            stored = StoredText(origin)
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / _DRAFT).unlink(missing_ok=True)  # of a process that died
-        return kept
+        return stored
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06}.jsonl"
@@ -135,17 +137,17 @@ class ShardWriter:
     def add(self, text: str, most: int) -> bool:
         """Write the text of a row, which may be empty; False where it would make more than `most` bytes in all."""
         line = json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" if text else b""
-        if self.kept.bytes + len(line) > most:
-            self.kept.complete = False
+        if self.stored.bytes + len(line) > most:
+            self.stored.complete = False
             return False
         if line:
             with writing(self._cache_dir):
                 if self._file is None:
                     self._file = (self._folder / _DRAFT).open("wb")
                 self._file.write(line)
-        self.kept.rows += 1
-        self.kept.without_text += not text
-        self.kept.bytes += len(line)
+        self.stored.rows += 1
+        self.stored.without_text += not text
+        self.stored.bytes += len(line)
         self._size += len(line)
         return True
 
@@ -162,20 +164,20 @@ class ShardWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            os.replace(self._folder / _DRAFT, self._path(len(self.kept.shards)))
-            self.kept.shards.append(self._size)
-            self.kept.position = position
+            os.replace(self._folder / _DRAFT, self._path(len(self.stored.shards)))
+            self.stored.shards.append(self._size)
+            self.stored.position = position
             draft = self._folder / _DRAFT
-            write_bytes(draft, json.dumps(asdict(self.kept)).encode())
+            write_bytes(draft, json.dumps(asdict(self.stored)).encode())
             os.replace(draft, self._folder / _PROGRESS)
             sync_path(self._folder)
         self._file, self._size = None, 0
 
     def finish(self) -> list[Path]:
-        """All is there: the shards, in order."""
+        """All is state: the shards, in order."""
         with writing(self._cache_dir):
-            write_manifest(self._folder, {"kept": asdict(self.kept)})
-        return [self._path(number) for number in range(len(self.kept.shards))]
+            write_manifest(self._folder, {"kept": asdict(self.stored)})
+        return [self._path(number) for number in range(len(self.stored.shards))]
 
 
 VERSION = 1  # of how rows become text: raise it when that changes
@@ -192,7 +194,7 @@ class HubSource(FileSource[HubConfig]):
     def __init__(
         self, config: HubConfig, cache_dir: str | Path, progress: OnStage | None = None, offline: bool = False
     ):
-        self._offline, self._kept = offline, dict[str, Kept]()
+        self._offline, self._stored = offline, dict[str, StoredText]()
         super().__init__(config, cache_dir, progress, key="data.hub")
 
     def files(self) -> dict[str, list[Path]]:
@@ -218,10 +220,10 @@ class HubSource(FileSource[HubConfig]):
                 rebuilding(damage, self.progress)
                 shutil.rmtree(folder, ignore_errors=True)
                 done = None
-            paths, self._kept[split] = done or self._read_split(split, folder)
+            paths, self._stored[split] = done or self._read_split(split, folder)
         return paths
 
-    def _read_split(self, split: str, folder: Path) -> tuple[list[Path], Kept]:
+    def _read_split(self, split: str, folder: Path) -> tuple[list[Path], StoredText]:
         """Stream a split into its folder, from where that was left."""
         assert self.cache_dir is not None
         config, what = self.config, f"data.hub={self.config.hub}"
@@ -231,9 +233,9 @@ class HubSource(FileSource[HubConfig]):
             raise no_such_file("data.hub", name)
         without = "give files that are here: data=parquet data.path=FOLDER"
         if self._offline and not local.is_dir():
-            there = "is not in the cache" if not folder.exists() else "is in the cache in part only"
+            state = "is not in the cache" if not folder.exists() else "is in the cache in part only"
             raise UserError(
-                f"{what}: offline=true, and its split {split} {there}",
+                f"{what}: offline=true, and its split {split} {state}",
                 f"type the command once with a network and without offline=true, or {without}",
             )
         with hub_access(what, name, self._offline, f"type the command again to read on, or {without}") as datasets:
@@ -243,26 +245,28 @@ class HubSource(FileSource[HubConfig]):
             if splits and split not in splits:
                 like = nearest(split, splits)
                 key = "data.split" if split == config.split else "data.validation"
-                raise UserError(f"{what} has no split {split}; there are {shown(splits)}", f"{key}={like or splits[0]}")
+                raise UserError(
+                    f"{what} has no split {split}; there are {name_list(splits)}", f"{key}={like or splits[0]}"
+                )
             rows = _columns(builder.as_streaming_dataset(split=split), columns_of(config), f"{what} {split}")
             writer = ShardWriter(folder, self.cache_dir, f"{builder.hash} datasets {datasets.__version__}")
-            if writer.kept.position is not None:
-                rows.load_state_dict(writer.kept.position)
+            if writer.stored.position is not None:
+                rows.load_state_dict(writer.stored.position)
             try:
                 self._write(rows, writer, f"{what} {split}")
             finally:
                 writer.close(rows.state_dict())
-            if not writer.kept.shards:
+            if not writer.stored.shards:
                 raise UserError(
-                    f"{what}: the split {split} holds no text in {shown(columns_of(config))}",
+                    f"{what}: the split {split} holds no text in {name_list(columns_of(config))}",
                     "name another column: data.text=COLUMN",
                 )
-            return writer.finish(), writer.kept
+            return writer.finish(), writer.stored
 
     def _write(self, rows: Any, writer: ShardWriter, what: str) -> None:
-        columns, most, kept = columns_of(self.config), self.config.max_bytes, writer.kept
+        columns, most, stored = columns_of(self.config), self.config.max_bytes, writer.stored
         for row in rows:
-            where = f"{what}:{kept.rows + 1}"
+            where = f"{what}:{stored.rows + 1}"
             text = text_of(where, columns, values_of(where, row, columns, "data.text"), "data.text")
             if len(text) > LINE // 2:  # what JSON makes of it is up to twice as long
                 raise UserError(f"{where}: a text of {len(text):,} characters", "leave it out: it is no document")
@@ -270,8 +274,8 @@ class HubSource(FileSource[HubConfig]):
                 return
             if writer.full:
                 writer.close(rows.state_dict())
-            if self.progress is not None and kept.rows % _REPORT == 0:
-                self.progress(f"reading {what}", kept.bytes, most)
+            if self.progress is not None and stored.rows % _REPORT == 0:
+                self.progress(f"reading {what}", stored.bytes, most)
 
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
         for _, row in objects(path):
@@ -282,17 +286,17 @@ class HubSource(FileSource[HubConfig]):
     def unit(self) -> str:
         return "row"
 
-    def facts(self) -> dict[str, object]:
-        kept = self._kept.values()
+    def metadata(self) -> dict[str, object]:
+        stored = self._stored.values()
         more = {
             "text": ", ".join(columns_of(self.config)),
-            "rows_without_text": sum(split.without_text for split in kept),
+            "rows_without_text": sum(split.without_text for split in stored),
             "kept": ", ".join(
-                f"{'all' if split.complete else 'the beginning'} of {name}" for name, split in self._kept.items()
+                f"{'all' if split.complete else 'the beginning'} of {name}" for name, split in self._stored.items()
             ),
-            "origin": ", ".join(dict.fromkeys(split.origin for split in kept)),
+            "origin": ", ".join(dict.fromkeys(split.origin for split in stored)),
         }
-        return super().facts() | {"source": f"hub {self.config.hub}"} | more
+        return super().metadata() | {"source": f"hub {self.config.hub}"} | more
 
 
 def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 import numpy as np
 
 from lmtool import random_streams
-from lmtool.data.examples import Examples, Plan, batch_borders
+from lmtool.data.examples import Examples, Plan, batch_boundaries
 from lmtool.errors import UserError
 from lmtool.types import Batch, Step
 
@@ -76,20 +76,23 @@ def prefetch(things: Iterable[Thing], ahead: int = 2) -> Iterator[Thing]:
 
 @dataclass(frozen=True)
 class Share:
-    """What one process reads of a step. places: (S,) of its examples, in the order of the step. borders: (B+1,) of its
-    forwards in them. idle: how many forwards others have more."""
+    """The part of a step that one process reads.
 
-    places: np.ndarray
-    borders: np.ndarray
+    indices: (S,) of its examples, in the order of the step. boundaries: (B+1,) of its forwards in them. idle: how many
+    more forwards other processes have.
+    """
+
+    indices: np.ndarray
+    boundaries: np.ndarray
     idle: int
 
 
 def share_of(lengths: np.ndarray, rank: int, ranks: int, micro_batch_tokens: int | None) -> Share:
     """The share of a process. lengths: (N,) tokens of each example. micro_batch_tokens: in one forward, at most."""
-    places = [np.arange(len(lengths))] if ranks == 1 else dealt(lengths, ranks)
-    borders = [batch_borders(lengths[own], None, micro_batch_tokens) for own in places]
-    most = max(map(len, borders))
-    return Share(places[rank], borders[rank], most - len(borders[rank]))
+    indices = [np.arange(len(lengths))] if ranks == 1 else dealt(lengths, ranks)
+    boundaries = [batch_boundaries(lengths[local], None, micro_batch_tokens) for local in indices]
+    most = max(map(len, boundaries))
+    return Share(indices[rank], boundaries[rank], most - len(boundaries[rank]))
 
 
 def dealt(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
@@ -139,8 +142,8 @@ def segments(places: int, lanes: int, size: int) -> np.ndarray:
     """(E,) records of `SEGMENT`, step by step and in a step lane by lane: `places` of a text in `lanes` contiguous
     parts, whose sizes differ by one at most, each in segments of `size`. Nothing is left out: the last step may have
     fewer lanes, and shorter segments."""
-    borders = np.arange(lanes + 1, dtype=np.int64) * places // lanes
-    starts_L, sizes_L = borders[:-1], np.diff(borders)
+    boundaries = np.arange(lanes + 1, dtype=np.int64) * places // lanes
+    starts_L, sizes_L = boundaries[:-1], np.diff(boundaries)
     before_S1 = np.arange(0, max(int(sizes_L.max(initial=0)), 1), size, dtype=np.int64)[:, None]
     lengths_SL = np.minimum(sizes_L - before_S1, size)
     rows_SL = np.empty(lengths_SL.shape, dtype=SEGMENT)
@@ -155,15 +158,15 @@ _BLOCK = 1 << 18  # examples that are put in order at a time
 
 @dataclass(frozen=True)
 class _Epoch:
-    """plan: the plan of the epoch. order: (E,) its examples as they are read. borders: (B+1,) of the steps in it."""
+    """plan: the plan of the epoch. order: (E,) its examples as they are read. boundaries: (B+1,) of the steps in it."""
 
     plan: Plan
     order: np.ndarray
-    borders: np.ndarray
+    boundaries: np.ndarray
 
     @property
     def steps(self) -> int:
-        return len(self.borders) - 1
+        return len(self.boundaries) - 1
 
 
 class PackedLoader:
@@ -246,8 +249,8 @@ class PackedLoader:
         epoch = self._began[0]
         while steps > 0:
             current = self._epoch(epoch)
-            taken = current.order[: current.borders[min(steps, current.steps)]]
-            yield current.plan.rows[taken]
+            selected = current.order[: current.boundaries[min(steps, current.steps)]]
+            yield current.plan.rows[selected]
             steps, epoch = steps - current.steps, epoch + 1
 
     def after(self, steps: int) -> dict[str, int]:
@@ -260,7 +263,7 @@ class PackedLoader:
     def read_before(self, cursor: dict[str, int]) -> int:
         """How many examples, in the order of the cursor's epoch, are read before it."""
         epoch, skipped = self._began
-        own = int(self._epoch(cursor["epoch"]).borders[cursor["batch"]])
+        own = int(self._epoch(cursor["epoch"]).boundaries[cursor["batch"]])
         return own + (skipped if cursor["epoch"] == epoch else 0)
 
     def epoch_batches(self, epoch: int = 0) -> Iterator[Batch]:
@@ -272,20 +275,20 @@ class PackedLoader:
             tokens = min(self._micro_batch_tokens, tokens or self._micro_batch_tokens)
         if self._lanes is None:
             order = np.argsort(-np.asarray(plan.lengths, dtype=np.int64), kind="stable")
-            borders = batch_borders(plan.lengths[order] + self._virtual_tokens, self._batch_examples, tokens)
+            boundaries = batch_boundaries(plan.lengths[order] + self._virtual_tokens, self._batch_examples, tokens)
         else:
-            order, within = np.arange(len(plan)), batch_borders(plan.lengths[: self._lanes], None, tokens)[:-1]
-            starts = (self._epoch(epoch).borders[:-1, None] + within).flatten()
-            borders = np.append(starts[starts < len(plan)], len(plan))
-        batches = self._batches(plan, order, borders, epoch)
-        return batches if len(borders) <= 2 else prefetch(batches, AHEAD)  # one batch is not worth a thread
+            order, within = np.arange(len(plan)), batch_boundaries(plan.lengths[: self._lanes], None, tokens)[:-1]
+            starts = (self._epoch(epoch).boundaries[:-1, None] + within).flatten()
+            boundaries = np.append(starts[starts < len(plan)], len(plan))
+        batches = self._batches(plan, order, boundaries, epoch)
+        return batches if len(boundaries) <= 2 else prefetch(batches, AHEAD)  # one batch is not worth a thread
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Of the first epoch: examples, steps, tokens, mean and longest length; padding_fraction is what packing
         spends on padding, padding_avoided what padding each step to its longest example would spend."""
         epoch = self._epoch(0)
         lengths = epoch.plan.lengths[epoch.order].astype(np.int64)
-        rectangle = np.maximum.reduceat(lengths, epoch.borders[:-1]) * np.diff(epoch.borders)
+        rectangle = np.maximum.reduceat(lengths, epoch.boundaries[:-1]) * np.diff(epoch.boundaries)
         tokens = int(lengths.sum())
         return {
             "examples": len(lengths),
@@ -295,7 +298,7 @@ class PackedLoader:
             "longest": int(lengths.max()),
             "padding_fraction": 0.0,
             "padding_avoided": 1.0 - tokens / float(rectangle.sum()),
-            **self._examples.facts(),
+            **self._examples.metadata(),
         }
 
     def _steps(self, epoch: int, batch: int, rank: int, ranks: int) -> Iterator[Step]:
@@ -317,19 +320,19 @@ class PackedLoader:
     def _forwards(self, epoch: int, batch: int, rank: int, ranks: int) -> tuple[list[Batch], tuple[Batch, ...]]:
         """What a process runs of a step, and what of it counts nothing: its shortest example."""
         current = self._epoch(epoch)
-        taken = current.order[current.borders[batch] : current.borders[batch + 1]]
-        lengths = current.plan.lengths[taken] + self._virtual_tokens
+        selected = current.order[current.boundaries[batch] : current.boundaries[batch + 1]]
+        lengths = current.plan.lengths[selected] + self._virtual_tokens
         share = share_of(lengths, rank, ranks, self._micro_batch_tokens)
-        batches = list(self._batches(current.plan, taken[share.places], share.borders, epoch))
+        batches = list(self._batches(current.plan, selected[share.indices], share.boundaries, epoch))
         if not share.idle:
             return batches, ()
-        shortest = taken[[int(lengths.argmin())]]
+        shortest = selected[[int(lengths.argmin())]]
         return batches, tuple(self._batches(current.plan, shortest, np.array([0, 1]), epoch)) * share.idle
 
-    def _batches(self, plan: Plan, order: np.ndarray, borders: np.ndarray, epoch: int) -> Iterator[Batch]:
-        for start, end in zip(borders[:-1], borders[1:], strict=True):
-            taken = order[start:end]
-            yield self._examples.batch(plan.rows[taken], taken, epoch)
+    def _batches(self, plan: Plan, order: np.ndarray, boundaries: np.ndarray, epoch: int) -> Iterator[Batch]:
+        for start, end in zip(boundaries[:-1], boundaries[1:], strict=True):
+            selected = order[start:end]
+            yield self._examples.batch(plan.rows[selected], selected, epoch)
 
     def _epoch(self, epoch: int) -> _Epoch:
         cached = self._epochs.get(epoch)
@@ -345,9 +348,9 @@ class PackedLoader:
             if epoch == self._began[0]:
                 order = order[self._began[1] :]
             sizes = (self._batch_examples, self._batch_tokens) if self._lanes is None else (self._lanes, None)
-            borders = batch_borders(plan.lengths[order], *sizes)
+            boundaries = batch_boundaries(plan.lengths[order], *sizes)
             # Of the others only the first epoch (facts, steps in an epoch) is asked for again.
-            kept = {number: entry for number, entry in self._epochs.items() if number in (0, epoch - 1)}
-            cached = _Epoch(plan, order, borders)
-            self._epochs = {**kept, epoch: cached}
+            recent = {number: entry for number, entry in self._epochs.items() if number in (0, epoch - 1)}
+            cached = _Epoch(plan, order, boundaries)
+            self._epochs = {**recent, epoch: cached}
         return cached

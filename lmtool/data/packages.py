@@ -16,7 +16,7 @@ from pathlib import Path
 from lmtool.data import docstrings
 
 STANDARD = "python"  # the name the standard library goes by
-_OWN = "lmtool"  # its docstrings would change the corpus with every edit
+_LMTOOL = "lmtool"  # its docstrings would change the corpus with every edit
 _SKIPPED = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "_tests", "idle_test", "idlelib"}
 _PORTION = 1_000_000  # bytes of source a child process reads: about a tenth of a second
 
@@ -41,7 +41,7 @@ class Docs:
 
 def installed() -> list[str]:
     """Top-level packages and modules of the environment, by name; without lmtool."""
-    return sorted(_places(), key=lambda name: (name.lower(), name))
+    return sorted(_locations(), key=lambda name: (name.lower(), name))
 
 
 def versions() -> list[str]:
@@ -55,18 +55,18 @@ def modules(package: str) -> list[Module]:
     installed."""
     if package == STANDARD:
         return list(_walk(package, sysconfig.get_paths()["stdlib"], ""))
-    place = _places().get(package)
-    if place is None:
+    location = _locations().get(package)
+    if location is None:
         return _standard_module(package)
-    if place.endswith(".py"):
-        return [Module(package, package, place, os.path.getsize(place))]
-    return list(_walk(package, place, package))
+    if location.endswith(".py"):
+        return [Module(package, package, location, os.path.getsize(location))]
+    return list(_walk(package, location, package))
 
 
-def read(wanted: Iterable[Module]) -> Iterator[Docs]:
+def read(requested: Iterable[Module]) -> Iterator[Docs]:
     """The docstrings of modules, in their order; a few portions are read ahead, in a process each."""
     workers = min(os.cpu_count() or 1, 8)
-    portions = _portions(wanted)
+    portions = _portions(requested)
     with ThreadPoolExecutor(workers) as pool:
         running: list[tuple[list[Module], Future[list[list[tuple[int, str]]]]]] = []
         try:
@@ -82,9 +82,9 @@ def read(wanted: Iterable[Module]) -> Iterator[Docs]:
                 result.cancel()
 
 
-def _portions(wanted: Iterable[Module]) -> Iterator[list[Module]]:
+def _portions(requested: Iterable[Module]) -> Iterator[list[Module]]:
     portion: list[Module] = []
-    for module in wanted:
+    for module in requested:
         portion.append(module)
         if sum(module.size for module in portion) >= _PORTION or len(portion) == 200:
             yield portion
@@ -113,15 +113,15 @@ def _list(folder: str) -> list[str]:
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
-def _places() -> dict[str, str]:
+def _locations() -> dict[str, str]:
     """Where each installed package or module is."""
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for folder in _folders():
         for entry in _list(folder):
             path, name = os.path.join(folder, entry), entry.removesuffix(".py")
-            if name.isidentifier() and name not in _SKIPPED | {_OWN} and (entry != name or os.path.isdir(path)):
-                places.setdefault(name, path)
-    return places
+            if name.isidentifier() and name not in _SKIPPED | {_LMTOOL} and (entry != name or os.path.isdir(path)):
+                locations.setdefault(name, path)
+    return locations
 
 
 def _standard_module(package: str) -> list[Module]:
@@ -136,14 +136,14 @@ def _standard_module(package: str) -> list[Module]:
 
 
 def _walk(package: str, root: str, prefix: str) -> Iterator[Module]:
-    for place, folders, files in os.walk(root):
+    for location, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED and name.isidentifier())
-        within = [part for part in Path(place).relative_to(root).parts]
+        within = [part for part in Path(location).relative_to(root).parts]
         for file in sorted(files):
             stem = file.removesuffix(".py")
             if stem == file or stem.startswith("test_") or stem.endswith("_test") or stem == "conftest":
                 continue
-            path = os.path.join(place, file)
+            path = os.path.join(location, file)
             if os.path.isfile(path):  # a broken link is none
                 parts = [prefix, *within] if stem == "__init__" else [prefix, *within, stem]
                 yield Module(package, ".".join(part for part in parts if part), path, os.path.getsize(path))

@@ -21,7 +21,7 @@ _ROWS = 128  # that are decoded at a time
 
 def read_parquet(path: Path) -> Table:
     """All rows; the origin counts them from 1. UserError where pyarrow is not installed, or cannot read the file."""
-    with _opened(path) as file:
+    with _open_parquet(path) as file:
         table = file.read()
     if not table.num_rows:
         raise UserError(f"{path}: no rows", "give a file with rows")
@@ -42,7 +42,7 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
     anything but text.
     """
     number, written, size = 0, 0, path.stat().st_size
-    with _opened(path) as file:
+    with _open_parquet(path) as file:
         schema = file.schema_arrow
         for name in columns:
             if name not in schema.names:
@@ -68,7 +68,7 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
 
 def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
     """The rows one after another. UserError: as `read_parquet`."""
-    with _opened(path) as file:
+    with _open_parquet(path) as file:
         for batch in file.iter_batches(_ROWS, use_threads=False):
             yield from batch.to_pylist()
 
@@ -82,7 +82,7 @@ def _holds_text(kind: Any) -> bool:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_parquet(path: Path) -> Iterator[Any]:
     """A pyarrow.parquet.ParquetFile, whose errors become a UserError."""
     try:
         import pyarrow  # a large library, needed for these files only

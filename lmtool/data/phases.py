@@ -21,14 +21,14 @@ _START = {"phase": 0, "step": 0, "epoch": 0, "batch": 0, "began": 0, "skipped": 
 
 
 @dataclass(frozen=True)
-class Shares:
-    """The phases of a run as numbers, one of each a phase.
+class PhaseFractions:
+    """The phases of a run as numbers, one for each phase.
 
-    shares: of the budget, adding up to 1. tokens, flops: of a step, mean. rates: the learning rate as a multiple of the
-    schedule's.
+    fractions: of the budget, adding up to 1. tokens, flops: the mean of a step. rates: the learning rate as a multiple
+    of the schedule's.
     """
 
-    shares: tuple[float, ...]
+    fractions: tuple[float, ...]
     tokens: tuple[float, ...]
     flops: tuple[float, ...]
     rates: tuple[float, ...]
@@ -36,7 +36,11 @@ class Shares:
     def of_steps(self, budget: str) -> tuple[float, ...]:
         """Each phase's share of the steps of a run that this budget ends, adding up to 1."""
         units = {"max_tokens": self.tokens, "max_flops": self.flops, "max_minutes": self.flops}.get(budget)
-        steps = self.shares if units is None else [share / unit for share, unit in zip(self.shares, units, strict=True)]
+        steps = (
+            self.fractions
+            if units is None
+            else [share / unit for share, unit in zip(self.fractions, units, strict=True)]
+        )
         return tuple(step / math.fsum(steps) for step in steps)
 
     def mean(self, values: Sequence[float], budget: str) -> float:
@@ -58,8 +62,8 @@ class PhasedLoader:
     in which the phase began, at which place of its order.
     """
 
-    def __init__(self, loaders: Sequence[PackedLoader], shares: Shares, same_text: Sequence[bool]):
-        self.loaders, self.shares = list(loaders), shares
+    def __init__(self, loaders: Sequence[PackedLoader], fractions: PhaseFractions, same_text: Sequence[bool]):
+        self.loaders, self.fractions = list(loaders), fractions
         self._continues = [False] + [
             same and loader.reads_like(before)
             for before, loader, same in zip(self.loaders, self.loaders[1:], same_text[1:], strict=False)
@@ -92,28 +96,28 @@ class PhasedLoader:
             )
         return steps[0]
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """By phase, those of its loader."""
-        by_phase = {f"phase {number}": loader.facts() for number, loader in enumerate(self.loaders, 1)}
+        by_phase = {f"phase {number}": loader.metadata() for number, loader in enumerate(self.loaders, 1)}
         return {"padding_fraction": 0.0, **by_phase}
 
     # What a budget asks of phases.
 
     def mean_tokens(self, budget: str) -> float:
-        return self.shares.mean(self.shares.tokens, budget)
+        return self.fractions.mean(self.fractions.tokens, budget)
 
     def stretch(self, budget: str) -> float:
         """Of a run of limited time, whose later phases have longer or shorter steps than its first."""
-        return self.shares.shares[0] / self.shares.of_steps(budget)[0]
+        return self.fractions.fractions[0] / self.fractions.of_steps(budget)[0]
 
     def fix(self, steps: int, budget: str) -> None:
         if self._horizon == (steps, budget):
             return
-        self._horizon, self._ends = (steps, budget), [*self.shares.last_steps(steps, budget)[:-1], math.inf]
+        self._horizon, self._ends = (steps, budget), [*self.fractions.last_steps(steps, budget)[:-1], math.inf]
 
     # What is read when.
 
-    def borders(self, steps: int) -> list[tuple[int, int]]:
+    def boundaries(self, steps: int) -> list[tuple[int, int]]:
         """The first and the last step of each phase, after so many steps of the run; of one without steps the last is
         before the first."""
         ends = [int(min(end, steps)) for end in self._ends or [steps] * len(self.loaders)]
@@ -127,23 +131,23 @@ class PhasedLoader:
             yield from loader.read(number)
             at = {**at, **loader.after(number), "step": at["step"] + number}
             if at["step"] < steps:
-                at = self._entered(at)
+                at = self._enter_phase(at)
 
-    def _steps(self, at: dict[str, int], inside: Iterator[Step], rank: int, ranks: int) -> Iterator[Step]:
+    def _steps(self, at: dict[str, int], iterator: Iterator[Step], rank: int, ranks: int) -> Iterator[Step]:
         while True:
             while at["step"] < self._end(at):
-                step = next(inside)
+                step = next(iterator)
                 at = {**at, **step.cursor, "step": at["step"] + 1}
-                rate = self.shares.rates[at["phase"]]
+                rate = self.fractions.rates[at["phase"]]
                 yield replace(step, cursor=at, phase=at["phase"] + 1, rate_scale=rate)
-            at = self._entered(at)
-            inside = self._loader(at).steps(_within(at), rank, ranks)
+            at = self._enter_phase(at)
+            iterator = self._loader(at).steps(_within(at), rank, ranks)
 
     def _end(self, at: dict[str, int]) -> float:
         """The last step of the phase at hand."""
         return math.inf if self._ends is None else self._ends[at["phase"]]
 
-    def _entered(self, at: dict[str, int]) -> dict[str, int]:
+    def _enter_phase(self, at: dict[str, int]) -> dict[str, int]:
         """The beginning of the phase whose turn it is at the end of another; one that is too short for a step has
         none."""
         assert self._ends is not None

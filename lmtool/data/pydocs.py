@@ -60,10 +60,10 @@ class PydocsSource:
         return sum(map(len, self._texts(split)))
 
     def _texts(self, split: str) -> Iterator[str]:
-        wanted = splits_of(split) == "validation"
-        return (text for (_, text), out in zip(self._documents, self._held_out, strict=True) if out == wanted)
+        requested = splits_of(split) == "validation"
+        return (text for (_, text), out in zip(self._documents, self._held_out, strict=True) if out == requested)
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         return {
             "source": "pydocs",
             "bytes": sum(len(text.encode()) for _, text in self._documents),
@@ -95,7 +95,7 @@ def _collect(names: list[str], max_bytes: int, progress: OnStage | None) -> Iter
     seen: set[bytes] = set()
     left = max_bytes
     for docs in packages.read(module for name in names for module in packages.modules(name)):
-        kept: list[str] = []
+        retained: list[str] = []
         for _, text in docs.texts:
             text = _clean(text)
             mark = hashlib.sha256(text.encode()).digest()
@@ -105,9 +105,9 @@ def _collect(names: list[str], max_bytes: int, progress: OnStage | None) -> Iter
             left -= len(text.encode()) + 2
             if left < 0:
                 break
-            kept.append(text)
-        if kept:
-            yield f"{docs.module.package}:{docs.module.name}", "\n\n".join(kept)
+            retained.append(text)
+        if retained:
+            yield f"{docs.module.package}:{docs.module.name}", "\n\n".join(retained)
         if progress is not None:
             progress("reading docstrings", max_bytes - max(left, 0), max_bytes)
         if left < 0:
@@ -208,17 +208,17 @@ def pydocs_rows(
         labelled = _labelled(names)
         if cached is not None:
             _save(cached, key, labelled, cache_dir)
-    drawn = []
+    sampled = []
     for name in names:
         rows = _draw([row for row in labelled if row[0] == name], seed, per_class_train, per_class_validation)
         if rows is not None:
-            drawn.append(rows)
-    if len(drawn) < 2:
+            sampled.append(rows)
+    if len(sampled) < 2:
         raise UserError(
             "task=pydocs: too few packages with docstrings are installed here",
             "take a task with data of its own: lmtool finetune task=custom task.path=FOLDER",
         )
-    return {split: _table([row for rows in drawn for row in rows[split]]) for split in ("train", "dev")}
+    return {split: _table([row for rows in sampled for row in rows[split]]) for split in ("train", "dev")}
 
 
 def _labelled(names: list[str]) -> list[list[object]]:
@@ -282,13 +282,13 @@ def _draw(rows: list[list[Any]], seed: int, train: int, dev: int) -> dict[str, l
     for row in rows:
         files.setdefault(row[1], []).append(row)
     paths = sorted(files)
-    taken: dict[str, list[list[object]]] = {"dev": [], "train": []}
+    selected: dict[str, list[list[object]]] = {"dev": [], "train": []}
     for place in random_streams.Permutation(len(paths), seed, "sample", 0)(np.arange(len(paths))).tolist():
         own = files[paths[place]]
         order = random_streams.Permutation(len(own), seed, "sample", 1 + place)(np.arange(min(len(own), _PER_MODULE)))
-        side, wanted = ("dev", dev) if len(taken["dev"]) < dev else ("train", train)
-        taken[side] += [own[number] for number in order.tolist()][: wanted - len(taken[side])]
-    return taken if len(taken["train"]) == train else None
+        side, requested = ("dev", dev) if len(selected["dev"]) < dev else ("train", train)
+        selected[side] += [own[number] for number in order.tolist()][: requested - len(selected[side])]
+    return selected if len(selected["train"]) == train else None
 
 
 def _table(rows: list[list[Any]]) -> Found:

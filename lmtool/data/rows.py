@@ -103,30 +103,30 @@ def _split_quoted(path: Path, numbered: Iterator[tuple[int, str]], delimiter: st
             record = next(reader)
         except StopIteration:
             return
-        except csv.Error as problem:
-            raise _broken_csv(path, first, started, problem) from problem
+        except csv.Error as error:
+            raise _broken_csv(path, first, started, error) from error
         if record:
             yield first, record
         first = started + 1
 
 
-def _broken_csv(path: Path, first: int, last: int, problem: csv.Error) -> UserError:
+def _broken_csv(path: Path, first: int, last: int, error: csv.Error) -> UserError:
     hint = 'quote the whole cell and double the quotes inside it: "say ""hi"""'
-    if "unexpected end" in str(problem) or "field limit" in str(problem):
+    if "unexpected end" in str(error) or "field limit" in str(error):
         return UserError(f"{path}:{first}: a quote is opened and never closed", hint)
     through = f" (the row runs on to line {last}: is a quote left open?)" if last > first else ""
-    return UserError(f"{path}:{first}: {problem}{through}", hint)
+    return UserError(f"{path}:{first}: {error}{through}", hint)
 
 
 def header_of(
-    path: Path, lines: Iterator[tuple[int, list[str]]], given: Sequence[str] | None = None
+    path: Path, lines: Iterator[tuple[int, list[str]]], fixed: Sequence[str] | None = None
 ) -> tuple[int, list[str]]:
-    """The line of the header, and the names of the columns: `given`, or taken from the first of the records.
+    """The line of the header, and the names of the columns: `fixed`, or taken from the first of the records.
 
     UserError where a name comes twice, or nothing is there.
     """
-    number, names = (0, list(given)) if given is not None else next(lines, (0, []))
-    if given is None and number == 0:
+    number, names = (0, list(fixed)) if fixed is not None else next(lines, (0, []))
+    if fixed is None and number == 0:
         raise UserError(f"{path} is empty", "give a file with a header line and rows")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -134,16 +134,16 @@ def header_of(
     return number, names
 
 
-def ragged(path: Path, number: int, record: Sequence[str], names: Sequence[str], given: bool = False) -> UserError:
-    """The error for a record of another number of cells than there are columns. given: the names are not the file's."""
+def ragged(path: Path, number: int, record: Sequence[str], names: Sequence[str], fixed: bool = False) -> UserError:
+    """The error for a record of another number of cells than there are columns. fixed: the names are not the file's."""
     hint = "write a row a line with as many columns as the header names"
-    if given:
+    if fixed:
         hint = "give as many column names as the file has columns"
     count = f"{len(record)} column" + ("s" if len(record) != 1 else "")
-    return UserError(f"{path}:{number}: {count}, {len(names)} expected ({shown(names)})", hint)
+    return UserError(f"{path}:{number}: {count}, {len(names)} expected ({name_list(names)})", hint)
 
 
-def shown(names: Sequence[str]) -> str:
+def name_list(names: Sequence[str]) -> str:
     """Names of columns as an error lists them."""
     listed = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:_SHOWN]]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -156,7 +156,7 @@ def no_column(where: str, name: str, names: Sequence[str], key: str, listed: boo
     like = nearest(name, names)
     form = "{}=[{}]" if listed else "{}={}"
     hint = f"did you mean {form.format(key, like)}?" if like else f"name the column: {form.format(key, 'COLUMN')}"
-    return UserError(f"{where}: no column {name}; there are {shown(names) or 'none'}", hint)
+    return UserError(f"{where}: no column {name}; there are {name_list(names) or 'none'}", hint)
 
 
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -196,15 +196,15 @@ def object_of(path: Path, number: int, line: str) -> dict[str, object]:
     """A line as the object it holds. UserError where it is not one, or holds a key twice or half a character."""
     try:
         row = _DECODER.decode(line)
-    except _Refused as problem:
-        message, hint = problem.args
-        raise UserError(f"{path}:{number}: {message}", hint) from problem
-    except json.JSONDecodeError as problem:
+    except _Refused as error:
+        message, hint = error.args
+        raise UserError(f"{path}:{number}: {message}", hint) from error
+    except json.JSONDecodeError as error:
         raise UserError(
-            f"{path}:{number}:{problem.colno}: not JSON: {problem.msg}", "write one JSON object a line"
-        ) from problem
-    except (RecursionError, ValueError) as problem:  # nested too deep; a number of thousands of digits
-        raise UserError(f"{path}:{number}: not readable JSON: {problem}", "write one JSON object a line") from problem
+            f"{path}:{number}:{error.colno}: not JSON: {error.msg}", "write one JSON object a line"
+        ) from error
+    except (RecursionError, ValueError) as error:  # nested too deep; a number of thousands of digits
+        raise UserError(f"{path}:{number}: not readable JSON: {error}", "write one JSON object a line") from error
     if not isinstance(row, dict):
         raise UserError(f"{path}:{number}: {type(row).__name__} instead of an object", "write one JSON object a line")
     if _SURROGATE.search(line):
@@ -217,12 +217,12 @@ def _require_text(path: Path, number: int, row: dict[str, object]) -> None:
     for name, value in row.items():
         try:
             json.dumps([name, value], ensure_ascii=False).encode()
-        except UnicodeEncodeError as problem:
-            half = ascii(problem.object[problem.start])[1:-1]
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])[1:-1]
             raise UserError(
                 f"{path}:{number}: {name} holds {half}, half of a character (a lone surrogate)",
                 "write both halves, the character itself, or \\ufffd in its place",
-            ) from problem
+            ) from error
 
 
 def fields_of(row: Mapping[str, object]) -> dict[str, object]:

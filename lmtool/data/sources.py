@@ -56,7 +56,7 @@ class Source(Protocol):
     def characters(self, split: str) -> int:
         """How many characters they have together."""
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """What the screens and the report say about it; plain data."""
 
 
@@ -70,12 +70,12 @@ def open_source(
 
 def documents(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
     """The documents that parts make up, each complete."""
-    begun: list[str] = []
+    pending: list[str] = []
     for text, ends in parts:
-        begun.append(text)
+        pending.append(text)
         if ends:
-            yield "".join(begun)
-            begun = []
+            yield "".join(pending)
+            pending = []
 
 
 def in_parts(text: str) -> Iterator[tuple[str, bool]]:
@@ -94,30 +94,30 @@ def held_out(sizes: np.ndarray, fraction: float) -> np.ndarray:
     chosen = np.zeros(count, dtype=bool)
     number = min(round(fraction * count), count - 1)
     if number >= 1:
-        chosen[_drawn(count, number)] = True
+        chosen[_sampled(count, number)] = True
     else:
         chosen[np.argmin(np.abs(np.asarray(sizes) - fraction * np.sum(sizes)))] = True
     return chosen
 
 
-def _drawn(count: int, number: int) -> np.ndarray:
+def _sampled(count: int, number: int) -> np.ndarray:
     """The `number` documents of `count` with the smallest draws. Draws are made a block at a time, and only those kept
     that can be among them."""
-    draws, drawn = np.empty(0), np.empty(0, dtype=np.int64)
+    draws, sampled = np.empty(0), np.empty(0, dtype=np.int64)
     for start in range(0, count, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, count))
         draws = np.concatenate([draws, random_streams.uniform(_SPLIT_SEED, "sample", 0, block, 1)[:, 0]])
-        drawn = np.concatenate([drawn, block])
-        kept = np.sort(np.argsort(draws, kind="stable")[:number])  # of equal draws the earlier document's
-        draws, drawn = draws[kept], drawn[kept]
-    return drawn
+        sampled = np.concatenate([sampled, block])
+        retained = np.sort(np.argsort(draws, kind="stable")[:number])  # of equal draws the earlier document's
+        draws, sampled = draws[retained], sampled[retained]
+    return sampled
 
 
 # What one document is cut at, the best first.
-_BORDERS = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"), re.compile(r"(?<=[.!?])\s"), re.compile(r"\s"))
+_BOUNDARIES = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"), re.compile(r"(?<=[.!?])\s"), re.compile(r"\s"))
 
 
-def split_place(read: Callable[[int, int], str], length: int, fraction: float) -> int:
+def split_offset(read: Callable[[int, int], str], length: int, fraction: float) -> int:
     """The place at which one document of `length` characters becomes two: its last `fraction` is for validation, cut
     at a blank line, else the end of a line, of a sentence, or a word, whichever is found within a twentieth of the
     text; of a long one, within `PART` characters.
@@ -129,7 +129,7 @@ def split_place(read: Callable[[int, int], str], length: int, fraction: float) -
     text = read(start, end)
     wanted -= start
     for reach in (near, len(text)):
-        for border in _BORDERS:
+        for border in _BOUNDARIES:
             places = [match.start() for match in border.finditer(text, max(wanted - reach, 0), wanted + reach)]
             for place in sorted(places, key=lambda place: abs(place - wanted)):
                 if text[:place].strip() and text[place:].strip():
@@ -166,7 +166,7 @@ def _named(title: str, config: DataConfig) -> Iterator[None]:
 class MixtureSource:
     """All members, one after the other, where one text is wanted: a vocabulary is learned from all of it.
 
-    members: by their titles. shares: of the examples, adding up to 1; None: as much as there is of each. UserError
+    members: by their titles. fractions: of the examples, adding up to 1; None: as much as there is of each. UserError
     where two of them are the same text, and as each member has it.
     """
 
@@ -177,7 +177,7 @@ class MixtureSource:
         progress: OnStage | None = None,
         offline: bool = False,
     ):
-        self.config, self.shares = config, config.shares()
+        self.config, self.fractions = config, config.fractions()
         self.members: dict[str, Source] = {}
         for title, part in config.parts().items():
             with _named(title, part):
@@ -201,12 +201,12 @@ class MixtureSource:
     def characters(self, split: str) -> int:
         return sum(member.characters(split) for member in self.members.values())
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """Those of each member under its title."""
         return {
             "source": "mixture",
             "documents": self.count("train"),
             "validation_documents": self.count("validation"),
             "fingerprint": self.fingerprint,
-            **{title: member.facts() for title, member in self.members.items()},
+            **{title: member.metadata() for title, member in self.members.items()},
         }

@@ -53,7 +53,7 @@ class Counts:
     tokens: int = 0
     documents: int = 0
     sentences: int = 0
-    last_border: int = 0  # sentences up to the end of the last document that has tokens
+    last_boundary: int = 0  # sentences up to the end of the last document that has tokens
     without_tokens: int = 0
     unknown: int = 0
     characters: int = 0
@@ -131,7 +131,7 @@ class StoreDraft:
         self._counts.seconds = before.seconds + time.perf_counter() - began
         if progress is not None:
             progress(stage, total, total, self._rates(before))
-        return self._facts(source, split)
+        return self._metadata(source, split)
 
     def _append(self, name: str, values: np.ndarray) -> None:
         content = values.astype(self._dtypes[name]).tobytes()
@@ -142,19 +142,19 @@ class StoreDraft:
         counts = self._counts
         offsets = counts.tokens + np.concatenate([[0], np.cumsum(portion.sentence_lengths)])
         # Sentences up to the end of each document that ends here; one without any has no tokens.
-        borders_P = counts.sentences + np.cumsum(portion.sentences)
-        borders = borders_P[portion.ends]
-        grown = np.diff(borders, prepend=counts.last_border) > 0
+        boundaries_P = counts.sentences + np.cumsum(portion.sentences)
+        boundaries = boundaries_P[portion.ends]
+        grown = np.diff(boundaries, prepend=counts.last_boundary) > 0
         counts.without_tokens += int((~grown).sum())
-        borders = borders[grown]
+        boundaries = boundaries[grown]
         self._append("tokens", portion.tokens)
         self._append("sentence_offsets", offsets[1:])
-        self._append("document_sentences", borders)
-        self._append("document_offsets", offsets[borders - counts.sentences])
-        counts.last_border = int(borders[-1]) if len(borders) else counts.last_border
+        self._append("document_sentences", boundaries)
+        self._append("document_offsets", offsets[boundaries - counts.sentences])
+        counts.last_boundary = int(boundaries[-1]) if len(boundaries) else counts.last_boundary
         counts.portions += 1
         counts.tokens += len(portion.tokens)
-        counts.documents += len(borders)
+        counts.documents += len(boundaries)
         counts.sentences += len(portion.sentence_lengths)
         for name in ("unknown", "characters", "words", "bytes"):
             setattr(counts, name, getattr(counts, name) + getattr(portion, name))
@@ -189,7 +189,7 @@ class StoreDraft:
         with contextlib.suppress(OSError), ExitStack() as stack:
             rows = self._journal.read_bytes().splitlines(keepends=True)
             files = {name: stack.enter_context(open(self.folder / file, "rb")) for name, file in FILES.items()}
-            sizes, kept = dict.fromkeys(FILES, 0), 0
+            sizes, complete_rows = dict.fromkeys(FILES, 0), 0
             for line in rows:
                 row = _row(line)
                 if row is None or any(
@@ -197,9 +197,9 @@ class StoreDraft:
                     for name, digest in row["sha256"].items()
                 ):
                     break
-                self._counts, sizes, kept = Counts(**row["counts"]), row["bytes"], kept + 1
-            if kept:
-                os.truncate(self._journal, sum(map(len, rows[:kept])))
+                self._counts, sizes, complete_rows = Counts(**row["counts"]), row["bytes"], complete_rows + 1
+            if complete_rows:
+                os.truncate(self._journal, sum(map(len, rows[:complete_rows])))
                 return sizes
         return None
 
@@ -217,7 +217,7 @@ class StoreDraft:
         }
         return {name: {"dtype": self._dtypes[name].str, "count": lengths[name]} for name in FILES}
 
-    def _facts(self, source: Source, split: str) -> dict[str, object]:
+    def _metadata(self, source: Source, split: str) -> dict[str, object]:
         counts = self._counts
         return {
             "split": split,
@@ -265,7 +265,7 @@ class TokenStore:
     document_offsets: np.ndarray
     sentence_offsets: np.ndarray
     document_sentences: np.ndarray
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     folder: Path
     rows: Mapping[str, object] = field(default_factory=dict)
 
@@ -306,8 +306,8 @@ def open_store(
                     rebuilding(damage, progress)
                     shutil.rmtree(folder, ignore_errors=True)
             with StoreDraft(folder, tokenizer, alone) as draft:
-                facts = draft.write(source, split, progress)
-                write_manifest(draft.folder, {"key": key, "arrays": draft.arrays, "facts": facts})
+                metadata = draft.write(source, split, progress)
+                write_manifest(draft.folder, {"key": key, "arrays": draft.arrays, "facts": metadata})
                 os.rename(draft.folder, folder)
     try:
         return _open(folder, key)
@@ -358,11 +358,11 @@ def _open(folder: Path, key: str) -> TokenStore:
     """The store in a folder. Damaged where it is not as it was written."""
     manifest = Manifest.read(folder)
     missing = set(FILES.values()) - manifest.files.keys()
-    if manifest.facts.get("key") != key or missing:
+    if manifest.metadata.get("key") != key or missing:
         raise Damaged(folder / MANIFEST, "is of another store")
     manifest.verify()
     arrays: dict[str, Any] = {}
     for name, file in FILES.items():
-        dtype, count = (manifest.facts["arrays"][name][fact] for fact in ("dtype", "count"))
+        dtype, count = (manifest.metadata["arrays"][name][fact] for fact in ("dtype", "count"))
         arrays[name] = np.memmap(folder / file, dtype=dtype, mode="r", shape=(count,)).view(np.ndarray)
-    return TokenStore(**arrays, facts=manifest.facts["facts"], folder=folder)
+    return TokenStore(**arrays, metadata=manifest.metadata["facts"], folder=folder)

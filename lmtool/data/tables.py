@@ -25,13 +25,13 @@ SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".json")
 @dataclass
 class Table:
     """columns: by name, one value a row, all of the same length. origin: (file, line) of each row. skipped: lines left
-    out because their number of columns was wrong, where that was allowed. facts: what else the reader says of the
+    out because their number of columns was wrong, where that was allowed. metadata: what else the reader says of the
     file, for the screens: counts, and words."""
 
     columns: dict[str, list[object]]
     origin: list[tuple[str, int]] = field(default_factory=list)
     skipped: int = 0
-    facts: dict[str, object] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -39,7 +39,7 @@ class Table:
     def take(self, numbers: Sequence[int]) -> Table:
         """Some of the rows, by number."""
         columns = {name: [values[number] for number in numbers] for name, values in self.columns.items()}
-        return Table(columns, [self.origin[number] for number in numbers], self.skipped, self.facts)
+        return Table(columns, [self.origin[number] for number in numbers], self.skipped, self.metadata)
 
 
 def read_table(
@@ -71,10 +71,10 @@ def read_table(
         delimiter = seen_delimiter(path, known, header) if suffix == ".csv" else None
         table = _from_records(path, records(path, delimiter), header, skip_ragged)
         if delimiter not in (None, ","):
-            table.facts["delimiter"] = DELIMITERS[delimiter]
+            table.metadata["delimiter"] = DELIMITERS[delimiter]
     if not table:
-        problem = f"no row of {len(table.columns)} columns" if table.skipped else "no rows"
-        raise UserError(f"{path}: {problem}", "give a file with rows below its header")
+        error = f"no row of {len(table.columns)} columns" if table.skipped else "no rows"
+        raise UserError(f"{path}: {error}", "give a file with rows below its header")
     return table
 
 
@@ -91,7 +91,7 @@ def _from_records(
             if skip_ragged:
                 table.skipped += 1
                 continue
-            refuse(ragged(path, number, record, names, given=header is not None))
+            refuse(ragged(path, number, record, names, fixed=header is not None))
             continue
         for values, value in zip(table.columns.values(), record, strict=True):
             values.append(value)
@@ -105,9 +105,9 @@ def _from_objects(path: Path) -> Table:
     for number, row in objects(path):
         if table is None:
             table = Table({name: [] for name in row})
-        problem = _unlike(path, number, row, table, kinds)
-        if problem is not None:
-            refuse(problem)
+        error = _unlike(path, number, row, table, kinds)
+        if error is not None:
+            refuse(error)
             continue
         for name, values in table.columns.items():
             values.append(row[name])
@@ -122,10 +122,10 @@ def _unlike(
     line that has it first; those of the row are entered."""
     if table.columns.keys() != row.keys():
         name = min(table.columns.keys() ^ row.keys())
-        problem = "has no" if name in table.columns else "has a further"
+        error = "has no" if name in table.columns else "has a further"
         first = table.origin[0][1]
         return UserError(
-            f"{path}:{number}: the object {problem} key {name}, other than line {first}", "give all rows the same keys"
+            f"{path}:{number}: the object {error} key {name}, other than line {first}", "give all rows the same keys"
         )
     for name, value in row.items():
         kind = described(value)
@@ -187,7 +187,7 @@ def read_columns(
     if not table:
         raise UserError(f"{path}: no sentences", "give a file of a word a line and a blank line behind each sentence")
     if documents:
-        table.facts["document_lines"] = documents
+        table.metadata["document_lines"] = documents
     return table
 
 
@@ -229,7 +229,7 @@ def read_conllu(path: Path, word: str) -> Table:
     if len(ids) == len(table):
         table.columns["id"] = list(ids)
     if left_out:
-        table.facts["ranges_and_empty_nodes"] = left_out
+        table.metadata["ranges_and_empty_nodes"] = left_out
     return table
 
 
@@ -267,9 +267,9 @@ def _append(table: Table, path: Path, names: Sequence[str], cells: list[list[str
     table.origin.append((str(path), lines[0]))
 
 
-def _wrong_count(path: Path, number: int, values: list[str], names: Sequence[str], given: bool) -> UserError:
+def _wrong_count(path: Path, number: int, values: list[str], names: Sequence[str], fixed: bool) -> UserError:
     hint = "write a word a line, with the same columns on each, and a blank line behind each sentence"
-    if given:
+    if fixed:
         hint = "name all columns of the file in order: task.header=[...]"
     count = f"{len(values)} column" + ("s" if len(values) != 1 else "")
     return UserError(f"{path}:{number}: {count}, {len(names)} expected ({', '.join(names)})", hint)
@@ -296,11 +296,11 @@ def read_squad(path: Path) -> Table:
     text = _text_of(path)
     try:
         content = json.loads(text)
-    except json.JSONDecodeError as problem:
-        where = f"{path}:{problem.lineno}:{problem.colno}"
-        raise UserError(f"{where}: not JSON: {problem.msg}", "copy the file again") from problem
-    except (RecursionError, ValueError) as problem:
-        raise UserError(f"{path}: not readable JSON: {problem}", "copy the file again") from problem
+    except json.JSONDecodeError as error:
+        where = f"{path}:{error.lineno}:{error.colno}"
+        raise UserError(f"{where}: not JSON: {error.msg}", "copy the file again") from error
+    except (RecursionError, ValueError) as error:
+        raise UserError(f"{path}: not readable JSON: {error}", "copy the file again") from error
     table = Table({name: [] for name in ("id", "question", "context", "answers")})
     place, line, labelled = 0, 1, 0
     for where, context, question in _questions(path, content):
@@ -354,17 +354,17 @@ def _require_text(where: str, name: str, value: object) -> None:
         raise UserError(f"{where}: {name} is {type(value).__name__}, not a text", "correct the question")
     try:
         value.encode()
-    except UnicodeEncodeError as problem:
-        half = ascii(value[problem.start])[1:-1]
+    except UnicodeEncodeError as error:
+        half = ascii(value[error.start])[1:-1]
         raise UserError(
             f"{where}: {name} holds {half}, half of a character (a lone surrogate)", "write \\ufffd in its place"
-        ) from problem
+        ) from error
 
 
 def _text_of(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
+    except UnicodeDecodeError as error:
         raise UserError(
-            f"{path}: byte {problem.start} is not UTF-8", f"iconv -f windows-1252 -t utf-8 {path}, if it is that"
-        ) from problem
+            f"{path}: byte {error.start} is not UTF-8", f"iconv -f windows-1252 -t utf-8 {path}, if it is that"
+        ) from error

@@ -20,7 +20,7 @@ from lmtool.data.configs import (
     kind_of,
 )
 from lmtool.data.file_source import FileSource, has_control_characters
-from lmtool.data.files import check_encoding, read_pieces, refuse
+from lmtool.data.files import check_encoding, read_chunks, refuse
 from lmtool.data.parquet import parquet_texts
 from lmtool.data.rows import (
     DELIMITERS,
@@ -54,7 +54,7 @@ class TextSource(FileSource[TextConfig]):
         return f"text 1 {self.config.document}"
 
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
-        pieces: Pieces = ((text, ends) for _, text, ends in read_pieces(path, self.config.encoding, "data.encoding"))
+        pieces: Pieces = ((text, ends) for _, text, ends in read_chunks(path, self.config.encoding, "data.encoding"))
         if counts is not None:
             pieces = _counted(pieces, counts)
         return _GROUPINGS[self.config.document](pieces)
@@ -62,14 +62,14 @@ class TextSource(FileSource[TextConfig]):
     def unit(self) -> str:
         return self.config.document
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         files = [path for scan in self.scans for path in scan.files]
         kinds = {kind: path for path in files if (kind := kind_of(path.name)) not in (None, "text")}
         warnings = [
             f"{path.name} is read as plain text, markup and all; data={kind} reads the text of its rows"
             for kind, path in kinds.items()
         ]
-        return super().facts() | ({"warnings": warnings} if warnings else {})
+        return super().metadata() | ({"warnings": warnings} if warnings else {})
 
 
 Pieces = Iterable[tuple[str, bool]]
@@ -99,16 +99,16 @@ class _Document:
     def __bool__(self) -> bool:
         return bool(self._lines)
 
-    def add(self, text: str, begins: bool) -> Iterator[tuple[str, bool]]:
+    def add(self, text: str, at_start: bool) -> Iterator[tuple[str, bool]]:
         """Take a line, or a further piece of one; a part is given up where enough came before it."""
         if self._size > PART:
             yield "\n".join(self._lines), False
             self._lines, self._size, self.parted = [""], 0, True
-        if begins:
+        if at_start:
             self._lines.append(text)
         else:
             self._lines[-1] += text
-        self._size += len(text) + begins
+        self._size += len(text) + at_start
 
     def close(self) -> Iterator[tuple[str, bool]]:
         """The end of the document, where one was begun."""
@@ -118,37 +118,37 @@ class _Document:
 
 
 def _blocks(pieces: Pieces) -> Iterator[tuple[str, bool]]:
-    document, begins = _Document(), True
+    document, at_start = _Document(), True
     for text, ends in pieces:
-        if not begins or (text and not text.isspace()):
-            yield from document.add(text, begins)
+        if not at_start or (text and not text.isspace()):
+            yield from document.add(text, at_start)
         else:
             yield from document.close()
-        begins = ends
+        at_start = ends
     yield from document.close()
 
 
 def _each(pieces: Pieces) -> Iterator[tuple[str, bool]]:
-    document, begins = _Document(), True
+    document, at_start = _Document(), True
     for text, ends in pieces:
-        if not begins or (text and not text.isspace()):
-            yield from document.add(text, begins)
+        if not at_start or (text and not text.isspace()):
+            yield from document.add(text, at_start)
         if ends:
             yield from document.close()
-        begins = ends
+        at_start = ends
 
 
 def _whole(pieces: Pieces) -> Iterator[tuple[str, bool]]:
-    document, begins, empty, blank = _Document(), True, 0, True
+    document, at_start, empty, blank = _Document(), True, 0, True
     for text, ends in pieces:
-        if not text and begins and ends:
+        if not text and at_start and ends:
             empty += 1  # kept where more text follows
         else:
             for _ in range(empty if document else 0):
                 yield from document.add("", True)
             empty, blank = 0, blank and text.isspace()
-            yield from document.add(text, begins)
-        begins = ends
+            yield from document.add(text, at_start)
+        at_start = ends
     if not blank or document.parted:
         yield from document.close()
 
@@ -192,8 +192,8 @@ class RowSource(FileSource[AnyRows]):
     def unit(self) -> str:
         return "row"
 
-    def facts(self) -> dict[str, object]:
-        return super().facts() | {"text": ", ".join(self.columns)}
+    def metadata(self) -> dict[str, object]:
+        return super().metadata() | {"text": ", ".join(self.columns)}
 
 
 class JsonlSource(RowSource[JsonlConfig]):
@@ -233,9 +233,9 @@ class CsvSource(RowSource[CsvConfig]):
             else:
                 refuse(ragged(path, number, record, names))
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         marks = {self._delimiter(path) or "\t" for scan in self.scans for path in scan.files}
-        return super().facts() | {"delimiter": ", ".join(sorted(DELIMITERS[mark] for mark in marks))}
+        return super().metadata() | {"delimiter": ", ".join(sorted(DELIMITERS[mark] for mark in marks))}
 
     def _delimiter(self, path: Path) -> str | None:
         return delimiter_for(path, self.config.delimiter, self.columns, self.config.encoding)

@@ -38,9 +38,9 @@ def trained_tokenizer(
     characters = source.characters("train")
     sampled = _sampled(config, characters, progress)
     rules = config.model_dump(exclude={"parse_special_tokens"})  # read in encoding alone
-    wanted = {"version": VERSION, "text": source.fingerprint, "config": rules, "vocab_size": vocab_size}
-    wanted |= {"sample": config.most_characters} if sampled else {}
-    key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
+    identity = {"version": VERSION, "text": source.fingerprint, "config": rules, "vocab_size": vocab_size}
+    identity |= {"sample": config.most_characters} if sampled else {}
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
     root = Path(cache_dir).expanduser() / "tokenizers"
     folder = root / key
     if folder.exists():  # what is there and intact needs no writing: the cache may be read-only

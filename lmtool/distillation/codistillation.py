@@ -143,7 +143,7 @@ class Codistillation(Distilled):
     def beside(self) -> Mapping[str, BaseLearner]:
         return {name.replace("_", " "): peer for name, peer in self.peers.items()}
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         every = self.config.refresh_steps
         copies = {} if every is None else {"copies": f"every {every:,} steps"}
         return {"peers": len(self.peers), "burn-in": f"{self.config.burn_in_steps:,} steps", **copies}

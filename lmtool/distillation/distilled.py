@@ -90,7 +90,7 @@ class Distilled(nn.Module, ABC):
             said |= teacher.begin(reading)
         return said
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What the first screen says of it."""
         return {}
 

@@ -62,7 +62,7 @@ class HardLabels(Teacher):
         return frozenset([self.learner.config.name])
 
     def begin(self, reading: Reading) -> dict[str, Any]:
-        data, facts = self.relabel(reading.data)
+        data, metadata = self.relabel(reading.data)
         examples = self.learner.examples(data, reading.max_length)
         budget = max(reading.tokens, int(examples.plan(0).lengths.max()))
         kept: dict[str, list[tuple[np.ndarray, np.ndarray, Tensor]]] = {}
@@ -75,7 +75,7 @@ class HardLabels(Teacher):
                 order_M, count_G = order_of(held.owners(len(labels)), len(keys_G))
                 kept.setdefault(term, []).append((keys_G, count_G, labels[torch.from_numpy(order_M)]))
         self.terms = {term: _joined(parts) for term, parts in kept.items()}
-        return facts
+        return metadata
 
     def see(self, batch: Batch, states: Tap | None = None) -> Seen:
         """UserError where it knows nothing of an example of the batch."""

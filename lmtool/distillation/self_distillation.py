@@ -92,6 +92,6 @@ class SelfDistillation(Distilled):
         """The exits, the deepest first."""
         return {f"exit {depth}": at_exit(self.student, depth) for depth in reversed(self.exits)}
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         layers = self.student.backbone.config.num_layers
         return {"exits": f"behind layers {', '.join(map(str, self.exits))} of {layers}"}

@@ -200,7 +200,7 @@ class Standard(Distilled):
             return "the teacher reads the texts of some members alone"
         return self.layers if self.layers is not None else super().aligned(teacher)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         layers = {} if self.layers is None else {"layers": self.layers.words()}
         untaught = [term for term in self.student.weights if term not in self.teacher.teaches]
         alone = {"gold alone": ", ".join(untaught)} if untaught else {}

@@ -235,7 +235,7 @@ class BaseLearner(ModelWithHeads, ABC):
         term = self.metric.name.removesuffix("_loss")
         return {term: 1.0} if term in self.weights else self.weights
 
-    def uninformed_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
+    def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """What reading nothing loses on batches, the terms added up with their weights."""
         return sum(self.weights[term] * loss for term, loss in mean_losses(predictors, batches).items())
 

@@ -32,10 +32,10 @@ class ConstantPredictor:
     def of_counts(cls, name: str, counts_C: np.ndarray, never: Collection[int] = ()) -> ConstantPredictor:
         """From counts of each class, one added to each so that no class is impossible, but for those that are
         `never` a target."""
-        shares_C = np.asarray(counts_C, dtype=np.float64) + 1
-        shares_C[list(never)] = 0
+        fractions_C = np.asarray(counts_C, dtype=np.float64) + 1
+        fractions_C[list(never)] = 0
         with np.errstate(divide="ignore"):
-            return cls(name, np.log(shares_C.sum()) - np.log(shares_C))
+            return cls(name, np.log(fractions_C.sum()) - np.log(fractions_C))
 
     def losses(self, labels_M: np.ndarray) -> np.ndarray:
         """(M,) float64 nats of each target."""
@@ -61,8 +61,8 @@ class BestConstant:
     @staticmethod
     def least_losses(counts_C: np.ndarray) -> np.ndarray:
         """(C,) nats of each class where the classes have these counts; 0 for those that never come."""
-        shares_C = np.asarray(counts_C, dtype=np.float64) / max(float(np.sum(counts_C)), 1e-300)
-        return -np.log(np.where(shares_C > 0, shares_C, 1.0))
+        fractions_C = np.asarray(counts_C, dtype=np.float64) / max(float(np.sum(counts_C)), 1e-300)
+        return -np.log(np.where(fractions_C > 0, fractions_C, 1.0))
 
     @classmethod
     def least_loss(cls, counts_C: np.ndarray) -> float:
@@ -94,8 +94,8 @@ class ConstantRates:
     @classmethod
     def of_counts(cls, name: str, counts_C: np.ndarray, rows: int) -> ConstantRates:
         """From how many of the rows have each class, one added to each side so that nothing is impossible."""
-        shares_C = (np.asarray(counts_C, dtype=np.float64) + 1) / (rows + 2)
-        return cls(name, -np.log(np.stack([1 - shares_C, shares_C])))
+        fractions_C = (np.asarray(counts_C, dtype=np.float64) + 1) / (rows + 2)
+        return cls(name, -np.log(np.stack([1 - fractions_C, fractions_C])))
 
     def losses(self, labels: np.ndarray) -> np.ndarray:
         """(N x C,) float64 nats of labels 0 or 1, those of a text side by side."""

@@ -31,7 +31,7 @@ class Mixed(Protocol):
 
     def parts(self) -> tuple[Member, ...]: ...
 
-    def shares(self) -> tuple[float, ...]: ...
+    def fractions(self) -> tuple[float, ...]: ...
 
 
 class ObjectiveConfig(Config):
@@ -129,18 +129,18 @@ class MixtureConfig(ObjectiveConfig):
         weights = tuple(own[part.title] for part in parts) if own else None
         return self.with_parts(tuple(parts)).model_copy(update={"weights": weights})
 
-    def shares(self) -> tuple[float, ...]:
+    def fractions(self) -> tuple[float, ...]:
         """The weights, adding up to 1."""
         weights = (1.0,) * len(self.members) if self.weights is None else self.weights
         return tuple(weight / sum(weights) for weight in weights)
 
     @property
     def predicted_fraction(self) -> float:
-        return sum(share * part.predicted_fraction for share, part in zip(self.shares(), self.parts(), strict=True))
+        return sum(share * part.predicted_fraction for share, part in zip(self.fractions(), self.parts(), strict=True))
 
     @property
     def places(self) -> dict[str, float]:
-        members = [(share, part.places) for share, part in zip(self.shares(), self.parts(), strict=True)]
+        members = [(share, part.places) for share, part in zip(self.fractions(), self.parts(), strict=True)]
         names = {name for _, places in members for name in places}
         return {name: sum(share * places.get(name, 0.0) for share, places in members) for name in sorted(names)}
 

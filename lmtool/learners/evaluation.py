@@ -150,11 +150,11 @@ def evaluate(
         with torch.no_grad(), set_aside(learner):
             while in_turn := list(islice(left, group.size)):
                 # Where the last batches are fewer than the processes, some run one again: all run as many.
-                own = in_turn[min(group.rank, len(in_turn) - 1)].to(precision.device)
+                local_batch = in_turn[min(group.rank, len(in_turn) - 1)].to(precision.device)
                 with precision.autocast():
-                    outputs = scorer.outputs(own)
-                for batch, taken in zip(in_turn, group.all(outputs), strict=False):
-                    scorer.take(batch, taken)
+                    outputs = scorer.outputs(local_batch)
+                for batch, gathered in zip(in_turn, group.all(outputs), strict=False):
+                    scorer.take(batch, gathered)
     finally:
         learner.train(was_training)
     return scorer.result()

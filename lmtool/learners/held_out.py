@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lmtool import random_streams
-from lmtool.data.examples import Examples, SplitData, batch_borders
+from lmtool.data.examples import Examples, SplitData, batch_boundaries
 from lmtool.data.loader import CutInLanes, PackedLoader
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
@@ -54,8 +54,8 @@ class HeldOut:
         )
         lengths = plan.lengths[order].astype(np.int64)
         order = order[: max(int((lengths.cumsum() <= SAMPLE_TOKENS).sum()), 2)]
-        borders = batch_borders(plan.lengths[order] + self.virtual, None, self.budget)
-        for start, end in zip(borders[:-1], borders[1:], strict=True):
+        boundaries = batch_boundaries(plan.lengths[order] + self.virtual, None, self.budget)
+        for start, end in zip(boundaries[:-1], boundaries[1:], strict=True):
             yield self.examples.batch(plan.rows[order[start:end]], order[start:end], 0)
 
 
@@ -90,11 +90,11 @@ class HeldOutSplits:
     @property
     def tokens(self) -> int:
         """Those that an evaluation reads."""
-        return sum(int(part.loader.facts()["tokens_per_epoch"]) for part in self.splits.values())
+        return sum(int(part.loader.metadata()["tokens_per_epoch"]) for part in self.splits.values())
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """By split, those of its loader."""
-        return {split: part.loader.facts() for split, part in self.splits.items()}
+        return {split: part.loader.metadata() for split, part in self.splits.items()}
 
     def score(self, precision: Precision, calibrates: bool = False, group: ProcessGroup = ALONE) -> SplitEvaluations:
         """One pass over all splits, shared by the processes of a group. calibrates: the scores choose a checkpoint, and
@@ -111,11 +111,11 @@ class HeldOutSplits:
         """What reading nothing scores on the first of them."""
         return self.learner.baseline(train, self.first.data, self.first.loader.epoch_batches(), self.predictors)
 
-    def uninformed_loss(self, baseline: Mapping[str, Any]) -> float:
+    def baseline_loss(self, baseline: Mapping[str, Any]) -> float:
         """What reading nothing loses, at most. Of a language model the baseline is that loss; finding it means reading
         all held-out text."""
         if self.learner.metric is LOSS:
             return float(baseline["value"])
         return max(
-            self.learner.uninformed_loss(part.loader.epoch_batches(), self.predictors) for part in self.splits.values()
+            self.learner.baseline_loss(part.loader.epoch_batches(), self.predictors) for part in self.splits.values()
         )

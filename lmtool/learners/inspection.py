@@ -76,7 +76,7 @@ class Statistic:
         return abs(self.measured - self.defined) <= self.half_width(tested)
 
 
-class Tally:
+class RunningStatistics:
     """Statistics that grow batch by batch, in the order of their first mention."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ _MADE = "made in the step"
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledBatch:
     """Some examples of an epoch: rows of its plan (N,), their numbers in it (N,), and the batch made of them."""
 
     rows: np.ndarray
@@ -152,7 +152,7 @@ class Drawn:
     batch: Batch
 
     @cached_property
-    def borders(self) -> np.ndarray:
+    def boundaries(self) -> np.ndarray:
         """(N+1,) the first document of each example in the batch: an example may have several, side by side."""
         examples = self.batch.examples.numpy()
         return np.append(np.flatnonzero(np.diff(examples, prepend=-1)), len(examples))
@@ -171,40 +171,40 @@ class Inspector:
 
     # What a subclass says.
 
-    def texts(self, drawn: Drawn) -> list[list[str]]:
+    def texts(self, drawn: SampledBatch) -> list[list[str]]:
         """The texts of each example before anything was done to them: documents of a window, segments of a pair,
         columns of a row. Empty where the examples hold none."""
         return []
 
-    def fact(self, tally: Tally) -> str:
+    def fact(self, stats: RunningStatistics) -> str:
         """The one thing to know of what was measured, in a sentence; "" where nothing stands out."""
-        share = tally.measured("predicted share of text")
+        share = stats.measured("predicted share of text")
         return "" if share is None else f"{share:.1%} of the tokens are predicted"
 
-    def label(self, value: Any, of_place: bool) -> Any:
-        """A label as a user reads it. of_place: of a place, where it is a token; else of the example."""
-        return self.tokenizer.readable([value])[0] if of_place else value
+    def label(self, value: Any, describe_position: bool) -> Any:
+        """A label as a user reads it. describe_position: of a place, where it is a token; else of the example."""
+        return self.tokenizer.readable([value])[0] if describe_position else value
 
     def repeats(self, epoch: int) -> bool:
         """Whether an epoch's draws are those of an earlier one, which say nothing new."""
         return False
 
-    def check_plan(self, tally: Tally) -> None:
+    def check_plan(self, stats: RunningStatistics) -> None:
         """Enter what is cut or left out by the plan of the first epoch."""
-        facts = self.examples.facts()
-        if "truncated" in facts:
+        metadata = self.examples.metadata()
+        if "truncated" in metadata:
             plan = self.examples.plan(0)
             first = self.examples.batch(plan.rows[:1], np.arange(1), 0)
-            tally.note("truncated fraction", facts["truncated"], facts["examples"])
+            stats.note("truncated fraction", metadata["truncated"], metadata["examples"])
             if len(first.inputs.lengths) == 1:
                 sides = 1 if first.outputs is None else 2
                 full = (plan.lengths >= sides * self.max_length).sum()
-                tally.none("rows cut that are shorter than max_length", max(0, facts["truncated"] - full))
+                stats.none("rows cut that are shorter than max_length", max(0, metadata["truncated"] - full))
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         """Enter what the objective promises of these examples, beside its definition."""
 
-    def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
+    def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
         """Each example as plain data, see `described`; `diagram`, where the family or a subclass adds it:
         further lines, each with a title."""
         batch, texts = drawn.batch, self.texts(drawn)
@@ -214,7 +214,7 @@ class Inspector:
                 entry["text"] = "\n".join(texts[number])
                 # Where in the text another document, or the second text of a pair, begins.
                 entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
-            documents = range(*drawn.borders[number : number + 2])
+            documents = range(*drawn.boundaries[number : number + 2])
             entry["input"] = self.side(batch.inputs, documents)
             if drawing := self.learner.backbone.diagram(batch.inputs.lengths[documents[0]]):
                 entry["drawing"] = drawing
@@ -241,18 +241,18 @@ class Inspector:
             return
         numbers = self.first(n)
         rows = self.examples.plan(0).rows[numbers]
-        yield from self.entries(Drawn(rows, numbers, 0, self.examples.batch(rows, numbers, 0)))
+        yield from self.entries(SampledBatch(rows, numbers, 0, self.examples.batch(rows, numbers, 0)))
 
-    def measured(self, tokens: int) -> Tally:
+    def measured(self, tokens: int) -> RunningStatistics:
         """The statistics of the examples over `tokens` tokens or a few more."""
-        tally = Tally()
-        self.check_plan(tally)
-        self.check_batches(tally, tokens)
-        return tally
+        stats = RunningStatistics()
+        self.check_plan(stats)
+        self.check_batches(stats, tokens)
+        return stats
 
     # What both are made of.
 
-    def drawn(self, tokens: int) -> Iterator[Drawn]:
+    def drawn(self, tokens: int) -> Iterator[SampledBatch]:
         """Examples in the plan's order, of as many epochs as `tokens` tokens take."""
         seen = epoch = 0
         while seen < tokens and not self.repeats(epoch):
@@ -260,26 +260,26 @@ class Inspector:
             for start in range(0, len(plan), _EXAMPLES):
                 numbers = np.arange(start, min(start + _EXAMPLES, len(plan)))
                 batch = self.examples.batch(plan.rows[numbers], numbers, epoch)
-                yield Drawn(plan.rows[numbers], numbers, epoch, batch)
+                yield SampledBatch(plan.rows[numbers], numbers, epoch, batch)
                 seen += batch.tokens
                 if seen >= tokens:
                     return
             epoch += 1
 
-    def check_batches(self, tally: Tally, tokens: int) -> None:
+    def check_batches(self, stats: RunningStatistics, tokens: int) -> None:
         """Enter what holds of any batch, and what `check` adds."""
         pad = self._pad()
         for drawn in self.drawn(tokens):
             batch = drawn.batch
             sides = [batch.inputs, *([batch.outputs] if batch.outputs is not None else [])]
-            tally.note("tokens an example", batch.tokens, len(drawn.numbers))
-            tally.none("padding fraction", _padding(batch, pad), batch.tokens)
+            stats.note("tokens an example", batch.tokens, len(drawn.numbers))
+            stats.none("padding fraction", _padding(batch, pad), batch.tokens)
             longest = max(max(side.lengths) for side in sides)
-            tally.none("sequences longer than max_length", longest > self.max_length)
-            lengths = np.add.reduceat(np.sum([side.lengths for side in sides], axis=0), drawn.borders[:-1])
+            stats.none("sequences longer than max_length", longest > self.max_length)
+            lengths = np.add.reduceat(np.sum([side.lengths for side in sides], axis=0), drawn.boundaries[:-1])
             planned = self.examples.plan(drawn.epoch).lengths[drawn.numbers]
-            tally.none("examples longer than planned", (lengths > planned).sum())
-            self.check(tally, drawn)
+            stats.none("examples longer than planned", (lengths > planned).sum())
+            self.check(stats, drawn)
 
     def side(self, packed: Packed, documents: range) -> dict[str, object]:
         """One side of an example: its `pieces` as a person reads them, `ids` and further columns, and the length of its

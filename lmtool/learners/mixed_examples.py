@@ -20,7 +20,7 @@ from lmtool.data.store import TokenStore
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.evaluation import Evaluation, Scorer, TermScorer
-from lmtool.learners.inspection import Inspector, Tally
+from lmtool.learners.inspection import Inspector, RunningStatistics
 from lmtool.types import Batch, Packed, Scores, Target
 
 # One example: which member it is of, its number in that member's plan, and how often it came before in the epoch.
@@ -49,7 +49,7 @@ def term_of(member: str, term: str) -> str:
     return term if term == member else f"{member}_{term}"
 
 
-def joined(parts: Sequence[tuple[str, Batch]]) -> MixedBatch:
+def combine(parts: Sequence[tuple[str, Batch]]) -> MixedBatch:
     """Batches of members, by their names, as one."""
     batches = [batch for _, batch in parts]
     inputs = Packed(
@@ -76,12 +76,18 @@ class MixedExamples:
     def __init__(
         self,
         members: dict[str, Examples],
-        shares: Sequence[float],
+        fractions: Sequence[float],
         seed: int,
         whole: bool = False,
         repeats: bool = False,
     ):
-        self.members, self.shares, self.seed, self.whole, self.repeats = members, tuple(shares), seed, whole, repeats
+        self.members, self.fractions, self.seed, self.whole, self.repeats = (
+            members,
+            tuple(fractions),
+            seed,
+            whole,
+            repeats,
+        )
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
@@ -110,15 +116,15 @@ class MixedExamples:
                 own = (taken + of_it["again"] * len(plan) * self.redraws) * len(self.members) + number
                 own = own * self.apart[0] + self.apart[1]
                 parts.append((name, member.batch(plan.rows[taken], own, epoch)))
-        return self.joined(parts)
+        return self.combine(parts)
 
-    def joined(self, parts: Sequence[tuple[str, Batch]]) -> Batch:
+    def combine(self, parts: Sequence[tuple[str, Batch]]) -> Batch:
         """Batches of members, by their names, as one."""
-        return joined(parts)
+        return combine(parts)
 
     def complete(self) -> MixedExamples:
         """All examples of every member, whatever its share."""
-        return MixedExamples(self.members, self.shares, self.seed, whole=True)
+        return MixedExamples(self.members, self.fractions, self.seed, whole=True)
 
     def _counts(self, plans: Sequence[Plan]) -> list[int]:
         """How many examples of each member are in an epoch."""
@@ -126,27 +132,29 @@ class MixedExamples:
         if self.whole:
             return sizes
         if self.repeats:
-            return [max(1, round(sum(sizes) * share)) for share in self.shares]
-        size = min(size / share for size, share in zip(sizes, self.shares, strict=True))
-        return [min(max(1, round(size * share)), own) for own, share in zip(sizes, self.shares, strict=True)]
+            return [max(1, round(sum(sizes) * share)) for share in self.fractions]
+        size = min(size / share for size, share in zip(sizes, self.fractions, strict=True))
+        return [min(max(1, round(size * share)), own) for own, share in zip(sizes, self.fractions, strict=True)]
 
     def drawn(self, rows: np.ndarray) -> dict[str, int]:
         """How many of these rows of a plan are of each member."""
         return dict(zip(self.members, np.bincount(rows["member"], minlength=len(self.members)).tolist(), strict=True))
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         """Size of the first epoch, and of each member's own."""
-        plan, own = self.plan(0), {name: member.facts() for name, member in self.members.items()}
+        plan, own = self.plan(0), {name: member.metadata() for name, member in self.members.items()}
         drawn = self.drawn(plan.rows)
-        facts = {
-            **plan.facts(),
+        metadata = {
+            **plan.metadata(),
             **{
                 key: sum(count / len(plan) * own[name].get(key, 0.0) for name, count in drawn.items())
                 for key in ("predicted_fraction", "truncated_fraction")
             },
-            **{f"{name}_examples": int(facts["examples"]) for name, facts in own.items()},
+            **{f"{name}_examples": int(metadata["examples"]) for name, metadata in own.items()},
         }
-        return facts if self.whole else {**facts, **{f"{name}_in_an_epoch": count for name, count in drawn.items()}}
+        return (
+            metadata if self.whole else {**metadata, **{f"{name}_in_an_epoch": count for name, count in drawn.items()}}
+        )
 
 
 # What `lmtool inspect` reports of a mixture.
@@ -161,8 +169,8 @@ class MixedInspector(Inspector):
         super().__init__(learner, examples, max_length)
         self.members = members
 
-    def fact(self, tally: Tally) -> str:
-        return " · ".join(f"{tally.measured(f'share of {name}') or 0:.0%} {name}" for name in self.members)
+    def fact(self, stats: RunningStatistics) -> str:
+        return " · ".join(f"{stats.measured(f'share of {name}') or 0:.0%} {name}" for name in self.members)
 
     def described(self, n: int) -> Iterator[dict[str, object]]:
         """The first n examples of each member, with the name of the `member`."""
@@ -170,20 +178,20 @@ class MixedInspector(Inspector):
             for entry in member.described(n):
                 yield {"member": name, **entry}
 
-    def measured(self, tokens: int) -> Tally:
-        tally, examples = Tally(), self.examples
+    def measured(self, tokens: int) -> RunningStatistics:
+        stats, examples = RunningStatistics(), self.examples
         drawn = np.bincount(examples.plan(0).rows["member"], minlength=len(self.members))
-        for (name, member), count, share in zip(self.members.items(), drawn, examples.shares, strict=True):
+        for (name, member), count, share in zip(self.members.items(), drawn, examples.fractions, strict=True):
             own = member.measured(max(tokens // len(drawn), 1))
             for statistic in own.statistics.values():
                 title = f"{name}: {statistic.name}"
-                tally.statistics[title] = replace(statistic, name=title)
-            tally.remarks |= own.remarks
-            tally.note(f"share of {name}", count, drawn.sum())
+                stats.statistics[title] = replace(statistic, name=title)
+            stats.remarks |= own.remarks
+            stats.note(f"share of {name}", count, drawn.sum())
             # Each share is rounded to whole examples, by half of one at most, and so is their sum.
-            tally.none("members off their share", abs(count - share * drawn.sum()) > 0.5 + len(drawn) / 2)
-        self.check_batches(tally, tokens)
-        return tally
+            stats.none("members off their share", abs(count - share * drawn.sum()) > 0.5 + len(drawn) / 2)
+        self.check_batches(stats, tokens)
+        return stats
 
 
 # Examples of several texts in one epoch, for any learner that reads text: what it makes of each, drawn by shares.
@@ -199,15 +207,15 @@ class MixedSources(MixedExamples):
 
     redraws = True
 
-    def __init__(self, members: dict[str, Examples], shares: Sequence[float] | None, seed: int, held_out: bool):
+    def __init__(self, members: dict[str, Examples], fractions: Sequence[float] | None, seed: int, held_out: bool):
         sizes = [len(member.plan(0)) for member in members.values()]
-        shares = shares or [size / sum(sizes) for size in sizes]
-        super().__init__(members, shares, seed, whole=held_out, repeats=True)
+        fractions = fractions or [size / sum(sizes) for size in sizes]
+        super().__init__(members, fractions, seed, whole=held_out, repeats=True)
 
     def complete(self) -> MixedSources:
-        return MixedSources(self.members, self.shares, self.seed, held_out=True)
+        return MixedSources(self.members, self.fractions, self.seed, held_out=True)
 
-    def joined(self, parts: Sequence[tuple[str, Batch]]) -> Batch:
+    def combine(self, parts: Sequence[tuple[str, Batch]]) -> Batch:
         return concatenated([batch for _, batch in parts])
 
     def members_of(self, batch: Batch) -> np.ndarray:
@@ -265,7 +273,7 @@ def examples_of(learner: BaseLearner, data: SplitData, max_length: int) -> Examp
     if not data.members or not learner.reads_text:
         return learner.examples(data, max_length)
     members = {title: learner.examples(part, max_length) for title, part in data.members.items()}
-    return MixedSources(members, data.shares, learner.seed, data.split != "train")
+    return MixedSources(members, data.fractions, learner.seed, data.split != "train")
 
 
 def predictors_of(learner: BaseLearner, train: SplitData, examples: object) -> Mapping[str, Predictor]:
@@ -273,16 +281,16 @@ def predictors_of(learner: BaseLearner, train: SplitData, examples: object) -> M
     if not isinstance(examples, MixedSources):
         return learner.predictors(train, examples)
     own = [learner.predictors(train.members[title], part) for title, part in examples.members.items()]
-    return {term: _mean([part[term] for part in own], examples.shares) for term in own[0]}
+    return {term: _mean([part[term] for part in own], examples.fractions) for term in own[0]}
 
 
-def _mean(predictors: Sequence[Predictor], shares: Sequence[float]) -> Predictor:
+def _mean(predictors: Sequence[Predictor], fractions: Sequence[float]) -> Predictor:
     constant = [predictor for predictor in predictors if isinstance(predictor, ConstantPredictor)]
     if len(constant) < len(predictors):
         return predictors[0]  # of the configuration, not of the text
     with np.errstate(divide="ignore"):
-        shares_C = sum(share * np.exp(-part.losses_C) for share, part in zip(shares, constant, strict=True))
-        return ConstantPredictor(constant[0].name, -np.log(shares_C))
+        fractions_C = sum(share * np.exp(-part.losses_C) for share, part in zip(fractions, constant, strict=True))
+        return ConstantPredictor(constant[0].name, -np.log(fractions_C))
 
 
 def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictors: Mapping[str, Predictor]) -> Scorer:
@@ -300,11 +308,11 @@ def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictor
 
 def _counted(data: SplitData) -> TokenStore:
     """A store without tokens whose facts are those of all members together."""
-    facts = [part.text.facts for part in data.members.values()]
+    metadata = [part.text.metadata for part in data.members.values()]
     sums: dict[str, object] = {
-        name: sum(own[name] for own in facts) for name in ("tokens", "words", "bytes", "documents", "characters")
+        name: sum(own[name] for own in metadata) for name in ("tokens", "words", "bytes", "documents", "characters")
     }
-    sums["unknown_fraction"] = sum(own["unknown_fraction"] * own["tokens"] for own in facts) / sums["tokens"]
+    sums["unknown_fraction"] = sum(own["unknown_fraction"] * own["tokens"] for own in metadata) / sums["tokens"]
     first = next(iter(data.members.values())).text
     empty = np.empty(0, dtype=np.int64)
     return TokenStore(first.tokens[:0], empty, empty, empty, sums, first.folder)

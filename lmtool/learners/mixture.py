@@ -58,9 +58,9 @@ class Mixture(BaseLearner):
         super().__init__(cast(Config, config), backbone, tokenizer, seed)
         parts = config.parts()
         learners = {part.title: part.learner(backbone, tokenizer, seed) for part in parts}
-        self.shares = dict(zip(learners, config.shares(), strict=True))
+        self.fractions = dict(zip(learners, config.fractions(), strict=True))
         self.weights = {
-            term_of(name, term): self.shares[name] * weight
+            term_of(name, term): self.fractions[name] * weight
             for name, member in learners.items()
             for term, weight in member.weights.items()
         }
@@ -121,8 +121,8 @@ class Mixture(BaseLearner):
         for number, own in enumerate(examples.values()):
             if isinstance(own, MixedSources):
                 own.apart = len(examples), number
-        shares = [self.shares[name] for name in examples]
-        return MixedExamples(examples, shares, self.seed, data.split != "train", self.config.repeats)
+        fractions = [self.fractions[name] for name in examples]
+        return MixedExamples(examples, fractions, self.seed, data.split != "train", self.config.repeats)
 
     def inspector(self, examples: MixedExamples, max_length: int) -> MixedInspector:
         """Those of all members."""
@@ -223,9 +223,9 @@ class MixedScorer(Scorer):
     def result(self) -> Evaluation:
         for scorer in self.members.values():
             scorer.calibrates, scorer.selects = self.calibrates, self.selects
-        return self.joined({name: scorer.result() for name, scorer in self.members.items()})
+        return self.combine({name: scorer.result() for name, scorer in self.members.items()})
 
-    def joined(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
+    def combine(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
         """The evaluations of the members as one, under the names of the mixture's terms."""
         terms = {
             term_of(name, term): value

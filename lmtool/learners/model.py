@@ -32,7 +32,7 @@ def labels_of(batch: Batch, term: str) -> Tensor:
     return labels
 
 
-def places_of(batch: Batch, term: str) -> Tensor:
+def indices_of(batch: Batch, term: str) -> Tensor:
     """(M,) flat token indices at which a term predicts."""
     at = batch.targets[term].at
     if at is None:

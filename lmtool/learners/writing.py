@@ -139,16 +139,16 @@ class Writer(ABC):
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         """What the new tokens of a prompt say."""
 
-    def whole(self, given: str, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """The text with what was written, as a reader wants it. given: the prompt's text."""
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
+        """The text with what was written, as a reader wants it. prompt_text: the prompt's text."""
         return self.text(prompt, new)
 
-    def grows(self, prompt: Sequence[int]) -> bool:
-        """Whether `whole` of more tokens begins with that of fewer, so that it can be shown while it is written."""
+    def is_streamable(self, prompt: Sequence[int]) -> bool:
+        """Whether `full_text` of more tokens begins with that of fewer, so that it can be shown while it is written."""
         return True
 
 
-class Continuing(Writer):
+class ContinuationWriter(Writer):
     """A decoder."""
 
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
@@ -157,11 +157,11 @@ class Continuing(Writer):
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         return self.tokenizer.continuation(prompt, new)
 
-    def whole(self, given: str, prompt: Sequence[int], new: Sequence[int]) -> str:
-        return given + self.text(prompt, new)
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
+        return prompt_text + self.text(prompt, new)
 
 
-class Replying(Continuing):
+class ReplyWriter(ContinuationWriter):
     """A decoder that writes a target behind a source and the end token between them."""
 
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
@@ -170,11 +170,11 @@ class Replying(Continuing):
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         return self.tokenizer.decode(new).strip()
 
-    def whole(self, given: str, prompt: Sequence[int], new: Sequence[int]) -> str:
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
         return self.text(prompt, new)
 
 
-class Answering(Writer):
+class AnswerWriter(Writer):
     """An encoder-decoder. Its gaps are written as the tokenizer writes them: <extra_id_0>, <extra_id_1>, ... (T5),
     <mask> (BART)."""
 
@@ -188,18 +188,23 @@ class Answering(Writer):
         self._format = text_format(backbone.config.text_format, tokenizer)
         start = tokenizer.role(backbone.config.start_role)
         super().__init__(backbone, head, tokenizer, start=start, before=before)
-        gaps = [*tokenizer.sentinels, *(number for role, number in tokenizer.roles.items() if role == "mask")]
-        self.gaps = dict(zip(tokenizer.pieces(gaps), gaps, strict=True))
-        self._gap = re.compile("(" + "|".join(map(re.escape, sorted(self.gaps, key=len, reverse=True))) + ")")
+        sentinels_by_text = [
+            *tokenizer.sentinels,
+            *(number for role, number in tokenizer.roles.items() if role == "mask"),
+        ]
+        self.sentinels_by_text = dict(zip(tokenizer.pieces(sentinels_by_text), sentinels_by_text, strict=True))
+        self._gap = re.compile(
+            "(" + "|".join(map(re.escape, sorted(self.sentinels_by_text, key=len, reverse=True))) + ")"
+        )
 
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         return self._format.single(ids_L)[0]
 
     def encode(self, text: str) -> np.ndarray:
-        if not self.gaps:
+        if not self.sentinels_by_text:
             return super().encode(text)
         runs = [
-            np.array([self.gaps[run]]) if run in self.gaps else self.tokenizer.encode(run)
+            np.array([self.sentinels_by_text[run]]) if run in self.sentinels_by_text else self.tokenizer.encode(run)
             for run in self._gap.split(text)
         ]
         return np.concatenate(runs)
@@ -207,9 +212,9 @@ class Answering(Writer):
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         return self._plain(new)
 
-    def whole(self, given: str, prompt: Sequence[int], new: Sequence[int]) -> str:
+    def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
         """Of a text with gaps that the model names, each filling in the place of its gap."""
-        if self.grows(prompt):
+        if self.is_streamable(prompt):
             return self.text(prompt, new)
         fillings: dict[int, list[int]] = {}
         current: list[int] = []
@@ -218,11 +223,13 @@ class Answering(Writer):
                 current = fillings.setdefault(token, [])
             else:
                 current.append(token)
-        filled = {piece: self._plain(fillings.get(number, ())) for piece, number in self.gaps.items()}
-        parts = (f"[{filled[run].strip()}]" if run in self.gaps else run for run in self._gap.split(given))
+        filled = {piece: self._plain(fillings.get(number, ())) for piece, number in self.sentinels_by_text.items()}
+        parts = (
+            f"[{filled[run].strip()}]" if run in self.sentinels_by_text else run for run in self._gap.split(prompt_text)
+        )
         return "".join(parts)
 
-    def grows(self, prompt: Sequence[int]) -> bool:
+    def is_streamable(self, prompt: Sequence[int]) -> bool:
         return not {*self.tokenizer.sentinels} & {*prompt}
 
     def _plain(self, ids: Sequence[int]) -> str:
@@ -239,14 +246,14 @@ def writer_of(
     section = task or {}
     before = str(section.get("prefix", ""))
     if isinstance(backbone, EncoderDecoder):
-        return Answering(backbone, head, tokenizer, before)
+        return AnswerWriter(backbone, head, tokenizer, before)
     if not isinstance(backbone, Decoder):
         raise UserError(
             f"model={backbone.config.name} generates no text: it is an encoder", "lmtool predict fills its masks"
         )
     if not section:
-        return Continuing(backbone, head, tokenizer)
-    return Replying(backbone, head, tokenizer, section.get("mask") == "prefix", before=before)
+        return ContinuationWriter(backbone, head, tokenizer)
+    return ReplyWriter(backbone, head, tokenizer, section.get("mask") == "prefix", before=before)
 
 
 def written(

@@ -111,7 +111,7 @@ class ModelConfig(Config):
         of another model's; none where the model is no stack of layers."""
         return {}
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Its sizes, for screens and reports."""
         return {"layers": self.num_layers, "width": self.hidden_size}
 
@@ -208,8 +208,8 @@ class TransformerConfig(ModelConfig):
     def inner_size(self) -> int:
         return self.feedforward_size
 
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "heads": self.num_heads}
+    def metadata(self) -> dict[str, Any]:
+        return {**super().metadata(), "heads": self.num_heads}
 
     def with_heads(self, heads: int) -> dict[str, int]:
         """What else changes where the family has so many heads."""

@@ -60,8 +60,8 @@ class LlamaConfig(TransformerConfig):
         share = heads * self.num_key_value_heads // self.num_heads
         return {"num_key_value_heads": next(number for number in range(max(share, 1), 0, -1) if heads % number == 0)}
 
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "key-value heads": self.num_key_value_heads}
+    def metadata(self) -> dict[str, Any]:
+        return {**super().metadata(), "key-value heads": self.num_key_value_heads}
 
 
 @component("model", "llama_encoder", builder="lmtool.models.llama_encoder:build")
@@ -177,5 +177,5 @@ class TransformerXlConfig(TransformerConfig):
         """The cutoffs within the vocabulary."""
         return tuple(first for first in self.cutoffs if first < self.vocab_size)
 
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "memory": self.memory_length}
+    def metadata(self) -> dict[str, Any]:
+        return {**super().metadata(), "memory": self.memory_length}

@@ -47,8 +47,8 @@ class LstmConfig(ModelConfig):
     def depths(self) -> dict[Side, int]:
         return {"inputs": self.num_layers}
 
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "embedding": self.embedding_size}
+    def metadata(self) -> dict[str, Any]:
+        return {**super().metadata(), "embedding": self.embedding_size}
 
 
 @component("model", "rnn_attention", builder="lmtool.models.rnn_attention:build")
@@ -80,8 +80,8 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     def layers_of_decoder(self) -> int:
         return 1
 
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "embedding": self.embedding_size, "output": self.output_size}
+    def metadata(self) -> dict[str, Any]:
+        return {**super().metadata(), "embedding": self.embedding_size, "output": self.output_size}
 
 
 # ELMo, as configuration. Imports no torch.

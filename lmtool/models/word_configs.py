@@ -33,7 +33,7 @@ class WordVectorsConfig(ModelConfig):
     )
     initializer_std: float = Field(0.001, gt=0, description="Standard deviation the vectors are drawn with.")
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"width": self.hidden_size}
 
     def scaled(self, width: float, depth: float) -> Self:

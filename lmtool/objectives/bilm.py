@@ -21,7 +21,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.evaluation import Evaluation, TermScorer
 from lmtool.learners.metrics.texts import perplexity
-from lmtool.learners.model import labels_of, places_of
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.elmo import Elmo
 from lmtool.models.heads.sampled import SampledLMHead, log_uniform
 from lmtool.objectives.checks.language import WordInspector
@@ -97,14 +97,14 @@ class BidirectionalLanguageModel(BaseLearner):
         for term, hidden_MP in self._states(batch).items():
             labels = labels_of(batch, term)
             each, best = self._lm.scores(hidden_MP, self._lm.output_table, labels)
-            scores[term] = Scores(each, labels, best, batch.inputs.documents[places_of(batch, term)])
+            scores[term] = Scores(each, labels, best, batch.inputs.documents[indices_of(batch, term)])
         return scores
 
     def _states(self, batch: Batch, step: int | None = None) -> dict[str, Tensor]:
         """By term, (M, P) the states of its direction at the places that predict. step: for dropout; None without."""
         hidden_TH = self.backbone(batch.inputs, None if step is None else self.dropout_rng(batch, step))
         directions = dict(zip(_TERMS, hidden_TH.chunk(2, 1), strict=True))
-        return {term: states.index_select(0, places_of(batch, term)) for term, states in directions.items()}
+        return {term: states.index_select(0, indices_of(batch, term)) for term, states in directions.items()}
 
     @property
     def _lm(self) -> SampledLMHead:

@@ -17,8 +17,8 @@ from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.model import labels_of, places_of
-from lmtool.learners.writing import Continuing, PerplexityScorer, TextScorer, written
+from lmtool.learners.model import indices_of, labels_of
+from lmtool.learners.writing import ContinuationWriter, PerplexityScorer, TextScorer, written
 from lmtool.models.base import Decoder, read_streams
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
@@ -60,7 +60,7 @@ class CausalLanguageModel(BaseLearner):
         return CausalWindows(self.tokenizer, data.text, max_length, data.documents, data.split, data.stride)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
-        return TextScorer(self, predictors, data.text.facts, self.tokenizer.role("eos"))
+        return TextScorer(self, predictors, data.text.metadata, self.tokenizer.role("eos"))
 
     def inspector(self, examples: TextWindows, max_length: int) -> StreamInspector:
         if isinstance(examples, CausalSegments):
@@ -87,21 +87,21 @@ class CausalLanguageModel(BaseLearner):
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
-        at, labels = places_of(batch, self.term), labels_of(batch, self.term)
+        at, labels = indices_of(batch, self.term), labels_of(batch, self.term)
         hidden_MH = self._states(batch, None)
         each, best = self._lm.scores(hidden_MH, self.backbone.embed.token.weight, labels)
         return {self.term: Scores(each, labels, best, batch.inputs.documents[at])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(M, H) hidden states of the places that predict."""
-        return read_streams(self.backbone, self.carried, batch, rng, places_of(batch, self.term))
+        return read_streams(self.backbone, self.carried, batch, rng, indices_of(batch, self.term))
 
     @property
     def _lm(self) -> LMHead:
         return cast(LMHead, self.heads["lm"])
 
-    def writer(self) -> Continuing:
-        return Continuing(self.backbone, self._lm, self.tokenizer)
+    def writer(self) -> ContinuationWriter:
+        return ContinuationWriter(self.backbone, self._lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, str]]:
         """The first n documents of a batch as plain data: the `prompt`, their first tokens, and the `text` that the

@@ -18,7 +18,7 @@ from lmtool.data.examples import Rows
 from lmtool.data.formats import text_format
 from lmtool.errors import NotFinite, UserError
 from lmtool.learners.base import BaseLearner, Inference
-from lmtool.learners.model import labels_of, places_of
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed
@@ -38,7 +38,7 @@ def masked_samples(
     at, labels = at[wanted], labels[wanted]
     # Rows of the table beyond the vocabulary stand for no piece.
     probability_MV = logits_at(batch.inputs, at).float().softmax(-1)[:, : tokenizer.vocab_size]
-    shares, guesses = (tensor.cpu() for tensor in probability_MV.topk(min(GUESSES, tokenizer.vocab_size)))
+    fractions, guesses = (tensor.cpu() for tensor in probability_MV.topk(min(GUESSES, tokenizer.vocab_size)))
     tokens, shown = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[at.cpu()]
     tokens[at.cpu()] = labels.cpu()
     samples = []
@@ -48,7 +48,7 @@ def masked_samples(
                 "position": place - start,
                 "truth": tokenizer.pieces([int(labels[row])])[0],
                 "shown": tokenizer.pieces([int(shown[row])])[0],
-                "guesses": list(map(list, zip(tokenizer.pieces(guesses[row]), shares[row].tolist(), strict=True))),
+                "guesses": list(map(list, zip(tokenizer.pieces(guesses[row]), fractions[row].tolist(), strict=True))),
             }
             for row, place in enumerate(at.tolist())
             if start <= place < start + length
@@ -99,7 +99,7 @@ def fill_masks(
             logits_MV = logits_at(packed, at)
         if not bool(torch.isfinite(logits_MV).all()):
             raise NotFinite("predictions")
-        shares, best = logits_MV.float().softmax(-1)[:, : tokenizer.vocab_size].topk(GUESSES)
+        fractions, best = logits_MV.float().softmax(-1)[:, : tokenizer.vocab_size].topk(GUESSES)
         filled = packed.tokens.clone()
         filled[at] = best[:, 0]
         yield {
@@ -107,7 +107,7 @@ def fill_masks(
             "filled": tokenizer.decode(filled.tolist()),
             "masks": [
                 {"guesses": list(map(list, zip(tokenizer.pieces(row), share.tolist(), strict=True)))}
-                for row, share in zip(best.tolist(), shares, strict=True)
+                for row, share in zip(best.tolist(), fractions, strict=True)
             ],
         }
 
@@ -122,7 +122,7 @@ class MaskFiller(BaseLearner):
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """The first n examples of a batch with their masks and guesses, see `masked_samples`."""
-        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         return masked_samples(batch, at, labels, self.logits_at, self.tokenizer, n)
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmtool.data.examples import SplitData
 from lmtool.learners.baseline import ConstantPredictor, token_counts
-from lmtool.learners.model import hidden_at, labels_of, places_of
+from lmtool.learners.model import hidden_at, indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits, loss_sum, losses
 from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head
@@ -95,7 +95,7 @@ class MaskedLanguageModel(MaskFiller):
 
     def places(self, batch: Batch) -> dict[str, Tensor]:
         """By term, the flat indices of the tokens whose hidden states it reads."""
-        places = {"mlm": places_of(batch, "mlm")}
+        places = {"mlm": indices_of(batch, "mlm")}
         if self.config.pairs != "none":
             at_end = self.backbone.config.summary == "pooled_last"
             places[self.config.pairs] = summary_index(batch.inputs, "last" if at_end else "first")
@@ -119,7 +119,7 @@ class MaskedLanguageModel(MaskFiller):
 
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
         """By term, its scores. hidden: by term, the states at its places."""
-        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         each, best = self.masked_lm.scores(hidden["mlm"], self.table_VW, labels)
         scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[at])}
         if self.config.pairs != "none":
@@ -192,7 +192,7 @@ class SpanLanguageModel(MaskedLanguageModel):
     def places(self, batch: Batch) -> dict[str, Tensor]:
         """Those of masked language modelling; the boundary reads the (M, 2) borders of the span of each target."""
         places = super().places(batch)
-        return places | {"sbo": self._borders(batch)} if self.config.boundary else places
+        return places | {"sbo": self._boundaries(batch)} if self.config.boundary else places
 
     def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         sums = super().sums(hidden, batch)
@@ -204,7 +204,7 @@ class SpanLanguageModel(MaskedLanguageModel):
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
         scores = super().scores(hidden, batch)
         if self.config.boundary:
-            at, labels = places_of(batch, "sbo"), labels_of(batch, "sbo")
+            at, labels = indices_of(batch, "sbo"), labels_of(batch, "sbo")
             each, best = self._boundary.scores(self._features(hidden, batch), self.table_VW, labels)
             scores["sbo"] = Scores(each, labels, best, batch.inputs.documents[at])
         return scores
@@ -215,11 +215,11 @@ class SpanLanguageModel(MaskedLanguageModel):
 
     def _features(self, hidden: dict[str, Tensor], batch: Batch) -> Tensor:
         """What the head reads for each place of `sbo`."""
-        return self._boundary.features(hidden["sbo"], places_of(batch, "sbo") - self._borders(batch)[:, 0] - 1)
+        return self._boundary.features(hidden["sbo"], indices_of(batch, "sbo") - self._boundaries(batch)[:, 0] - 1)
 
     @staticmethod
-    def _borders(batch: Batch) -> Tensor:
-        borders_M2 = batch.targets["sbo"].span
-        if borders_M2 is None:
+    def _boundaries(batch: Batch) -> Tensor:
+        boundaries_M2 = batch.targets["sbo"].span
+        if boundaries_M2 is None:
             raise ValueError("the batch has no borders of spans")
-        return borders_M2
+        return boundaries_M2

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lmtool.data.examples import SplitData
 from lmtool.learners.baseline import ConstantPredictor, token_counts
-from lmtool.learners.model import labels_of, places_of
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone, StatefulBackbone
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
@@ -72,7 +72,7 @@ class PermutationLanguageModel(MaskFiller):
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation."""
-        at, labels = places_of(batch, "plm"), labels_of(batch, "plm")
+        at, labels = indices_of(batch, "plm"), labels_of(batch, "plm")
         hidden_MH = self._states(batch, None)
         each, best = self._lm.scores(hidden_MH, self._table_VH, labels)
         return {"plm": Scores(each, labels, best, batch.inputs.documents[at])}
@@ -80,7 +80,7 @@ class PermutationLanguageModel(MaskFiller):
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(M, H) states of the query stream. Of a batch of lanes, what is kept of its first tokens is held for their
         next windows."""
-        query_M = places_of(batch.host, "plm")
+        query_M = indices_of(batch.host, "plm")
         if self.carried is None or batch.lanes is None:
             return cast(Tensor, self.backbone(batch.inputs, rng, query_M=query_M))
         initial = cast(StatefulBackbone, self.backbone).initial_state
@@ -100,7 +100,7 @@ class PermutationLanguageModel(MaskFiller):
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """The first n examples of a batch; what is predicted is shown as masks, though others may see it."""
-        at, labels, tokens = places_of(batch, "plm"), labels_of(batch, "plm"), batch.inputs.tokens.clone()
+        at, labels, tokens = indices_of(batch, "plm"), labels_of(batch, "plm"), batch.inputs.tokens.clone()
         tokens[at] = self.tokenizer.role("mask")
         shown = replace(batch, inputs=replace(batch.inputs, tokens=tokens))
         return masked_samples(

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from lmtool import random_streams
 from lmtool.data.examples import SplitData
-from lmtool.data.formats import Assembled
+from lmtool.data.formats import PackedArrays
 from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_counts
 from lmtool.learners.metrics import Metric
-from lmtool.learners.model import labels_of, places_of
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import CopyGate, MaskedLMHead, ReplacedTokenHead, copy_best, copy_losses, masked_lm_head
 from lmtool.nn.dropout import DropoutRng, rng_at
@@ -126,7 +126,7 @@ class GeneratedTextLearner(MaskFiller):
 
     def original(self, batch: Batch) -> Tensor:
         """(T,) the text as it was."""
-        return batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), labels_of(batch, "mlm"))
+        return batch.inputs.tokens.index_copy(0, indices_of(batch, "mlm"), labels_of(batch, "mlm"))
 
     @torch.no_grad()
     def sampled(self, batch: Batch, step: int) -> Sampled:
@@ -134,21 +134,21 @@ class GeneratedTextLearner(MaskFiller):
         hidden_MG = self._generator_hidden(batch, None)
         filled = self.filled(batch, hidden_MG, step)
         return Sampled.of(
-            filled, self._generator_head, hidden_MG, self._generator_table, filled.tokens[places_of(batch, "mlm")],
+            filled, self._generator_head, hidden_MG, self._generator_table, filled.tokens[indices_of(batch, "mlm")],
             labels_of(batch, "mlm"), self.tokenizer.vocab_size,
         )  # fmt: skip
 
     def filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
         """The text with the generator's samples at the masked places; draws keyed by (seed, step, example, position).
         hidden_MG: the generator's states there. No gradient passes."""
-        inputs, at = batch.host.inputs, places_of(batch.host, "mlm")
+        inputs, at = batch.host.inputs, indices_of(batch.host, "mlm")
         documents, positions = inputs.documents[at].numpy(), inputs.positions[at].numpy()
         uniform = random_streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)
         sampled = sample_tokens(
             self._generator_head, hidden_MG.detach(), self._generator_table,
             send(torch.from_numpy(uniform), hidden_MG.device), self.tokenizer.vocab_size,
         )  # fmt: skip
-        return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, places_of(batch, "mlm"), sampled))
+        return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, indices_of(batch, "mlm"), sampled))
 
     def read(self, batch: Batch, filled: Packed, rng: DropoutRng | None) -> Read:
         """The model's forward over the generator's text."""
@@ -159,7 +159,7 @@ class GeneratedTextLearner(MaskFiller):
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best guess, in evaluation; the generator's samples are those of step 0."""
-        at, labels = places_of(batch, "mlm"), labels_of(batch, "mlm")
+        at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         hidden_MG = self._generator_hidden(batch, None)
         each, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
         documents = batch.inputs.documents
@@ -182,7 +182,7 @@ class GeneratedTextLearner(MaskFiller):
 
     def _generator_hidden(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(M, G) the generator's states at the masked places."""
-        return self._generator_head.states(self.generator, batch.inputs, rng, places_of(batch, "mlm"))
+        return self._generator_head.states(self.generator, batch.inputs, rng, indices_of(batch, "mlm"))
 
     @property
     def table_VW(self) -> Tensor:
@@ -206,7 +206,7 @@ class GeneratedTextLearner(MaskFiller):
 class DetectedMasks(TokenMasks):
     """The term `rtd` is of every token; its labels are made in the step."""
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         return {**super().targets(whole, masked), "rtd": Target(None)}
 
 
@@ -261,7 +261,7 @@ class ReplacedTokenDetection(GeneratedTextLearner):
 class MaskedDetectedMasks(TokenMasks):
     """The term `rtd` is of the masked places alone."""
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         targets = super().targets(whole, masked)
         return {**targets, "rtd": Target(None, at=targets["mlm"].at)}
 
@@ -273,13 +273,13 @@ class MaskedTokenDetection(ReplacedTokenDetection):
     replaced_share = 0.5
 
     def places(self, batch: Batch) -> Tensor:
-        return places_of(batch, "mlm")
+        return indices_of(batch, "mlm")
 
 
 class RestoredMasks(TokenMasks):
     """The term `replace_mlm` is that of the generator again."""
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         targets = super().targets(whole, masked)
         return {**targets, "replace_mlm": targets["mlm"]}
 
@@ -300,7 +300,7 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
         return cast(MaskedLMHead, self.heads["masked_lm"])
 
     def places(self, batch: Batch) -> Tensor:
-        return places_of(batch, self.term)
+        return indices_of(batch, self.term)
 
     def predictor(self, unigram: ConstantPredictor) -> ConstantPredictor:
         return unigram
@@ -317,7 +317,7 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
 class AllTokensMasks(TokenMasks):
     """The term `all_tokens_mlm` is of all tokens that could be masked."""
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         text = np.flatnonzero(~self.vocabulary.special[whole.tokens])
         target = Target(torch.from_numpy(whole.tokens[text]), at=torch.from_numpy(text))
         return {**super().targets(whole, masked), "all_tokens_mlm": target}

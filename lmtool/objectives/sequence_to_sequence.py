@@ -12,7 +12,7 @@ from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.model import labels_of
-from lmtool.learners.writing import Answering, written
+from lmtool.learners.writing import AnswerWriter, written
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.objectives.checks.denoising import CorruptedSpansInspector, NoisyInspector
@@ -77,8 +77,8 @@ class SequenceToSequence(BaseLearner):
     def _table(self) -> Tensor:
         return self.backbone.embed.token.weight
 
-    def writer(self) -> Answering:
-        return Answering(self.backbone, self._lm, self.tokenizer)
+    def writer(self) -> AnswerWriter:
+        return AnswerWriter(self.backbone, self._lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
         """The first n examples of a batch as plain data: the `prompt` that the encoder reads, and the `text` that the

@@ -21,7 +21,7 @@ from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor
-from lmtool.learners.model import labels_of, places_of
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.sampled import WordPairsHead
 from lmtool.objectives.checks.language import WordPairsInspector
@@ -93,7 +93,7 @@ class SkipGram(BaseLearner):
         """(M,) of the pairs, and (M, J) of their negatives."""
         labels_M, negatives = labels_of(batch, "skip_gram"), self.config.negatives
         words_MJ = torch.cat([labels_M[:, None], labels_of(batch, "negatives").view(-1, negatives)], 1)
-        scores = self._head(self.backbone(batch.inputs), places_of(batch, "skip_gram"), words_MJ)
+        scores = self._head(self.backbone(batch.inputs), indices_of(batch, "skip_gram"), words_MJ)
         return scores[:, 0], scores[:, 1:]
 
     @torch.no_grad()
@@ -106,7 +106,7 @@ class SkipGram(BaseLearner):
         right = {"skip_gram": above_MJ.all(1), "negatives": above_MJ.reshape(-1)}
         scores = {}
         for term, own in signed.items():
-            labels, documents = labels_of(batch, term), batch.inputs.documents[places_of(batch, term)]
+            labels, documents = labels_of(batch, term), batch.inputs.documents[indices_of(batch, term)]
             predictions = torch.where(right[term], labels, -1)
             scores[term] = Scores(F.softplus(-own.float()), labels, predictions, documents)
         return scores

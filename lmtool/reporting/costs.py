@@ -213,7 +213,7 @@ class StepProfile:
     milliseconds: with the profiler; unprofiled_milliseconds: of the same steps without it, their data at hand. parts:
     by name, milliseconds `forward`, `backward` and `host` (Python between its operators, which the row `host` has in
     sum), and operator `calls`. products_*: of matrix products. product_rate: FLOP/s of the device. tokens,
-    micro_batches: of a step. facts: of the run's configuration and data.
+    micro_batches: of a step. metadata: of the run's configuration and data.
     """
 
     milliseconds: float
@@ -228,7 +228,7 @@ class StepProfile:
     precision: str
     device: str
     threads: int
-    facts: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     product_rate: float | None = None
 
     def share(self, *names: str) -> float:
@@ -296,48 +296,48 @@ def _products(profile: StepProfile) -> str:
 
 def remarks(profile: StepProfile) -> Iterator[str]:
     """What is worth a look, with the override that changes it where there is one."""
-    facts, cuda = profile.facts, profile.device.startswith("cuda")
+    metadata, cuda = profile.metadata, profile.device.startswith("cuda")
     scores, host, head = profile.share("attention: scores"), profile.share(_HOST), profile.share("head", "loss")
-    if profile.precision == "fp32" and facts.get("native_bf16"):
+    if profile.precision == "fp32" and metadata.get("native_bf16"):
         yield "products in fp32 on a device that multiplies bf16 itself: precision=bf16"
-    if profile.precision == "bf16" and not facts.get("native_bf16"):
+    if profile.precision == "bf16" and not metadata.get("native_bf16"):
         yield "products in bf16 on a device that has none of its own, and computes them by others: precision=fp32"
-    if scores > 0.12 and facts.get("attention_dropout"):
+    if scores > 0.12 and metadata.get("attention_dropout"):
         yield (
             f"attention's scores take {percent(scores)}: model.attention_dropout=0 gives them to the fused kernel, and "
             "is another recipe"
         )
     if host > 0.15:
         short = 1000 * (1 - host) * profile.milliseconds / max(profile.calls, 1)
-        more = ", or compile=true" if cuda and not facts.get("compiled") else ""
+        more = ", or compile=true" if cuda and not metadata.get("compiled") else ""
         waits = "the device waits for Python" if cuda else f"{count(round(profile.calls))} calls of {short:.0f} us"
         yield (
             f"{percent(host)} is Python and the launching of operators, the profiler's part included ({waits}): "
-            f"{_larger(facts)}{more}"
+            f"{_larger(metadata)}{more}"
         )
     moved = profile.share("optimizer:")
     if moved > 0.15:
         yield (
             f"the optimizer takes {percent(moved)}, the same for any number of tokens, and a step has "
-            f"{count(round(profile.tokens))}: {_larger(facts)}, with a learning rate to match"
+            f"{count(round(profile.tokens))}: {_larger(metadata)}, with a learning rate to match"
         )
     if head > 0.25:
-        rows = f"{facts['vocab_size']:,}"
+        rows = f"{metadata['vocab_size']:,}"
         yield f"head and loss take {percent(head)}, in proportion to the {rows} rows of the vocabulary"
     if profile.share(_DATA) > 0.05:
         yield f"the loader is waited for {percent(profile.share(_DATA))} of the step: the data is not made fast enough"
     if profile.micro_batches > 1:
         yield (
             f"a step is {profile.micro_batches:.3g} micro-batches: a larger micro_batch_tokens="
-            f"{facts.get('micro_batch_tokens')} has fewer and larger products, and takes more memory"
+            f"{metadata.get('micro_batch_tokens')} has fewer and larger products, and takes more memory"
         )
-    if facts.get("gradient_checkpointing"):
+    if metadata.get("gradient_checkpointing"):
         yield "layers are computed again in the backward: gradient_checkpointing=false, where the memory allows it"
-    avoided = facts.get("padding_avoided")
+    avoided = metadata.get("padding_avoided")
     if avoided:
         yield f"nothing is padded: rectangles of the same batches would be {percent(avoided)} padding"
 
 
-def _larger(facts: dict[str, Any]) -> str:
-    key = "batch_tokens" if facts.get("batch_tokens") else "batch_examples"
-    return f"more in a step is cheaper, {key}={facts.get(key)} now"
+def _larger(metadata: dict[str, Any]) -> str:
+    key = "batch_tokens" if metadata.get("batch_tokens") else "batch_examples"
+    return f"more in a step is cheaper, {key}={metadata.get(key)} now"

@@ -278,10 +278,10 @@ def _is_detected(sample: Any) -> bool:
     """Whether an entry of samples.json has the form that `detected_html` reads."""
     if not _is_masked(sample) or not isinstance(sample.get("replaced"), list):
         return False
-    shares, places = sample["replaced"], sample["masked"]
+    fractions, places = sample["replaced"], sample["masked"]
     return (
-        len(shares) == len(sample["pieces"])
-        and all(_number(share) is not None for share in shares)
+        len(fractions) == len(sample["pieces"])
+        and all(_number(share) is not None for share in fractions)
         and all({"sampled", "truth"} <= place.keys() for place in places)
     )
 

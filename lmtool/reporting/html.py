@@ -55,7 +55,7 @@ th, td { text-align: left; vertical-align: top; padding: 4px 14px 4px 0; border-
 thead th { font-size: 12.5px; white-space: normal; overflow-wrap: break-word; } td.number { white-space: nowrap; }
 td.number, th.number { text-align: right; }
 .wide { overflow-x: auto; } .wide td, .wide thead th { white-space: nowrap; }
-.facts th { width: 1%; padding-right: 22px; }
+.metadata th { width: 1%; padding-right: 22px; }
 .example { border-left: 3px solid var(--faint); padding: 2px 0 2px 14px; margin: 0 0 14px; overflow-wrap: anywhere; }
 .example.right { border-color: var(--green); } .example.wrong { border-color: var(--rust); }
 mark { color: inherit; border-radius: 3px; padding: 1px 4px; background: var(--wash); }
@@ -68,7 +68,7 @@ pre { background: var(--wash); padding: 12px 14px; overflow-x: auto; font: 12.5p
   Menlo, Consolas, monospace; margin: 8px 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 details { margin: 8px 0; } summary { cursor: pointer; color: var(--blue); }
 @media (max-width: 640px) { main { padding: 28px 16px 60px; } .roomy { display: none; } .narrow { display: block; }
-  table { font-size: 12.5px; } th, td { padding-right: 8px; } .facts th { padding-right: 12px; } }
+  table { font-size: 12.5px; } th, td { padding-right: 8px; } .metadata th { padding-right: 12px; } }
 """
 
 
@@ -150,7 +150,7 @@ def folded(summary: str, text: str, limit: int = 100_000) -> str:
     return f"<details><summary>{escape(summary)}</summary><pre>{escape_lines(text, limit)}</pre></details>"
 
 
-def facts(heading: str, values: Mapping[str, Any], limit: int = 60) -> str:
+def metadata(heading: str, values: Mapping[str, Any], limit: int = 60) -> str:
     """Facts as a two-column table; nested sections become tables of their own below it."""
     flat = [(key, value) for key, value in values.items() if not isinstance(value, Mapping) and value is not None]
     rows = "".join(
@@ -158,7 +158,9 @@ def facts(heading: str, values: Mapping[str, Any], limit: int = 60) -> str:
         for key, value in flat[:limit]
     )
     own = f'<h3>{escape(title(heading))}</h3><table class="facts">{rows}</table>' if rows else ""
-    nested = (facts(f"{heading} · {key}", value, limit) for key, value in values.items() if isinstance(value, Mapping))
+    nested = (
+        metadata(f"{heading} · {key}", value, limit) for key, value in values.items() if isinstance(value, Mapping)
+    )
     return own + "".join(nested)
 
 

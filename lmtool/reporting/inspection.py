@@ -90,8 +90,8 @@ def _title(example: Mapping[str, Any]) -> str:
 def _rows(example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Titled lines: the text, each side as pieces with what is predicted behind an arrow, and what is learned."""
     if "text" in example:
-        borders = [0, *example["boundaries"], len(example["text"]) + 1]
-        parts = [_spaced(example["text"][start : end - 1]) for start, end in pairwise(borders)]
+        boundaries = [0, *example["boundaries"], len(example["text"]) + 1]
+        parts = [_spaced(example["text"][start : end - 1]) for start, end in pairwise(boundaries)]
         yield "text", plain(f" {_BORDER} ".join(parts), _SHOWN)
     predicted = {
         term: {place["position"]: place["label"] for place in places}
@@ -116,9 +116,11 @@ def _rows(example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     side = example["output" if "output" in example else "input"]["pieces"]
     for term, value in example["targets"].items():
         yield term, _learned(value, side) if isinstance(value, list) else plain(str(value), _SHOWN)
-        borders = [place["borders"] for place in value if "borders" in place] if isinstance(value, list) else []
-        if borders:
-            yield f"{term} borders", " ".join(f"{a}..{b}" for a, b in sorted({(a, b) for a, b in borders}))
+        boundaries = (
+            [place["boundaries"] for place in value if "boundaries" in place] if isinstance(value, list) else []
+        )
+        if boundaries:
+            yield f"{term} boundaries", " ".join(f"{a}..{b}" for a, b in sorted({(a, b) for a, b in boundaries}))
 
 
 def _spaced(text: str) -> str:

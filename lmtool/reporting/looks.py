@@ -44,7 +44,7 @@ def print_tokenizations(output: Output, text: str, cuts: Sequence[Cut]) -> None:
     colours = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
     rows = []
     for cut in cuts:
-        rows += [(cut.name, plain(" ".join(cut.pieces))), ("", f"{_facts(cut)} · given back: {_back(text, cut)}")]
+        rows += [(cut.name, plain(" ".join(cut.pieces))), ("", f"{_metadata(cut)} · given back: {_back(text, cut)}")]
     output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces? .*": "dim", **colours})
     output.paragraph(_LEGEND, "dim")
 
@@ -52,7 +52,7 @@ def print_tokenizations(output: Output, text: str, cuts: Sequence[Cut]) -> None:
 _LEGEND = "Between two pieces stands a space; ␣ is a space of the text, ⏎ a line end, ## continues a word."
 
 
-def _facts(cut: Cut) -> str:
+def _metadata(cut: Cut) -> str:
     unknown = f" · {len(cut.unknown):,} unknown" if cut.unknown else ""
     return f"{counted(len(cut.pieces), 'piece')} of {cut.entries:,} entries{unknown}"
 
@@ -76,7 +76,7 @@ def write_tokenizations(path: Path, text: str, cuts: Sequence[Cut]) -> None:
             for at, piece in enumerate(cut.pieces)
         )
         back = html.paragraph(f"given back: {_back(text, cut)}")
-        rows.append(f"<h3>{html.escape(cut.name)}</h3>{html.paragraph(_facts(cut))}<p>{marks}</p>{back}")
+        rows.append(f"<h3>{html.escape(cut.name)}</h3>{html.paragraph(_metadata(cut))}<p>{marks}</p>{back}")
     body = [
         f"<h1>{html.escape(text, 300)}</h1>",
         html.section("As each vocabulary cuts it", *rows, html.paragraph(_LEGEND)),
@@ -194,7 +194,7 @@ class _Head(Protocol):
     @property
     def number(self) -> int: ...
     @property
-    def shares(self) -> Mapping[str, float]: ...
+    def fractions(self) -> Mapping[str, float]: ...
     @property
     def mostly(self) -> str: ...
     @property
@@ -215,10 +215,10 @@ def print_heads(
 ) -> None:
     """A row a head with the mean weight on each pattern, and some heads as pictures. drawn: heads with their (L, L)
     weights."""
-    patterns = list(heads[0].shares)
+    patterns = list(heads[0].fractions)
     even = 1 / len(pieces)
     rows = [
-        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.shares[name]) for name in patterns),
+        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.fractions[name]) for name in patterns),
          percent(head.entropy)]
         for head in heads
     ]  # fmt: skip
@@ -238,10 +238,10 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
     terms, and a table of the heads. UserError where the disk refuses."""
     from lmtool.reporting import drawing
 
-    patterns = list(heads[0].shares)
+    patterns = list(heads[0].fractions)
     header = ["layer.head", "mostly on", *patterns, "spread"]
     rows = [
-        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.shares[each]) for each in patterns),
+        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.fractions[each]) for each in patterns),
          percent(head.entropy)]
         for head in heads
     ]  # fmt: skip

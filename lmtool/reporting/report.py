@@ -51,9 +51,9 @@ def _cell(value: Any) -> Any:
 
 def _layer_map(run: RunFiles) -> Iterator[str]:
     """What learned from what."""
-    facts = run.section("data").get("distillation")
-    if isinstance(facts, Mapping) and facts.get("layers"):
-        yield html.paragraph(f"Student layers and the teacher's that they learn from: {facts['layers']}.")
+    metadata = run.section("data").get("distillation")
+    if isinstance(metadata, Mapping) and metadata.get("layers"):
+        yield html.paragraph(f"Student layers and the teacher's that they learn from: {metadata['layers']}.")
 
 
 def interchange_of(run: RunFiles) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
         html.section("Mixture", _mixture(run)),
         html.section("Classes", _classes(run)),
         html.section("Examples", samples_html(run.samples), predictions_html(predictions)),
-        html.section("Facts", _facts(run)),
+        html.section("Facts", _metadata(run)),
         html.section("Learning rates", _rates(run)),
         html.section("Lineage", _lineage(run)),
         html.section("Forgetting", _forgetting(run)),
@@ -254,12 +254,12 @@ def _terms(run: RunFiles) -> str:
     return html.table(["held-out", "loss", "baseline", "accuracy", "n"], rows) if len(rows) > 1 else ""
 
 
-def _facts(run: RunFiles) -> str:
+def _metadata(run: RunFiles) -> str:
     metrics = run.result.get("metrics")
     known = metrics.items() if isinstance(metrics, dict) else ()
     scores = {key: number(value) for key, value in known if isinstance(value, (int, float))}
-    left = html.facts("data", run.section("data"))
-    right = html.facts("model", run.section("model")) + _learning(run) + html.facts("scores", scores)
+    left = html.metadata("data", run.section("data"))
+    right = html.metadata("model", run.section("model")) + _learning(run) + html.metadata("scores", scores)
     return html.columns(left, right)
 
 
@@ -274,7 +274,7 @@ def _learning(run: RunFiles) -> str:
 
 def _lineage(run: RunFiles) -> str:
     """The checkpoints before the run, oldest first."""
-    entries = run.facts.get("lineage")
+    entries = run.metadata.get("lineage")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         return ""
     names = ("checkpoint", "step", "command", "sha256")
@@ -307,8 +307,8 @@ def _mixture(run: RunFiles) -> str:
         baseline = baselines.get(name) or {}
         metric, value = baseline.get("metric"), baseline.get("value")
         score = metrics.get(f"{name}_{metric}")
-        shares = [percent(read[key]) for key in ("share", "planned")]
-        rows.append([name, read["examples"], *shares, metric, score, value, metrics.get(f"{name}_loss")])
+        fractions = [percent(read[key]) for key in ("share", "planned")]
+        rows.append([name, read["examples"], *fractions, metric, score, value, metrics.get(f"{name}_loss")])
     return html.table(["member", "examples", "share", "planned", "metric", "score", "baseline", "loss"], rows)
 
 
@@ -326,7 +326,7 @@ def _forgetting(run: RunFiles) -> str:
 def _rates(run: RunFiles) -> str:
     """The full learning rate of each part of the model, and the step from which it learns."""
     columns = ("group", "parameters", "learning_rate", "weight_decay", "without_decay", "from_step")
-    rows = [row for row in run.facts.get("rates") or () if isinstance(row, dict)]
+    rows = [row for row in run.metadata.get("rates") or () if isinstance(row, dict)]
     names = ["group", "parameters", "learning rate", "weight decay", "without decay", "from step"]
     cells = [[row.get(column) for column in columns] for row in rows]
     # Rates differ in their second digit: 0.0015 is no 0.002.
@@ -377,7 +377,7 @@ def repeat_commands(run: RunFiles) -> list[str]:
     if isinstance(argv, list) and argv:
         lines.append("# the command it came from")
         lines.append(" ".join(["lmtool", *(shlex.quote(str(word)) for word in argv[1:])]))
-    following = run.facts.get("next")
+    following = run.metadata.get("next")
     if isinstance(following, list) and following:
         lines.append("# what can come next")
         lines += [str(line) for line in following[:5]]

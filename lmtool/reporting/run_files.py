@@ -32,7 +32,7 @@ class RunFiles:
     run_dir: Path
     config: str = ""
     result: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     samples: list[Any] = field(default_factory=list)
     train: list[dict[str, Any]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class RunFiles:
     @property
     def baseline(self) -> dict[str, Any]:
         """{"name", "metric", "value"} as facts.json has it, {} where it has none."""
-        baseline = self.facts.get("baseline")
+        baseline = self.metadata.get("baseline")
         return baseline if isinstance(baseline, dict) else {}
 
     @property
@@ -60,7 +60,7 @@ class RunFiles:
 
     def section(self, name: str) -> dict[str, Any]:
         """A section of facts.json, {} where there is none."""
-        section = self.facts.get(name)
+        section = self.metadata.get(name)
         return section if isinstance(section, dict) else {}
 
 
@@ -78,7 +78,7 @@ def read_run(run_dir: str | Path) -> RunFiles:
         )
     run.config = _read_text(run, "config.yaml")
     run.result = read_object(run, "result.json")
-    run.facts = read_object(run, "facts.json", needed=False)
+    run.metadata = read_object(run, "facts.json", needed=False)
     run.environment = read_object(run, "environment.json", needed=False)
     samples = _read_json(run, "samples.json", needed=False)
     if isinstance(samples, list):

@@ -18,7 +18,7 @@ from lmtool.reporting.run_files import RunFiles, read_object
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.sweep_files import DONE_JOB, is_sweep, place, read_sweep
 from lmtool.reporting.text import duration, size, title
-from lmtool.runs.locks import held
+from lmtool.runs.locks import is_held
 
 _HEADER = ("run", "last written", "what", "score", "baseline", "state", "took", "size")
 
@@ -68,10 +68,10 @@ def _of_run(folder: Path) -> RunLine | None:
         return None
     files = RunFiles(folder)
     result = read_object(files, "result.json", needed=False)
-    facts = read_object(files, "facts.json", needed=False).get("baseline")
+    metadata = read_object(files, "facts.json", needed=False).get("baseline")
     examples = result.get("validation_examples")
     score = score_of(
-        result, facts if isinstance(facts, dict) else None, examples if isinstance(examples, int) else None
+        result, metadata if isinstance(metadata, dict) else None, examples if isinstance(examples, int) else None
     )
     written, taken = _written_and_size(folder)
     seconds = result.get("seconds")
@@ -103,7 +103,7 @@ def _of_sweep(folder: Path) -> RunLine:
 
 def _state(folder: Path, result: dict[str, Any]) -> str:
     """done, under way at step N, stopped at step N, or the status that its result names."""
-    if held(folder / "LOCK"):
+    if is_held(folder / "LOCK"):
         return f"under way {place(folder)}".rstrip()
     status = result.get("status")
     return title(str(status)) if status else f"stopped {place(folder)}".rstrip()

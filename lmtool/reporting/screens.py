@@ -18,28 +18,30 @@ _LABELS = 20
 _STYLES = {"better": "bold green", "worse": "bold red", "unclear": "bold yellow", "unknown": "bold"}
 
 
-def metadata_text(facts: Mapping[str, Any]) -> str:
+def metadata_text(metadata: Mapping[str, Any]) -> str:
     """Facts on one line: 'documents 1 234 · tokens 1.2 M'."""
-    return " · ".join(f"{title(str(key))} {fact(str(key), value)}" for key, value in facts.items() if value is not None)
+    return " · ".join(
+        f"{title(str(key))} {fact(str(key), value)}" for key, value in metadata.items() if value is not None
+    )
 
 
-def _sections(label: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """One row of the plain facts, and one of each nested section ('train', 'validation')."""
-    flat = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
-    nested = {key: value for key, value in facts.items() if isinstance(value, Mapping)}
+def _sections(label: str, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """One row of the plain metadata, and one of each nested section ('train', 'validation')."""
+    flat = {key: value for key, value in metadata.items() if not isinstance(value, Mapping)}
+    nested = {key: value for key, value in metadata.items() if isinstance(value, Mapping)}
     texts = [metadata_text(flat)] if flat else []
     texts += [f"{title(str(key))}: {_nested_text(str(key), value)}" for key, value in nested.items()]
     return [(label if index == 0 else "", text) for index, text in enumerate(texts)]
 
 
-def _nested_text(key: str, facts: Mapping[str, Any]) -> str:
+def _nested_text(key: str, metadata: Mapping[str, Any]) -> str:
     """A nested section on one line. Rows by label: the names as they are written; of many the rarest and commonest."""
     if key != "labels":
-        return metadata_text(facts)
-    shown = [f"{name} {count(rows)}" for name, rows in zip(shortened(facts, 40), facts.values(), strict=True)]
+        return metadata_text(metadata)
+    shown = [f"{name} {count(rows)}" for name, rows in zip(shortened(metadata, 40), metadata.values(), strict=True)]
     if len(shown) <= _LABELS:
         return " · ".join(shown)
-    order = sorted(range(len(shown)), key=list(facts.values()).__getitem__)
+    order = sorted(range(len(shown)), key=list(metadata.values()).__getitem__)
     return f"{count(len(shown))}, from {shown[order[0]]} to {shown[order[-1]]}"
 
 
@@ -205,8 +207,8 @@ def end_screen(
     if others:
         rows.append(("also", metadata_text(others)))
     if mix := result.get("layer_mix"):
-        shares = [f"{layer or 'embedding'} {percent(share)}" for layer, share in enumerate(mix["weights"])]
-        rows.append(("layers", f"{' · '.join(shares)} · gamma {number(mix['gamma'])}"))
+        fractions = [f"{layer or 'embedding'} {percent(share)}" for layer, share in enumerate(mix["weights"])]
+        rows.append(("layers", f"{' · '.join(fractions)} · gamma {number(mix['gamma'])}"))
     rows += forgetting_rows(result.get("forgetting"))
     if speed := _speed_text(result):
         rows.append(("speed", speed))

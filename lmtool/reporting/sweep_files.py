@@ -24,7 +24,7 @@ from lmtool.errors import DONE, FAULT, INTERRUPTED, REQUEUE, TERMINATED, UserErr
 from lmtool.reporting.run_files import RunFiles, read_object
 from lmtool.reporting.scores import score_of
 from lmtool.runs.identity import SUBMITTED as SUBMITTED
-from lmtool.runs.locks import Owner, held
+from lmtool.runs.locks import Owner, is_held
 
 PLAN, JOB = "sweep.json", "job.json"
 DONE_JOB, NO_SCORE, UNDER_WAY, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
@@ -134,7 +134,7 @@ def _job(path: Path) -> SweepJob:
     exit_status = status if isinstance(status, int) and not isinstance(status, bool) else FAULT
     job = _with(job, exit_status=exit_status, seconds=_finite(result.get("seconds")) or _finite(record.get("seconds")))
     if not has_ended(record):
-        running = held(path.parent / "LOCK") or _alive(record.get("owner"))
+        running = is_held(path.parent / "LOCK") or _alive(record.get("owner"))
         reason = place(path.parent) if running else "it did not end"
         return _with(job, status=UNDER_WAY if running else STOPPED, reason=reason)
     if exit_status != DONE:

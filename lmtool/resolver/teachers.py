@@ -17,7 +17,7 @@ from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.tasks.configs import TaskConfig, TaskObjectiveConfig
-from lmtool.tasks.labels import TakenHead, sections_of, taken_head
+from lmtool.tasks.labels import LoadedHead, load_head, sections_of
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.task_heads import HEADS
@@ -89,7 +89,7 @@ class Known:
         objective = _decoded(Choice("objective"), self.saved.get("objective"))
         return () if objective is None else objective.parts()
 
-    def head_for(self, task: TaskConfig) -> TakenHead | None:
+    def head_for(self, task: TaskConfig) -> LoadedHead | None:
         """Its head for a task, under the task's labels; None where it has none. A task whose labels are not known yet
         takes those of the head."""
         section = self.section_for(task)
@@ -97,7 +97,7 @@ class Known:
             return None
         if hasattr(task, "labels") and task.labels is None and section.get("labels"):
             task = task.model_copy(update={"labels": tuple(section["labels"])})
-        return taken_head(section, task)
+        return load_head(section, task)
 
     def section_for(self, task: TaskConfig) -> dict[str, Any] | None:
         """The section of the same task, by its name; of a published classifier, whose task has none, that."""

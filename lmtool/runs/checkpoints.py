@@ -140,7 +140,7 @@ def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, byte
                 raise Damaged(source / name, "is missing") from error
         for name, content in replaced.items():
             write_bytes(draft / name, content)
-        write_manifest(draft, manifest.facts)
+        write_manifest(draft, manifest.metadata)
         written = read_manifest(draft).files
         for name in copied:  # hashed once, on the way
             if written[name] != manifest.files[name]:

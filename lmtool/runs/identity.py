@@ -106,9 +106,9 @@ def _sources(plugins: Sequence[str]) -> Iterator[tuple[Path, str]]:
         yield conf_dir(), "lmtool/conf"
     for name in dict.fromkeys(plugin.partition(".")[0] for plugin in plugins):
         spec = importlib.util.find_spec(name)
-        for place in [*(spec.submodule_search_locations or []), spec.origin] if spec is not None else []:
-            if place is not None and Path(place).exists() and name != "lmtool":
-                yield Path(place), name if Path(place).is_dir() else Path(place).name
+        for location in [*(spec.submodule_search_locations or []), spec.origin] if spec is not None else []:
+            if location is not None and Path(location).exists() and name != "lmtool":
+                yield Path(location), name if Path(location).is_dir() else Path(location).name
                 break
 
 

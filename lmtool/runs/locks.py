@@ -123,7 +123,7 @@ class Lock:
             self.path.unlink(missing_ok=True)
 
 
-def held(path: Path) -> bool:
+def is_held(path: Path) -> bool:
     """Whether the process that wrote a lock may still be at work: false without a lock, or where its owner is dead."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -47,7 +47,7 @@ Complete = Callable[[Mapping[str, object]], Mapping[str, object]]
 _PACKAGES = ("lmtool", "torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
 
 
-def choose_folder(root: Path, name: str | None, run_dir: str | None, stem: str) -> Path:
+def select_folder(root: Path, name: str | None, run_dir: str | None, stem: str) -> Path:
     """The folder of a run: `run_dir`, else root/NAME, else a new root/STEM-0001, -0002, ... made here: mkdir lets one
     of several processes have it. UserError where a name is no plain name or the folder cannot be made."""
     if run_dir is not None:
@@ -99,7 +99,7 @@ class RunFolder:
         self.path = path
         self._require_same_past, self._complete = require_same_past, complete
         self._extended_text: str | None = None
-        self._begun_step: int | None = None
+        self._first_step: int | None = None
         self._appended = False
         self.config: dict[str, object] = plain_data(dict(config))
         self._pending = ""
@@ -139,17 +139,17 @@ class RunFolder:
         if self._may_extend(before):
             self._extended_text = config_text
             return
-        again = "repeat the command the run was started with"
+        hint = "repeat the command the run was started with"
         if differing(before, self.config) and not differing(before, self.config, BRANCH_KEYS):
-            again += f"; branch={self.path}@last starts another run from it, with these values"
-        self._require_same(before, str(self.path), again)
+            hint += f"; branch={self.path}@last starts another run from it, with these values"
+        self._require_same(before, str(self.path), hint)
 
-    def _require_same(self, before: Mapping[str, object], origin: str, again: str) -> None:
+    def _require_same(self, before: Mapping[str, object], origin: str, hint: str) -> None:
         """UserError, naming the keys, where a configuration that this run had before differs from its own."""
         if keys := differing(before, self.config):
             raise UserError(
                 f"{origin} holds a run of another configuration: {'; '.join(keys)}",
-                f"give another name=, or {again}",
+                f"give another name=, or {hint}",
             )
 
     def _may_extend(self, before: Mapping[str, object]) -> bool:
@@ -167,10 +167,10 @@ class RunFolder:
 
     def _trained(self) -> bool:
         """Whether there is more than what the run began with."""
-        if self._begun_step is None:
+        if self._first_step is None:
             return (self.path / "metrics.jsonl").exists() or self.checkpoints.exists()
         return self._appended or any(
-            int(folder.name[5:]) != self._begun_step for folder in saved_steps(self.checkpoints)
+            int(folder.name[5:]) != self._first_step for folder in saved_steps(self.checkpoints)
         )
 
     @property
@@ -193,8 +193,8 @@ class RunFolder:
                 if self._require_same_past is not None and grows(before, self.config):
                     self._require_same_past(self.path, folder)
                 else:
-                    again = f"bring {self.path / 'config.yaml'} back as it was"
-                    self._require_same(before, str(folder), again)
+                    hint = f"bring {self.path / 'config.yaml'} back as it was"
+                    self._require_same(before, str(folder), hint)
             self._resume_point, self._chosen = folder, True
         return self._resume_point
 
@@ -215,8 +215,8 @@ class RunFolder:
         except OSError as error:
             raise cannot_write(self.path.parent / "latest", error) from error
 
-    def write_environment(self, arguments: Sequence[str], facts: Mapping[str, object] | None = None) -> None:
-        """environment.json: versions, processor, threads, the masked command line and `facts` (device, precision).
+    def write_environment(self, arguments: Sequence[str], metadata: Mapping[str, object] | None = None) -> None:
+        """environment.json: versions, processor, threads, the masked command line and `metadata` (device, precision).
         Environment variables are never written."""
         content: dict[str, object] = {
             "arguments": list(arguments),
@@ -225,7 +225,7 @@ class RunFolder:
         }
         content["packages"] = {name: version for name in _PACKAGES if (version := _version(name))}
         content |= {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-        self.write_json("environment.json", content | dict(facts or {}))
+        self.write_json("environment.json", content | dict(metadata or {}))
 
     def write_json(self, name: str, content: object) -> None:
         """A JSON file of the run, replaced in one move and masked."""
@@ -259,7 +259,7 @@ class RunFolder:
 
     def begin_at(self, step: int, rows: Iterable[Mapping[str, object]]) -> None:
         """Begin behind this step of another run, with its rows until there."""
-        self._begun_step = step
+        self._first_step = step
         try:
             replace_text(self.path / "metrics.jsonl", "".join(to_json(row, indent=None) + "\n" for row in rows))
         except OSError as error:

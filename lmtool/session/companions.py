@@ -139,7 +139,7 @@ class MixtureFractions(Companion):
         return {
             "mixture": {
                 name: {"examples": count, "share": count / total, "planned": planned}
-                for (name, count), planned in zip(counts.items(), last.shares, strict=True)
+                for (name, count), planned in zip(counts.items(), last.fractions, strict=True)
             }
         }
 
@@ -233,7 +233,7 @@ class Distillation(Companion):
     def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
         require_same_teachers(session.run, self.digests)
         summary = self.distilled.begin(session.reading)
-        return {"data": {"distillation": {**self.distilled.facts(), **summary}}}
+        return {"data": {"distillation": {**self.distilled.metadata(), **summary}}}
 
     def write(self, folder: Path) -> None:
         if self.digests:
@@ -296,7 +296,7 @@ def _measured(
         **error,
         "parameters": sum(tensor.numel() for tensor in weights),
         "weight_bytes": sum(tensor.nbytes for tensor in weights),
-        "tokens_per_second": splits.first.loader.facts()["tokens_per_epoch"] / max(seconds, 1e-9),
+        "tokens_per_second": splits.first.loader.metadata()["tokens_per_epoch"] / max(seconds, 1e-9),
     }
 
 

@@ -67,11 +67,11 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     metrics = evaluations.metrics()
     rows = [[name, f"{value:.4f}"] for name, value in metrics.items()]
     print_table(output, ["metric", "value"], rows, heading=f"{config.checkpoint} · {title}")
-    facts = held_out.first.loader.facts()
-    policy = _carried(facts, max_length, learner.backbone) if "lanes" in facts else _policy(config, max_length)
+    metadata = held_out.first.loader.metadata()
+    policy = _carried(metadata, max_length, learner.backbone) if "lanes" in metadata else _policy(config, max_length)
     if learner.slides:
         output.line(f"{policy}; {_ENDS}")
-    elif "lanes" in facts:
+    elif "lanes" in metadata:
         output.line(policy)
     for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
@@ -114,11 +114,11 @@ def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> N
     backbone.remember(tokens)
 
 
-def _carried(facts: Mapping[str, Any], max_length: int, backbone: Backbone) -> str:
-    memory, apart = getattr(backbone, "memory_length", None), facts.get("segments_apart")
+def _carried(metadata: Mapping[str, Any], max_length: int, backbone: Backbone) -> str:
+    memory, apart = getattr(backbone, "memory_length", None), metadata.get("segments_apart")
     kept = "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
     windows = f"segments of {max_length} tokens" if apart is None else f"windows of {max_length} tokens, {apart} apart"
-    return f"{counted(facts['lanes'], 'lane')} in {windows}, {kept}"
+    return f"{counted(metadata['lanes'], 'lane')} in {windows}, {kept}"
 
 
 def _policy(config: EvaluateConfig, max_length: int) -> str:

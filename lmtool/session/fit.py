@@ -70,7 +70,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
     held_out = session.held_out
     plan = replace(session.plan, evaluation_tokens=held_out.tokens)
     baseline = held_out.baseline(session.phases[-1].data["train"])
-    settings = session.settings(held_out.uninformed_loss(baseline))
+    settings = session.settings(held_out.baseline_loss(baseline))
     metadata: dict[str, dict[str, Any]] = {"data": dict(session.metadata), "model": {}, "run": {}}
     if session.loaded is not None and session.loaded.ignored:
         unread = notes(str(session.config.checkpoint), session.loaded.ignored)
@@ -78,7 +78,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
     for companion in companions:
         for section, entries in companion.begin(session).items():
             metadata[section] |= entries
-    metadata["data"] |= {**train_metadata(session.loader), **held_out.facts()}
+    metadata["data"] |= {**train_metadata(session.loader), **held_out.metadata()}
     screens.begin(session, metadata, plan, baseline)
     with screens.listener(opened, learner.metric.name, baseline) as listener:
         training = train(
@@ -107,7 +107,7 @@ def result_rows(session: Session, training: TrainingResult, baseline: Mapping[st
     """The rows of result.json that every run has beside its scores."""
     learner, loader = session.learner, session.loader
     rows = {"baseline": baseline["value"], "compiled": session.compilation.on}
-    rows |= {name: loader.facts()[name] for name in screens.WASTE if name in loader.facts()}
+    rows |= {name: loader.metadata()[name] for name in screens.WASTE if name in loader.metadata()}
     term = learner.metric.name.removesuffix("_loss")
     error = f"{term}_gain_standard_error" if term in learner.weights else "standard_error"
     rows |= {"standard_error": training.metrics[error]} if error in training.metrics else {}
@@ -116,7 +116,7 @@ def result_rows(session: Session, training: TrainingResult, baseline: Mapping[st
 
 def train_metadata(loader: PackedLoader | PhasedLoader) -> dict[str, Any]:
     """Metadata of the training data, by phase where there are any."""
-    metadata = loader.facts()
+    metadata = loader.metadata()
     if not isinstance(loader, PhasedLoader):
         return {"train": metadata}
     return {name: section for name, section in metadata.items() if isinstance(section, dict)}

@@ -26,7 +26,7 @@ from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.trained import Trained, read_trained
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.training.optimizers import levels
-from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.training.precision import Precision, select_device, select_precision
 
 TOKENS = 8192  # in one forward without gradients
 
@@ -81,7 +81,7 @@ def require_measurable(config: FinetuneConfig) -> None:
     begun = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
     if config.forgetting is not None and not begun:
         find("forgetting", config.forgetting)
-        pretrained(config, choose_precision(config.precision, choose_device(config.device)))
+        pretrained(config, select_precision(config.precision, select_device(config.device)))
 
 
 def measured_before(

@@ -19,8 +19,8 @@ from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig
 from lmtool.session.open_run import starts_from
 from lmtool.session.trained import Trained
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
-from lmtool.tasks.kinds.labels import joined
-from lmtool.tasks.labels import TakenHead, sections_of, taken_head
+from lmtool.tasks.kinds.labels import with_joined_columns
+from lmtool.tasks.labels import LoadedHead, load_head, sections_of
 from lmtool.tasks.loading import TaskData, load_task, target_rows
 from lmtool.tasks.mixture import MixedData, with_members
 from lmtool.weights.folders import hf_folder
@@ -31,7 +31,7 @@ from lmtool.weights.task_heads import HEADS
 LabelledData = TaskData | MixedData
 
 
-def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabelledData, dict[str, TakenHead]]:
+def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabelledData, dict[str, LoadedHead]]:
     """The configuration with its task as it is learned: with the labels as found, for a checkpoint must know their
     names, and the form of its head; so are the members of a mixture. The data; and by task the head that is learned
     further, where the checkpoint that the run starts from has one for these labels."""
@@ -43,7 +43,7 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabelledData,
         if not resumes and config.branch is None:
             raise
         saved = {}  # the run resumes: its own configuration has the labels, and the form of the head
-    sections, members, heads = sections_of(saved), dict[str, TaskData](), dict[str, TakenHead]()
+    sections, members, heads = sections_of(saved), dict[str, TaskData](), dict[str, LoadedHead]()
     for part in config.task.parts():
         data, taken = _to_learn(config, part, sections, origin)
         members[part.name] = data
@@ -54,44 +54,44 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabelledData,
 
 def _to_learn(
     config: FinetuneConfig, task: TaskConfig, sections: Mapping[str, dict[str, Any]], origin: str | None
-) -> tuple[TaskData, TakenHead | None]:
+) -> tuple[TaskData, LoadedHead | None]:
     """The data of one task, and the head that it takes from a checkpoint with tasks of these sections."""
     data = load_task(task, config.seed, config.cache_dir, config.offline)
     if getattr(task, "domain", None) is not None:
         others = target_rows(task, config.cache_dir, config.offline)
-        data = replace(data, unlabelled=others, facts={**data.facts, "target_rows": len(others)})
+        data = replace(data, unlabelled=others, metadata={**data.metadata, "target_rows": len(others)})
     task, taken = data.config, None
     # A published classifier's task has no name; a run's head is its task's.
     section = next((sections[name] for name in (task.name, *HEADS) if name in sections), None)
     if section is not None:
-        taken = taken_head(section, task)
+        taken = load_head(section, task)
     if taken is not None and not task.takes_head(taken.form, config.model):
         taken = None
     elif taken is not None:
         task = task.with_head(taken.form)
-    facts = data.facts
+    metadata = data.metadata
     if taken is None and origin is not None and getattr(task, "pooling", None) == "auto":
-        task, facts = _with_published_pooling(task, facts, origin, config.offline)
-    return replace(data, config=task, facts=facts), taken
+        task, metadata = _with_published_pooling(task, metadata, origin, config.offline)
+    return replace(data, config=task, metadata=metadata), taken
 
 
 def _with_published_pooling(
-    task: TaskConfig, facts: dict[str, Any], origin: str, offline: bool
+    task: TaskConfig, metadata: dict[str, Any], origin: str, offline: bool
 ) -> tuple[TaskConfig, dict[str, Any]]:
-    """The task and its facts, with the pooling of the sentence encoder that it starts from, where it is one."""
+    """The task and its metadata, with the pooling of the sentence encoder that it starts from, where it is one."""
     published = hf_folder(origin, offline)
     encoder = None if published is None else sentence_encoder(published, offline)
     if encoder is None:
-        return task, facts
+        return task, metadata
     fields = encoder.task_fields(origin)
     without = f", without {' and '.join(encoder.further)}" if encoder.further else ""
     said = f"{fields['pooling']} (the checkpoint's {encoder.file}{without})"
-    return task.model_copy(update=fields), {**facts, "pooling": said}
+    return task.model_copy(update=fields), {**metadata, "pooling": said}
 
 
 def data_to_score(
     config: EvaluateConfig, trained: Trained, before: FinetuneConfig
-) -> tuple[LabelledData, dict[str, TakenHead]]:
+) -> tuple[LabelledData, dict[str, LoadedHead]]:
     """The data, their task as it is scored, and by task the checkpoint's head under the labels of the data. UserError
     where the two do not go together. Of a mixture's checkpoint all members are scored, or the one that is named."""
     task, known, sections = config.task or before.task, before.task, sections_of(trained.saved)
@@ -102,7 +102,7 @@ def data_to_score(
         asked = [part for part in known.parts() if part.name == task.name or task.same_question(part)]
         alone = known if len(known.parts()) == 1 else None
         pairs = [(task, asked[0] if asked else alone)]
-    members, heads = dict[str, TaskData](), dict[str, TakenHead]()
+    members, heads = dict[str, TaskData](), dict[str, LoadedHead]()
     for part, own in pairs:
         if own is None:
             names = ", ".join(part.name for part in known.parts())
@@ -126,7 +126,7 @@ def _to_score(
     task: TaskConfig,
     known: TaskConfig,
     section: Mapping[str, Any],
-) -> tuple[TaskData, TakenHead]:
+) -> tuple[TaskData, LoadedHead]:
     """The same of one task. known: what the checkpoint was trained for; section: the same as saved."""
     checkpoint = config.checkpoint
     if trained.foreign:
@@ -139,7 +139,7 @@ def _to_score(
         )
     others = task.path is not None and task.path != known.path
     data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=others)
-    taken = taken_head(section, data.config, partial=getattr(task, "labels", None) is None)
+    taken = load_head(section, data.config, partial=getattr(task, "labels", None) is None)
     if taken is None:
         raise UserError(
             f"checkpoint={checkpoint} gives {_predicted(known)}; task={task.name} has {_predicted(data.config)}",
@@ -193,18 +193,18 @@ def relabelled(
             f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
         )
     labelled = replace(rows, labels=predictions.labels_at(np.array(places)))
-    facts = {"predictions": f"{len(rows):,} of {path}"}
+    metadata = {"predictions": f"{len(rows):,} of {path}"}
     others = len(predictions) - len(set(places))
     if others:
-        facts["predictions of other rows"] = f"{others:,}, not read"
-    return replace(data, rows={**data.rows, task.name: labelled}), facts
+        metadata["predictions of other rows"] = f"{others:,}, not read"
+    return replace(data, rows={**data.rows, task.name: labelled}), metadata
 
 
 def predictions_of(task: TaskConfig, path: str) -> Rows:
     """A file of predictions as labelled rows of a task. UserError, naming file and line, where one is no label."""
     table = read_table(Path(path).expanduser())
     columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
-    columns = joined(task, columns, table.origin)
+    columns = with_joined_columns(task, columns, table.origin)
     missing = [name for name in ("prediction", *task.reads) if name not in columns]
     if missing:
         raise UserError(

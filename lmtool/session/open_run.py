@@ -22,7 +22,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
-from lmtool.reporting.trackers.base import TrackedRun
+from lmtool.reporting.trackers.base import RunMetadata
 from lmtool.reporting.trackers.tracking import Trackers
 from lmtool.resolver.compatibility import lacks_around, lacks_tokens
 from lmtool.resolver.decoding import completed
@@ -32,18 +32,18 @@ from lmtool.resolver.trunks import phases_ended
 from lmtool.runs.checkpoints import tensor_names
 from lmtool.runs.following import FollowedFolder
 from lmtool.runs.identity import BUDGETS, budgets
-from lmtool.runs.run_folder import RunFolder, choose_folder
+from lmtool.runs.run_folder import RunFolder, select_folder
 from lmtool.system.files import MANIFEST
 from lmtool.system.secrets import masked
 from lmtool.system.signals import Interrupts, stopped, take_late
-from lmtool.tasks.labels import TakenHead
+from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import require_compiler
 from lmtool.training.consistency import keys, require_same, versions
 from lmtool.training.group import ALONE, ProcessGroup, process_group
 from lmtool.training.launching import note_run
-from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.types import part_of
 from lmtool.weights.folders import hf_folder, tokenizer_folder
 from lmtool.weights.load import merged, saved_config
@@ -71,7 +71,7 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
     if phases_ended(state):
         raise UserError(
             f"{folder} cannot be extended: its phases are shares of the budget, and those of a larger one would "
-            f"have had other borders before step {state['step']}",
+            f"have had other boundaries before step {state['step']}",
             f"start another run from its weights: the same command with checkpoint={folder} name=NEW",
         )
     old, new = _horizon(before, state), _new_horizon(config, before, state)
@@ -140,7 +140,7 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
 
     stem: what a run without a name is called, before its counter.
     """
-    precision = choose_precision(config.precision, choose_device(config.device))
+    precision = select_precision(config.precision, select_device(config.device))
     require_compiler(config.compile, precision.device)
     take_late()  # of a run before, in this process
     with Interrupts(), process_group(precision.device) as group:
@@ -168,7 +168,7 @@ def _opened(
     """The run as the process has it that writes."""
     others, folder = RUNS.exists(), None
     try:
-        folder = choose_folder(RUNS, config.name, config.run_dir, stem)
+        folder = select_folder(RUNS, config.name, config.run_dir, stem)
         same_past = partial(require_same_past, verb, config)
         with RunFolder(folder, data, saved.to_yaml(data), same_past, completed) as run:
             output = Output(log=run.append_log)
@@ -196,8 +196,8 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
     """The trackers of a run; of several processes that train together the first one's alone."""
     path = run.path.resolve()
     is_job = (path / "job.json").is_file()
-    facts = partial(
-        TrackedRun,
+    metadata = partial(
+        RunMetadata,
         str(path),
         masked(f"{path.parent.name}/{path.name}" if is_job else path.name),
         masked(path.parent.name) if is_job else None,
@@ -206,7 +206,7 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
         config.offline,
     )
     chosen = config.logger if run.writes else {}
-    return Trackers(chosen, facts, lambda line: output.line(line), _warned(output))
+    return Trackers(chosen, metadata, lambda line: output.line(line), _warned(output))
 
 
 def _warned(output: Output) -> Callable[[str], None]:
@@ -281,7 +281,7 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
 
 
 def start_weights(
-    config: RunConfig, taken: Mapping[str, TakenHead] | None = None, own: Path | None = None
+    config: RunConfig, taken: Mapping[str, LoadedHead] | None = None, own: Path | None = None
 ) -> Weights | None:
     """The weights the run starts from; of a tuned run what its method added is merged. taken: by task, its head in
     them. own: the checkpoint of the run itself that it resumes from: one that holds everything needs them no more,

@@ -107,14 +107,14 @@ class PretrainPreparation:
         forms = self.config.forms
         first = self.source(forms[0].data, on_stage)
         contents = contents_of(self.tasks, (forms[0].data.name, first))
-        metadata = {**first.facts(), **{f"task {name}": task.facts for name, task in self.tasks.items()}}
+        metadata = {**first.metadata(), **{f"task {name}": task.metadata for name, task in self.tasks.items()}}
         seen = [first]
         for number, form in enumerate(forms[1:], 1):
             source = self.source(form.data, on_stage)
             if source not in seen:
                 of_phase = contents_of({}, (form.data.name, source))
                 contents |= {f"phases.{number} {name}": content for name, content in of_phase.items()}
-                metadata[f"text of phase {number + 1}"] = source.facts()
+                metadata[f"text of phase {number + 1}"] = source.metadata()
                 seen.append(source)
         return contents, metadata
 
@@ -200,7 +200,7 @@ class FinetunePreparation:
     def _metadata(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Metadata of the data for the first screen."""
         notes = [head.note for head in self.heads.values() if head.note]
-        metadata = {**self.task.facts, **({"head": "; ".join(notes)} if notes else {})}
+        metadata = {**self.task.metadata, **({"head": "; ".join(notes)} if notes else {})}
         unknown = self._unknown_fraction(tokenizer)
         metadata |= {"unknown_fraction": unknown} if unknown else {}
         metadata["warnings"] = [

@@ -66,7 +66,7 @@ def lineage_of(opened: OpenRun) -> Lineage:
         revision = {} if published.revision is None else {"revision": published.revision}
         return [{"checkpoint": origin, **revision, **hashed}]
     folder = find(origin)
-    return [*_before(folder), {"checkpoint": origin, **_facts(folder)}]
+    return [*_before(folder), {"checkpoint": origin, **_metadata(folder)}]
 
 
 def branched(trunk: Trunk) -> Lineage:
@@ -74,13 +74,13 @@ def branched(trunk: Trunk) -> Lineage:
     that were spent until there."""
     state = read_state(trunk.point)
     spent = {key: state[key] for key in ("tokens", "seconds") if key in state}
-    return [*_before(trunk.point), {"checkpoint": str(trunk), **_facts(trunk.point), **spent}]
+    return [*_before(trunk.point), {"checkpoint": str(trunk), **_metadata(trunk.point), **spent}]
 
 
-def _facts(folder: Path) -> dict[str, Any]:
+def _metadata(folder: Path) -> dict[str, Any]:
     """Step, command and hash of a checkpoint."""
     manifest = read_manifest(folder)
-    own = {"step": manifest.facts.get("step"), "command": _command(folder), **manifest.files[MODEL]}
+    own = {"step": manifest.metadata.get("step"), "command": _command(folder), **manifest.files[MODEL]}
     return {key: own[key] for key in ("step", "command", "sha256") if own.get(key) is not None}
 
 
@@ -118,7 +118,7 @@ def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None =
     contents = {f"task={name}": task.contents() for name, task in tasks.items()}
     if text is not None:
         name, source = text
-        counts = {key: value for key, value in source.facts().items() if type(value) is int}
+        counts = {key: value for key, value in source.metadata().items() if type(value) is int}
         contents[f"data={name}"] = {"text": source.fingerprint, **counts}
     return contents
 

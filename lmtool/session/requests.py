@@ -114,15 +114,15 @@ def join_columns(
         raise UserError(f"{table.origin[0][0]} has a column {taken[0]} already" if table else "", "rename it in a copy")
     for number, record in enumerate(records):
         kept = dict(record)
-        shares = kept.pop("probabilities", None)
+        fractions = kept.pop("probabilities", None)
         if table is not None:
             given = {name: values[number] for name, values in columns.items()}
             # What the table says goes before what was read of it: both are the same text.
             read = {*given, *(own.get(name, name) for name in given), "id", "split", "gold"}
             kept = {**given, **{name: value for name, value in kept.items() if name not in read}}
-        if probabilities and shares is not None:
-            kept |= {f"probability_{label}": value for label, value in shares.items()} if flat else {
-                "probabilities": shares
+        if probabilities and fractions is not None:
+            kept |= {f"probability_{label}": value for label, value in fractions.items()} if flat else {
+                "probabilities": fractions
             }  # fmt: skip
         yield {name: _cell(value) for name, value in kept.items()} if flat else kept
 

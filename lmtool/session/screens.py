@@ -147,7 +147,7 @@ def begin(
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
     # Without a tuning method everything learns.
     learns = {} if learner.tuning is None else trainable_by_role(learner)
-    facts: dict[str, Any] = {
+    report: dict[str, Any] = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
         "learns": learns,
@@ -156,7 +156,7 @@ def begin(
         **({"trained_beside": learner.trained_beside} if learner.trained_beside else {}),
         **metadata["run"],
     }
-    opened.folder.write_json("facts.json", facts)
+    opened.folder.write_json("facts.json", report)
     screen = StartScreen(
         command=opened.verb,
         run_dir=str(opened.folder.path),
@@ -218,20 +218,20 @@ def updated_baseline(
     return whole
 
 
-def _screen_data(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _screen_data(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The facts worth a place on the screen; counts of nothing are not, but for what is cut off."""
     kept = {
         name: value
-        for name, value in facts.items()
+        for name, value in metadata.items()
         if name not in _REPORT_ONLY and (value or value is False or name == "truncated_fraction")
     }
     return {name: _screen_data(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
-def warnings_of(facts: Mapping[str, Any]) -> Iterator[str]:
+def warnings_of(metadata: Mapping[str, Any]) -> Iterator[str]:
     """The warnings among facts, those of sections too."""
-    yield from facts.get("warnings", ())
-    for value in facts.values():
+    yield from metadata.get("warnings", ())
+    for value in metadata.values():
         if isinstance(value, Mapping):
             yield from warnings_of(value)
 
@@ -249,7 +249,7 @@ def model_metadata(
     tuning = config.tuning if isinstance(config, FinetuneConfig) else None
     return {
         "family": config.model.name,
-        **config.model.facts(),
+        **config.model.metadata(),
         "vocabulary": tokenizer.vocab_size,
         **({"virtual tokens a text": tuning.positions} if tuning is not None and tuning.positions else {}),
         "weights": weights if copied is None else f"{weights}; copied of the teacher: {copied}",

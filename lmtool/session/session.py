@@ -26,7 +26,7 @@ from lmtool.resolver.schema.run import PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.provenance import Contents
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.compiling import Compilation, choose_compilation
+from lmtool.training.compiling import Compilation, select_compilation
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingSettings
 from lmtool.weights.assemble import assemble
@@ -53,7 +53,7 @@ def text_of(
             title: text_of(parts[title], member, split, tokenizer, cache_dir, progress, none, stride)
             for title, member in source.members.items()
         }
-        return SplitData(split, rows=rows, stride=stride, members=members, shares=source.shares)
+        return SplitData(split, rows=rows, stride=stride, members=members, fractions=source.fractions)
     store = open_store(source, split, tokenizer, cache_dir, progress)
     return SplitData(split, store, config.documents, rows, stride)
 
@@ -62,8 +62,8 @@ def tokenized_metadata(data: SplitData) -> dict[str, Any]:
     """How fast the store of a split was built, whenever that was: for the screens and the report."""
     if data.members:
         return {title: tokenized_metadata(part) for title, part in data.members.items()}
-    facts = data.text.facts
-    return {name: facts[name] for name in ("bytes", "seconds", "bytes_per_second", "tokens_per_second")}
+    metadata = data.text.metadata
+    return {name: metadata[name] for name in ("bytes", "seconds", "bytes_per_second", "tokens_per_second")}
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def planned(
     """The loader of a run that reads these parts one after the other, and its plan."""
     loaders = [part.loader for part in parts]
     if not isinstance(config, PretrainConfig) or not config.phases:
-        return loaders[0], plan_of(config, learner, loaders[0].facts(), precision)
-    plan, shares = plan_in_phases(config, learner, [loader.facts() for loader in loaders], precision)
+        return loaders[0], plan_of(config, learner, loaders[0].metadata(), precision)
+    plan, shares = plan_in_phases(config, learner, [loader.metadata() for loader in loaders], precision)
     forms = config.forms
     same_text = [form.data == before.data for form, before in zip(forms, forms[:1] + forms, strict=False)]
     return PhasedLoader(loaders, shares, same_text), plan
@@ -121,7 +121,7 @@ def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str
     """The phases of a run of so many steps, for result.json: what differs in each (`given`), its `share`, and its
     `first_step` and `last_step`, null where it had none."""
     rows = []
-    for phase, (first, last) in zip(plan.phases, loader.borders(steps), strict=True):
+    for phase, (first, last) in zip(plan.phases, loader.boundaries(steps), strict=True):
         ran = first <= last
         row = {"given": phase.given, "share": phase.share}
         rows.append(row | {"first_step": first if ran else None, "last_step": last if ran else None})
@@ -179,7 +179,7 @@ class Session:
 
     @cached_property
     def compilation(self) -> Compilation:
-        return choose_compilation(
+        return select_compilation(
             self.config.compile, self.run.precision.device, self.plan.flops, self.config.max_minutes
         )
 
@@ -209,15 +209,15 @@ class Session:
             progress=self.run.output.stage,
         )
 
-    def settings(self, uninformed_loss: float = 0.0) -> TrainingSettings:
-        """The settings of the loop. uninformed_loss: the loss when the input is ignored, to recognize an explosion."""
+    def settings(self, baseline_loss: float = 0.0) -> TrainingSettings:
+        """The settings of the loop. baseline_loss: the loss when the input is ignored, to recognize an explosion."""
         config, metric = self.config, self.learner.metric
         shared = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
         return TrainingSettings(
             metric=metric.name,
             greater_is_better=not metric.smaller_is_better,
             flops_per_token=self.plan.flops_per_token,
-            uninformed_loss=uninformed_loss,
+            baseline_loss=baseline_loss,
             compiles=self.compilation.on,
             chooses=config.distill.teaches_heads,
             **{name: getattr(config, name) for name in shared},

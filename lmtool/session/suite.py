@@ -24,13 +24,13 @@ from lmtool.runs.files import to_json
 from lmtool.session.open_run import RUNS
 from lmtool.session.trained import read_trained
 from lmtool.system.files import replace_bytes, require_no_link
-from lmtool.system.ranks import place_of
+from lmtool.system.ranks import rank_info
 from lmtool.system.signals import Interrupted, take_late
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.suites import DIAGNOSTIC, FILES, LEFT_OUT, average, folder_of, score_of, submission
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 
 Run = Callable[[FinetuneConfig], dict[str, Any]]
 _TOKENS = 8192  # in one forward
@@ -68,7 +68,7 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> dict[str, A
         missing = f"; without data: {', '.join(absent)}" if absent else ""
         output.line(f"average {mean:.4f} of {', '.join(counted)}{left}{missing}")
     files = dict(_submissions(config, root, list(trained), members.get(DIAGNOSTIC)))
-    writes = place_of(os.environ).rank == 0
+    writes = rank_info(os.environ).rank == 0
     if writes:
         _write_zip(root / f"{suite.name}.zip", files)
     lacking = [file for file in FILES.values() if file not in files]
@@ -110,7 +110,7 @@ def _submissions(
     config: FinetuneConfig, root: Path, names: list[str], diagnostic: TaskConfig | None
 ) -> Iterator[tuple[str, str]]:
     """The files of the leaderboard: the test rows of each task as its run predicts them, by the file's name."""
-    precision = choose_precision(config.precision, choose_device(config.device))
+    precision = select_precision(config.precision, select_device(config.device))
     for name in names:
         trained = read_trained(str(root / name), config.offline, precision)
         task: Any = trained.config.task if isinstance(trained.config, FinetuneConfig) else None

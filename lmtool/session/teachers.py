@@ -32,7 +32,7 @@ from lmtool.session.labelled import relabelled
 from lmtool.session.open_run import OpenRun, prior_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents
 from lmtool.session.trained import read_trained
-from lmtool.tasks.labels import TakenHead
+from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble
@@ -199,10 +199,10 @@ def with_texts(
     )
     lines = (opened_store.folder / _FILE).read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
-    replaced, facts = taught(student, rows, texts, section.targets == "both")
+    replaced, metadata = taught(student, rows, texts, section.targets == "both")
     tokenizers = both_tokenizers(teacher, student.tokenizer, config.model)
     train = replace(splits["train"], rows={**splits["train"].rows, config.task.name: replaced})
-    return {**splits, "train": train}, {"teacher_texts": {**opened_store.said(), **facts, **tokenizers}}
+    return {**splits, "train": train}, {"teacher_texts": {**opened_store.said(), **metadata, **tokenizers}}
 
 
 def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], beside: bool) -> tuple[Rows, dict[str, Any]]:
@@ -215,16 +215,16 @@ def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], beside: bool)
     other = np.array(
         [label is not None and not _same(label, gold) for label, gold in zip(labels, rows.labels, strict=True)]
     )
-    facts: dict[str, Any] = {"rows": len(rows), "other_than_gold": int(other.sum())}
+    metadata: dict[str, Any] = {"rows": len(rows), "other_than_gold": int(other.sum())}
     if not usable.all():
         count = f"{len(rows) - int(usable.sum()):,} of {len(rows):,}"
-        facts["warnings"] = [f"{count} texts of the teacher are empty or no label: these rows keep their targets"]
+        metadata["warnings"] = [f"{count} texts of the teacher are empty or no label: these rows keep their targets"]
     if beside:
         further = np.flatnonzero(other)
         taken = rows.take(np.concatenate([np.arange(len(rows)), further]))
-        return replace(taken, labels=_joined(rows.labels, [labels[row] for row in further])), facts
+        return replace(taken, labels=_joined(rows.labels, [labels[row] for row in further])), metadata
     both = [label if label is not None else gold for label, gold in zip(labels, rows.labels, strict=True)]
-    return replace(rows, labels=_joined(rows.labels, both, alone=True)), facts
+    return replace(rows, labels=_joined(rows.labels, both, alone=True)), metadata
 
 
 def _same(label: Any, gold: Any) -> bool:
@@ -273,7 +273,7 @@ def peers_of(
     config: TrainingConfig,
     distill: CodistillationConfig,
     tokenizer: Tokenizer,
-    taken: Mapping[str, TakenHead] | None = None,
+    taken: Mapping[str, LoadedHead] | None = None,
 ) -> list[BaseLearner]:
     """The peers, each as it is at the start of a run with a seed of its own. taken: by task, its head in the run's
     checkpoint. UserError where their weights cannot be read, or do not go with the run."""
@@ -320,7 +320,7 @@ def distilled(
     tokenizer: Tokenizer,
     precision: Precision,
     contents: Contents,
-    taken: Mapping[str, TakenHead] | None = None,
+    taken: Mapping[str, LoadedHead] | None = None,
 ) -> Distilled | None:
     """What learns in a run, around its learner; None where that learns alone. contents: hashes of the data. taken: by
     task, its head in the checkpoint that the run starts from. UserError where a teacher cannot be read, or does not go
@@ -349,7 +349,7 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
         )
     known, learned = Known(path, trained.saved), config.learns
     parts: list[Any] = []
-    heads: dict[str, TakenHead] = {}
+    heads: dict[str, LoadedHead] = {}
     for part in learned.parts():
         if not known.teaches(part):
             continue

@@ -11,7 +11,7 @@ from lmtool.config.nearest import nearest
 from lmtool.config.saved import body
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
-from lmtool.data.formats import differing_layout
+from lmtool.data.formats import layout_difference
 from lmtool.errors import ConfigError, UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.configs import ObjectiveConfig
@@ -21,9 +21,9 @@ from lmtool.reporting.console import Output
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, UseConfig
 from lmtool.tasks.configs import TaskConfig, tasks_of
-from lmtool.tasks.labels import TakenHead
+from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import Precision, choose_device, choose_precision
+from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.weights.assemble import Blueprint, assemble
 from lmtool.weights.exporting import COMMAND
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
@@ -102,7 +102,7 @@ class Trained:
         return known[name]
 
     def learner(
-        self, learns: TaskConfig | ObjectiveConfig | None = None, taken: Mapping[str, TakenHead] | None = None
+        self, learns: TaskConfig | ObjectiveConfig | None = None, taken: Mapping[str, LoadedHead] | None = None
     ) -> BaseLearner:
         """The objective's or the task's learner, whole, on its device, in evaluation mode. learns: another one than the
         checkpoint's. taken: by task, its head in the checkpoint, where that has another name or order. UserError where
@@ -118,7 +118,7 @@ class Trained:
 
 def load_trained(config: UseConfig) -> Trained:
     """The checkpoint of a command. UserError where it is damaged, or holds nothing that predicts."""
-    precision = choose_precision(config.precision, choose_device(config.device))
+    precision = select_precision(config.precision, select_device(config.device))
     trained = read_trained(config.checkpoint, config.offline, precision)
     for note in notes(config.checkpoint, trained.weights.ignored):
         Output().line(f"warning: {note}", "yellow")
@@ -167,7 +167,7 @@ def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tok
     # Scores of tokens are read beside what stands around texts; one token's or the mean is not.
     head = head_of_class(config)
     layout = model if head is not None and head.name == QUESTION_ANSWERING else model.sequence_form("transformers")
-    problem = differing_layout(tokenizer, layout.text_format)
+    problem = layout_difference(tokenizer, layout.text_format)
     if problem is not None:
         problem = f"its tokenizer.json lays out texts as {problem}"
         hint = f"lmtool finetune task=NAME checkpoint={published.checkpoint} lays them out its own way, and learns so"

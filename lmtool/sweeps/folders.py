@@ -88,7 +88,7 @@ LONGEST = 120
 
 
 @dataclass(frozen=True)
-class Place:
+class JobEntry:
     """A job and its folder. overrides: all that was typed for it. varied: those that differ from job to job. config:
     its configuration as saved. data: the same as it is run, nothing masked, in this folder."""
 
@@ -121,7 +121,7 @@ class SweepFolder:
         self.path, self.command = path, command
         self.fixed, self.varied = fixed_and_varied(typed)
         self.before = read(path, SUBMISSION)
-        self.places = {folder: read(folder, SUBMITTED) for folder in self._folders()}
+        self.entries = {folder: read(folder, SUBMITTED) for folder in self._folders()}
         self._next = 1 + max((int(folder.name.partition("_")[0]) for folder in self._folders()), default=-1)
         self._require_same()
 
@@ -132,10 +132,10 @@ class SweepFolder:
         """UserError, naming them, where other keys than those swept over have another value than before."""
         if not self.before:
             return
-        again = "give another name=, or repeat the command the sweep was started with"
+        hint = "give another name=, or repeat the command the sweep was started with"
         if self.before.get("command") != self.command:
             message = f"{self.path} holds a sweep of lmtool {self.before.get('command')}, not of {self.command}"
-            raise UserError(message, again)
+            raise UserError(message, hint)
         before: dict[str, str] = self.before.get("fixed", {})
         swept = {*self.varied, *self.before.get("varied", ())}
         now: dict[str, str] = masked_data(self.fixed)
@@ -145,22 +145,22 @@ class SweepFolder:
             if key.split(".")[0] not in FREE_KEYS and before.get(key) != now.get(key)
         ]
         if changed:
-            raise UserError(f"{self.path} holds a sweep with other values: {'; '.join(changed)}", again)
+            raise UserError(f"{self.path} holds a sweep with other values: {'; '.join(changed)}", hint)
 
     def submitted(self) -> dict[Path, Sequence[str]]:
         """The overrides of the jobs of earlier starts, by their folders."""
-        return {folder: record.get("overrides", []) for folder, record in self.places.items()}
+        return {folder: record.get("overrides", []) for folder, record in self.entries.items()}
 
-    def place(self, job: Sequence[str], config: dict[str, object], data: dict[str, object]) -> Place:
+    def entry(self, job: Sequence[str], config: dict[str, object], data: dict[str, object]) -> JobEntry:
         """The folder of a job, as it is or as it will be called. job: its overrides. config, data: its configuration,
         masked and as it is. UserError where its folder holds another configuration, naming the keys."""
         texts = [text.lstrip("+") for text in job]
         pairs = dict(text.split("=", 1) for text in texts)
         varied = {key: value for key, value in pairs.items() if self.fixed.get(key) != value}
-        for folder, submitted in self.places.items():
+        for folder, submitted in self.entries.items():
             if not differing(submitted.get("config", {}), config):
-                return _placed(folder, texts, varied, config, data)
-        for folder, submitted in self.places.items():
+                return _entry_in(folder, texts, varied, config, data)
+        for folder, submitted in self.entries.items():
             if varied and submitted.get("varied") == masked_data(varied):
                 keys = differing(submitted.get("config", {}), config)
                 raise UserError(
@@ -169,10 +169,10 @@ class SweepFolder:
                 )
         folder = self.path / folder_name(self._next, masked_data(varied))
         self._next += 1
-        self.places[folder] = {"varied": masked_data(varied), "config": config}
-        return _placed(folder, texts, varied, config, data)
+        self.entries[folder] = {"varied": masked_data(varied), "config": config}
+        return _entry_in(folder, texts, varied, config, data)
 
-    def claim(self, places: Sequence[Place]) -> None:
+    def claim(self, entries: Sequence[JobEntry]) -> None:
         """Write down what was typed, and make the folders of jobs. UserError where the disk refuses."""
         submission = {
             "command": self.command,
@@ -182,23 +182,23 @@ class SweepFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write(self.path, SUBMISSION, submission)
-            for place in places:
-                if not (place.folder / SUBMITTED).is_file():
-                    real_folder(place.folder)
-                    submitted = {"overrides": place.overrides, "varied": place.varied, "config": place.config}
-                    write(place.folder, SUBMITTED, submitted)
+            for entry in entries:
+                if not (entry.folder / SUBMITTED).is_file():
+                    real_folder(entry.folder)
+                    submitted = {"overrides": entry.overrides, "varied": entry.varied, "config": entry.config}
+                    write(entry.folder, SUBMITTED, submitted)
         except OSError as error:
             raise cannot_write(Path(error.filename or self.path), error, "name") from error
 
 
-def _placed(
+def _entry_in(
     folder: Path, texts: Sequence[str], varied: dict[str, str], config: dict[str, object], data: dict[str, object]
-) -> Place:
+) -> JobEntry:
     if not (folder / SUBMITTED).is_file():  # that of an earlier job may have been moved to another disk
         require_no_link(folder)
     require_no_link(folder / LOG)
     here = {"name": None, "run_dir": str(folder)} if "run_dir" in data else {}
-    return Place(int(folder.name.partition("_")[0]), folder, tuple(texts), varied, config, data | here)
+    return JobEntry(int(folder.name.partition("_")[0]), folder, tuple(texts), varied, config, data | here)
 
 
 def _number(name: str) -> bool:

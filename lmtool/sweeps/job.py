@@ -29,7 +29,7 @@ from lmtool.system.signals import STATUS, Interrupted, stopped, take_late
 from lmtool.system.terminal import say, say_error
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
-_held: list[int] = []
+_device_locks: list[int] = []
 
 
 def visible_devices() -> list[str]:
@@ -40,12 +40,12 @@ def visible_devices() -> list[str]:
     return [str(number) for number in range(len(list(_GPUS.iterdir())))] if _GPUS.is_dir() else []
 
 
-def take_device(sweep: Path, asked: object) -> None:
+def take_device(sweep: Path, device_key: object) -> None:
     """Let this process see one GPU alone, the first that is free, until it ends: CUDA reads once which there are. With
-    more processes than GPUs the rest share them. sweep: its folder, for the locks. asked: the job's `device`; only
+    more processes than GPUs the rest share them. sweep: its folder, for the locks. device_key: the job's `device`; only
     auto and cuda leave it open which."""
     devices = visible_devices()
-    if _held or len(devices) < 2 or asked not in ("auto", "cuda"):
+    if _device_locks or len(devices) < 2 or device_key not in ("auto", "cuda"):
         return
     locks = real_folder(sweep / ".devices")
     for device in devices:
@@ -55,7 +55,7 @@ def take_device(sweep: Path, asked: object) -> None:
         except OSError:
             os.close(handle)
             continue
-        _held.append(handle)
+        _device_locks.append(handle)
         os.environ["CUDA_VISIBLE_DEVICES"] = device
         return
     os.environ["CUDA_VISIBLE_DEVICES"] = devices[os.getpid() % len(devices)]
@@ -97,14 +97,14 @@ class Job:
         return cls(**json.loads(base64.b64decode(text)))
 
     @property
-    def apart(self) -> bool:
+    def separate(self) -> bool:
         """Whether it has a process of its own."""
         return self.by_submitit or os.getpid() != self.parent
 
     @property
     def is_orphan(self) -> bool:
         """Whether the process that started joblib's is gone: they still find jobs in their queue."""
-        return self.launcher == "joblib" and self.apart and os.getppid() != self.parent
+        return self.launcher == "joblib" and self.separate and os.getppid() != self.parent
 
     @property
     def by_submitit(self) -> bool:
@@ -117,9 +117,9 @@ def perform(run_command: Run, config: Any) -> float:
     folder = Path(job.folder)
     stopped = (folder.parent / STOPPED / job.launch).exists() or job.is_orphan
     if not stopped and not folders.done(folder, job.has_result):
-        with _log_of(folder) if job.apart else contextlib.nullcontext(), _alone(job):
+        with _log_of(folder) if job.separate else contextlib.nullcontext(), _alone(job):
             _perform(run_command, job, folder)
-        if not job.apart and (late := take_late()):  # the job was at its end; no further one starts
+        if not job.separate and (late := take_late()):  # the job was at its end; no further one starts
             raise SystemExit(STATUS[late[0]])
     if job.is_orphan:  # nobody is left to hear of it, and loky's process would wait for its next job for ever
         os._exit(errors.TERMINATED)
@@ -140,12 +140,12 @@ def _perform(run_command: Run, job: Job, folder: Path) -> None:
         "threads": _threads(),
         "code": job.code,
         "owner": folders.me(),
-        **({"log": folders.LOG} if job.apart else {}),
+        **({"log": folders.LOG} if job.separate else {}),
         **({"slurm": identity} if (identity := _slurm_job()) else {}),
     }
     folders.write(folder, folders.JOB, record)
     say(f"job {job.number}: {' '.join(job.overrides)}")
-    if job.apart and job.code != code.fingerprint(job.plugins):
+    if job.separate and job.code != code.fingerprint(job.plugins):
         say("warning: the files of lmtool, or of a plugin, are not those that the sweep was started with", sys.stderr)
     try:
         with errors.system_errors():
@@ -153,14 +153,14 @@ def _perform(run_command: Run, job: Job, folder: Path) -> None:
         record |= {"exit_status": errors.DONE, **_scores(result)}
     except Stopped as error:
         record |= {"exit_status": error.exit_status, "error": error.message}
-        if not job.apart:
+        if not job.separate:
             # Not an Exception, which Hydra would keep for the end: no further job starts.
             raise SystemExit(error.exit_status) from error
         say_error(error.message)
     except KeyboardInterrupt as interrupt:
         end = stopped(interrupt)
         record |= {"exit_status": end.exit_status, "error": end.message}
-        if not job.apart:
+        if not job.separate:
             raise
     except SystemExit:  # submitit has asked to be queued again, in the middle of the work
         record |= {"exit_status": REQUEUE, "error": "stopped before its first step, and queued again"}
@@ -175,10 +175,10 @@ def _perform(run_command: Run, job: Job, folder: Path) -> None:
     finally:
         record["seconds"] = round(time.monotonic() - started, 3)
         folders.write(folder, folders.JOB, record)
-        if not job.apart:  # of other processes the parent says it
+        if not job.separate:  # of other processes the parent says it
             say(end_of_job(record, folder.parent))
     if job.by_submitit and record["exit_status"] in (REQUEUE, errors.TERMINATED):
-        _queue_again(folder, record)
+        _requeue(folder, record)
 
 
 def _scores(result: object) -> dict[str, object]:
@@ -191,7 +191,7 @@ def _scores(result: object) -> dict[str, object]:
     return {"metric": next(iter(numbers)), "value": next(iter(numbers.values())), "metrics": numbers} if numbers else {}
 
 
-def _queue_again(folder: Path, record: dict[str, object]) -> None:
+def _requeue(folder: Path, record: dict[str, object]) -> None:
     """Hand a job that was stopped to submitit's handler, which saves the submission and asks for the queue."""
     handler = signal.getsignal(signal.SIGUSR2)
     if not callable(handler):
@@ -215,15 +215,15 @@ def _slurm_job() -> str | None:
 
 def _threads() -> int:
     """The threads of a computation in this process, as torch will take them."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() else len(os.sched_getaffinity(0))
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdecimal() else len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
 def _alone(job: Job) -> Iterator[None]:
     """A process of a parallel launcher as the place of a job: deaf to the terminal's Ctrl-C, which the parent hands on
     once; gone with its parent; ended in order by signals before and behind the training, which handles its own."""
-    if not job.apart:
+    if not job.separate:
         yield
         return
     before: dict[signal.Signals, Any] = {}

@@ -33,7 +33,7 @@ from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.reporting.text import lower_is_better
 from lmtool.runs.identity import require_name
 from lmtool.sweeps import folders
-from lmtool.sweeps.folders import JOB, Place, SweepFolder
+from lmtool.sweeps.folders import JOB, JobEntry, SweepFolder
 from lmtool.sweeps.job import Run
 from lmtool.sweeps.launching import HERE, AsLauncher, FirstJobs, Launch, NoLauncher
 from lmtool.sweeps.table import write_plan
@@ -47,8 +47,8 @@ def with_grid(words: Sequence[str], offers: Offers, primary: str, config_dirs: S
     if typed.problems:
         return typed
     grid = compose.grid(primary, typed, config_dirs)
-    own = {key_of(text) for text in words}
-    more = [f"{key}={values}" for key, values in grid.items() if key_of(key) not in own]
+    typed_keys = {key_of(text) for text in words}
+    more = [f"{key}={values}" for key, values in grid.items() if key_of(key) not in typed_keys]
     return overrides.read([*more, *words], offers, multirun=True) if more else typed
 
 
@@ -149,17 +149,17 @@ def _run_in(
     resume: str,
 ) -> list[int]:
     """Run the jobs of a sweep in its folder; the exit statuses of those that ran, and of what ended it early."""
-    earlier = sweep.submitted()
-    places = [_place(request, sweep, job, config) for job, config in jobs]
-    every = earlier | {place.folder: place.overrides for place in places}
+    previous = sweep.submitted()
+    entries = [_entry(request, sweep, job, config) for job, config in jobs]
+    every = previous | {entry.folder: entry.overrides for entry in entries}
     write_plan(sweep.path, request.verb, list(every.values()) if known else None)
     launch: Launch | None = None
     try:
         with _composed(request, typed, sweep.path, chosen) as (hydra, config):
             launch = Launch(sweep, config, Callbacks(config), request.run, request.plugins, request.has_result)
-            say(f"{sweep.path}: {counted(len(places), 'job') if known else 'a sweep'}; to resume it: {resume}")
+            say(f"{sweep.path}: {counted(len(entries), 'job') if known else 'a sweep'}; to resume it: {resume}")
             if known:
-                launch.start(places, config.hydra.sweeper.max_batch_size)
+                launch.start(entries, config.hydra.sweeper.max_batch_size)
             else:
                 _search(request, sweep, typed, hydra, launch)
     except KeyboardInterrupt as interrupt:
@@ -195,8 +195,8 @@ def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: obje
     """Let a sweeper of Hydra choose the jobs on the way."""
     config = launch.config
 
-    def prepared(job: list[str]) -> Place:
-        return _place(request, sweep, job, _chosen_job(request, typed, job, launch.name in HERE))
+    def prepared(job: list[str]) -> JobEntry:
+        return _entry(request, sweep, job, _chosen_job(request, typed, job, launch.name in HERE))
 
     sweeper = _sweeper(hydra, config, launch.callbacks)
     sweeper.launcher = AsLauncher(launch, prepared)
@@ -213,7 +213,7 @@ def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: obje
         if not any(sweep.path.glob(f"*/{JOB}")):
             raise _ends_before_its_first_job(config, error) from error
         # A sweeper whose jobs have all failed has no best one; the summary says why they failed.
-        say(f"warning: the sweeper ended early: {_described(error)}")
+        say(f"warning: the sweeper ended early: {_error_text(error)}")
 
 
 def _first_jobs(request: SweepRequest, typed: Typed, chosen: dict[str, str]) -> list[Config]:
@@ -240,19 +240,19 @@ def _arguments(config: DictConfig) -> list[str]:
 
 def _chosen_job(request: SweepRequest, typed: Typed, job: Sequence[str], running: bool) -> Config:
     """The configuration of a job that a sweeper chose."""
-    own = replace(typed, choices=[text for text in job if text[:1] != "+"], hydra=[])
-    own.values = [text for text in job if text[:1] == "+"]
-    config: Config = request.decode(compose.compose(request.primary, own, request.config_dirs), (), running)
+    typed_keys = replace(typed, choices=[text for text in job if text[:1] != "+"], hydra=[])
+    typed_keys.values = [text for text in job if text[:1] == "+"]
+    config: Config = request.decode(compose.compose(request.primary, typed_keys, request.config_dirs), (), running)
     return config
 
 
 def _ends_before_its_first_job(config: DictConfig, error: Exception) -> UserError:
     name = config.hydra.runtime.choices["hydra/sweeper"]
-    message = f"hydra/sweeper={name} ends before its first job: {_described(error)}"
+    message = f"hydra/sweeper={name} ends before its first job: {_error_text(error)}"
     return UserError(message, "see what was typed of hydra.sweeper.*; --debug shows where it ends")
 
 
-def _described(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
@@ -268,8 +268,8 @@ def _direction(request: SweepRequest, typed: Typed, sweep: SweepFolder) -> str:
     return direction
 
 
-def _place(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config: Config) -> Place:
-    return sweep.place(job, save(config, request.verb), json.loads(config.model_dump_json()))
+def _entry(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config: Config) -> JobEntry:
+    return sweep.entry(job, save(config, request.verb), json.loads(config.model_dump_json()))
 
 
 def _settings(folder: Path, chosen: dict[str, str]) -> list[str]:

@@ -31,7 +31,7 @@ from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.runs import identity
 from lmtool.sweeps import folders as records
-from lmtool.sweeps.folders import Place, SweepFolder
+from lmtool.sweeps.folders import JobEntry, SweepFolder
 from lmtool.sweeps.job import STOPPED, Job, Run, perform
 from lmtool.sweeps.table import Watch
 from lmtool.system.environment import SAFE_PATH, inherited
@@ -105,8 +105,8 @@ def waited_for(folders: Sequence[Path]) -> Iterator[list[Waited]]:
 
     submitit.AutoExecutor = Executor  # type: ignore[misc]
     # Out of the terminal's group: its Ctrl-C would end what looks after a job, which kills the job a second later.
-    apart = partial(subprocess.Popen, process_group=0)
-    local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": apart})  # type: ignore[assignment]
+    spawn = partial(subprocess.Popen, process_group=0)
+    local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": spawn})  # type: ignore[assignment]
     try:
         yield jobs
     finally:
@@ -142,7 +142,7 @@ class Launch:
     run: Run
     plugins: Sequence[str]
     has_result: bool
-    places: dict[Path, Place] = field(default_factory=dict)
+    entries: dict[Path, JobEntry] = field(default_factory=dict)
     interrupted: int = errors.DONE
     batch_size: int = 0
 
@@ -157,28 +157,28 @@ class Launch:
             config=self.config,
         )
 
-    def start(self, places: Sequence[Place], batch_size: int | None = None) -> list[float]:
+    def start(self, entries: Sequence[JobEntry], batch_size: int | None = None) -> list[float]:
         """Run the jobs that are not done, and wait for them. The value of each job's metric, nan where it has none.
         batch_size: jobs that the launcher is given at a time; None: all."""
-        self.sweep.claim(places)
-        self.places |= {place.folder: place for place in places}
-        self.batch_size = batch_size or len(self.places)
-        left = [place for place in places if self._is_left(place)]
+        self.sweep.claim(entries)
+        self.entries |= {entry.folder: entry for entry in entries}
+        self.batch_size = batch_size or len(self.entries)
+        left = [entry for entry in entries if self._is_left(entry)]
         for first in range(0, len(left), self.batch_size):
             if not self.interrupted:
                 batch = left[first : first + self.batch_size]
                 self._announce(batch)
                 with self._surroundings():
                     self._launch(batch)
-        values = [records.read(place.folder).get("value") for place in places]
+        values = [records.read(entry.folder).get("value") for entry in entries]
         return [float(value) if isinstance(value, int | float) else math.nan for value in values]
 
-    def _is_left(self, place: Place) -> bool:
+    def _is_left(self, entry: JobEntry) -> bool:
         """Whether a job is to be run; what is not, or was begun before, is said."""
-        record = records.read(place.folder)
-        name = f"job {place.number} ({place.folder.name})"
-        if records.done(place.folder, self.has_result):
-            records.write(place.folder, records.JOB, record | {"skipped": True})
+        record = records.read(entry.folder)
+        name = f"job {entry.number} ({entry.folder.name})"
+        if records.done(entry.folder, self.has_result):
+            records.write(entry.folder, records.JOB, record | {"skipped": True})
             say(f"{name}: done before, skipped")
             return False
         if where := records.under_way(record):
@@ -197,14 +197,14 @@ class Launch:
         """Whether jobs run in processes of their own; joblib has none where one is asked for."""
         return self.name != "basic" and not (self.name == "joblib" and self.config.hydra.launcher.n_jobs == 1)
 
-    def _announce(self, left: Sequence[Place]) -> None:
+    def _announce(self, left: Sequence[JobEntry]) -> None:
         if not self._parallel:
             return
         threads, at_once = self._threads()
-        given = "" if threads is None else f", {counted(threads, 'thread')} each (OMP_NUM_THREADS)"
+        threads_text = "" if threads is None else f", {counted(threads, 'thread')} each (OMP_NUM_THREADS)"
         say(
             f"{counted(len(left), 'job')} by {self.name}"
-            + (f", {min(at_once, len(left))} at a time{given}" if at_once else "")
+            + (f", {min(at_once, len(left))} at a time{threads_text}" if at_once else "")
         )
 
     def _threads(self) -> tuple[int | None, int]:
@@ -214,14 +214,14 @@ class Launch:
         if not self._parallel:
             return None, 1
         if self.name == "joblib":
-            asked = int(self.config.hydra.launcher.n_jobs)
-            at_once = asked if asked > 0 else max(1, cores + 1 + asked)
+            n_jobs = int(self.config.hydra.launcher.n_jobs)
+            at_once = n_jobs if n_jobs > 0 else max(1, cores + 1 + n_jobs)
         elif self.name == "submitit_local":
-            at_once = min(self.batch_size, len(self.places))
+            at_once = min(self.batch_size, len(self.entries))
         else:
             return None, 0
-        given = os.environ.get("OMP_NUM_THREADS", "")
-        return int(given) if given.isdecimal() else max(1, cores // at_once), at_once
+        threads_text = os.environ.get("OMP_NUM_THREADS", "")
+        return int(threads_text) if threads_text.isdecimal() else max(1, cores // at_once), at_once
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
@@ -236,32 +236,32 @@ class Launch:
         with inherited(changed):
             yield
 
-    def _launch(self, left: Sequence[Place]) -> None:
+    def _launch(self, left: Sequence[JobEntry]) -> None:
         fingerprint = identity.fingerprint(self.plugins)
-        overrides = [[place.folder.name, self._job(place, fingerprint).packed()] for place in left]
+        overrides = [[entry.folder.name, self._job(entry, fingerprint).packed()] for entry in left]
         if not self._parallel:
             self.launcher.launch(overrides, initial_job_idx=0)
             return
-        before = [records.read(place.folder) for place in left]
+        before = [records.read(entry.folder) for entry in left]
         queued: AbstractContextManager[list[Waited]] = nullcontext([])
         if self.name.startswith("submitit"):
-            queued = waited_for([place.folder for place in left])
+            queued = waited_for([entry.folder for entry in left])
         with queued as queue, self._interruptible(left, queue), Watch(left, Output()):
             try:
                 self.launcher.launch(overrides, initial_job_idx=0)
             except Exception as error:
-                began = before != [records.read(place.folder) for place in left]
+                began = before != [records.read(entry.folder) for entry in left]
                 self._ended_early(began, error)
-        for place in left:
-            self._settle(place)
+        for entry in left:
+            self._settle(entry)
 
-    def _job(self, place: Place, fingerprint: str) -> Job:
+    def _job(self, entry: JobEntry, fingerprint: str) -> Job:
         return Job(
-            number=place.number,
-            folder=str(place.folder),
-            overrides=list(place.overrides),
-            varied=place.varied,
-            data=place.data,
+            number=entry.number,
+            folder=str(entry.folder),
+            overrides=list(entry.overrides),
+            varied=entry.varied,
+            data=entry.data,
             launch=self.identity,
             launcher=self.name,
             code=fingerprint,
@@ -272,21 +272,21 @@ class Launch:
 
     def _ended_early(self, began: bool, error: Exception) -> None:
         """A launcher that gave up: before any job, it is what was asked of it; later, the others may still have run."""
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if not self.interrupted and not began:
-            raise UserError(f"hydra/launcher={self.name}: {said}", "see its keys, hydra.launcher.*") from error
+            raise UserError(f"hydra/launcher={self.name}: {reason}", "see its keys, hydra.launcher.*") from error
         if not self.interrupted:
-            say_error(f"hydra/launcher={self.name} ended before its jobs: {said}")
+            say_error(f"hydra/launcher={self.name} ended before its jobs: {reason}")
 
-    def _settle(self, place: Place) -> None:
+    def _settle(self, entry: JobEntry) -> None:
         """Write down the end of a job that had no time to do it."""
-        record = records.read(place.folder)
+        record = records.read(entry.folder)
         if record and not records.has_ended(record) and not record.get("error") and not records.under_way(record):
             error = "it ended without a word: killed, or out of memory"
-            records.write(place.folder, records.JOB, record | {"error": error})
+            records.write(entry.folder, records.JOB, record | {"error": error})
 
     @contextmanager
-    def _interruptible(self, left: Sequence[Place], queue: list[Waited]) -> Iterator[None]:
+    def _interruptible(self, left: Sequence[JobEntry], queue: list[Waited]) -> Iterator[None]:
         """Signals to this process end the jobs, which save checkpoints; a second one ends them at once, a third this
         process."""
         count = 0
@@ -302,8 +302,8 @@ class Launch:
                 say(f"{signal.Signals(number).name}: the jobs save checkpoints and stop")
             for waited in queue:
                 waited.interrupt()
-            for place in left if not queue else ():
-                interrupt(place.folder, number)
+            for entry in left if not queue else ():
+                interrupt(entry.folder, number)
 
         # A queue of a cluster runs on when the terminal is lost.
         numbers = [number for number in STATUS if self.name in HERE or number != signal.SIGHUP]
@@ -316,7 +316,7 @@ class Launch:
 
     def statuses(self) -> list[int]:
         """How the jobs of this start have ended; of those that never began, or are another process's, nothing."""
-        known = [records.read(folder) for folder in self.places]
+        known = [records.read(folder) for folder in self.entries]
         return [record["exit_status"] for record in known if record and not records.under_way(record)]
 
 
@@ -328,8 +328,8 @@ class AsLauncher:
         self.launch_of_sweep, self.prepare = launch, prepare
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
-        places = [self.prepare(list(overrides)) for overrides in job_overrides]
-        values = self.launch_of_sweep.start(places)
+        entries = [self.prepare(list(overrides)) for overrides in job_overrides]
+        values = self.launch_of_sweep.start(entries)
         if self.launch_of_sweep.interrupted:
             raise KeyboardInterrupt
         returned = [JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED) for overrides in job_overrides]

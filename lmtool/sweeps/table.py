@@ -19,7 +19,7 @@ from lmtool.reporting.sweep_report import end_line, report_sweep
 from lmtool.reporting.text import number
 from lmtool.runs.files import replace_text
 from lmtool.sweeps import folders
-from lmtool.sweeps.folders import Place
+from lmtool.sweeps.folders import JobEntry
 from lmtool.system.secrets import masked_data
 from lmtool.system.terminal import say_error
 
@@ -67,10 +67,10 @@ _TAIL = 4096
 class Watch(threading.Thread):
     """Reads the folders of jobs until it is left: nothing has to reach this process from the others."""
 
-    def __init__(self, places: Sequence[Place], output: Output):
+    def __init__(self, entries: Sequence[JobEntry], output: Output):
         super().__init__(daemon=True)
-        self.places, self.output = places, output
-        self._known = {place.number: folders.read(place.folder) for place in places}
+        self.entries, self.output = entries, output
+        self._known = {entry.number: folders.read(entry.folder) for entry in entries}
         self._over = threading.Event()
 
     def __enter__(self) -> Watch:
@@ -95,18 +95,18 @@ class Watch(threading.Thread):
             self._look()
 
     def _look(self) -> None:
-        for place in self.places:
-            record = folders.read(place.folder)
-            if record and record != self._known[place.number]:
-                self._known[place.number] = record
+        for entry in self.entries:
+            record = folders.read(entry.folder)
+            if record and record != self._known[entry.number]:
+                self._known[entry.number] = record
                 if record.get("error"):
                     self.output.line(f"job {record.get('job')}: {record['error']}")
                 ended = record.get("exit_status") == DONE or record.get("error")
-                self.output.line(end_of_job(record, place.folder.parent) if ended else start_line(record))
+                self.output.line(end_of_job(record, entry.folder.parent) if ended else start_line(record))
 
     def _under_way(self) -> list[str]:
-        running = [place for place in self.places if folders.under_way(self._known[place.number])]
-        return [f"job {place.number}{progress(place.folder)}  {place.folder.name}" for place in running]
+        running = [entry for entry in self.entries if folders.under_way(self._known[entry.number])]
+        return [f"job {entry.number}{progress(entry.folder)}  {entry.folder.name}" for entry in running]
 
 
 def start_line(record: dict[str, Any]) -> str:

@@ -173,22 +173,22 @@ class Damaged(UserError):
 # --- writing -------------------------------------------------------------------------------------------------------
 
 
-def write_manifest(folder: Path, facts: Mapping[str, object]) -> None:
-    """Hash what is in the folder, sync it, and write the manifest last. facts: plain data that it carries too."""
+def write_manifest(folder: Path, metadata: Mapping[str, object]) -> None:
+    """Hash what is in the folder, sync it, and write the manifest last. metadata: plain data that it carries too."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths
     }
     for path in paths:
         sync_path(path)
-    write_bytes(folder / MANIFEST, _encoded({"format": FORMAT, **facts, "files": files}))
+    write_bytes(folder / MANIFEST, _encoded({"format": FORMAT, **metadata, "files": files}))
     sync_path(folder)
 
 
 def _encoded(body: Mapping[str, object]) -> bytes:
     """The manifest carries a hash of itself, so that a flipped bit in it is noticed too."""
-    own = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    return json.dumps({**body, "sha256": own}, indent=2, ensure_ascii=False, allow_nan=False).encode()
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, "sha256": digest}, indent=2, ensure_ascii=False, allow_nan=False).encode()
 
 
 def sha256(path: Path) -> str:
@@ -202,10 +202,10 @@ def sha256(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Manifest:
-    """facts: what was given to `write_manifest`. files: {"bytes", "sha256"} by the name within the folder."""
+    """metadata: what was given to `write_manifest`. files: {"bytes", "sha256"} by the name within the folder."""
 
     folder: Path
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     files: dict[str, dict[str, Any]]
 
     @classmethod
@@ -231,8 +231,8 @@ class Manifest:
             intact = False
         if not intact:
             raise Damaged(path, "is not as it was written")
-        facts = {key: value for key, value in body.items() if key not in ("format", "files")}
-        return cls(folder, facts, files)
+        metadata = {key: value for key, value in body.items() if key not in ("format", "files")}
+        return cls(folder, metadata, files)
 
     def verify(self, names: Iterable[str] | None = None, hashes: bool = True) -> None:
         """Hold all files (or these) against the manifest. Damaged, naming the file, where one differs, or is not

@@ -38,7 +38,7 @@ CAUSE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """The place of this process among those that were started together. local_rank: on its machine; local_size: how
     many there are on it."""
 
@@ -48,11 +48,11 @@ class Place:
     local_size: int = 1
 
 
-def place_of(environment: Mapping[str, str]) -> Place:
+def rank_info(environment: Mapping[str, str]) -> RankInfo:
     """What the environment says, as torchrun sets it; alone where it says nothing. UserError where it says half of it,
     or no numbers."""
     if not any(environment.get(name) for name in (RANK, SIZE, LOCAL_RANK)):
-        return Place()
+        return RankInfo()
     missing = [name for name in (RANK, SIZE, LOCAL_RANK, ADDRESS, PORT) if not environment.get(name)]
     if missing:
         present = next(name for name in (RANK, SIZE, LOCAL_RANK) if environment.get(name))
@@ -69,7 +69,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
     rank, size, local_rank, local_size = (int(values[name]) for name in (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE))
     if not rank < size:
         raise UserError(f"the environment has {RANK}={rank} of {SIZE}={size}: ranks count from 0", START_AGAIN)
-    return Place(rank, size, local_rank, local_size)
+    return RankInfo(rank, size, local_rank, local_size)
 
 
 def started_together(environment: Mapping[str, str]) -> bool:
@@ -77,18 +77,18 @@ def started_together(environment: Mapping[str, str]) -> bool:
     return bool(environment.get(RANK))
 
 
-def join(place: Place) -> None:
+def join(process: RankInfo) -> None:
     """What a process does first that is one of several: rank 0 alone writes to the standard output."""
-    if place.size == 1:
+    if process.size == 1:
         return
     # Torch's reducer reports what it did not need to look for; errors are still printed.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if place.rank > 0:
+    if process.rank > 0:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for as long as the process lasts
-    folder = Ends.here(place).folder
+    folder = Ends.here(process).folder
     if folder is not None:
         with suppress(OSError):
-            (folder / str(place.local_rank) / PID).write_text(str(os.getpid()), encoding="utf-8")
+            (folder / str(process.local_rank) / PID).write_text(str(os.getpid()), encoding="utf-8")
     if os.environ.get(LAUNCHER) == str(os.getppid()):
         _end_with_parent()
 
@@ -106,27 +106,27 @@ _PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True)
 class End:
     """How a process ended. lines: its error, as it is printed. expected: an error of lmtool's own; else its cause may
-    be that another process ended before it. said: whether it, or another process with the same, has printed it. at:
+    be that another process ended before it. reported: whether it, or another process with the same, has printed it. at:
     seconds since the epoch."""
 
     rank: int
     exit_status: int
     lines: tuple[str, ...]
     expected: bool = True
-    said: bool = True
+    reported: bool = True
     at: float = 0.0
 
 
 class Ends:
     """The ends of the processes of this machine. Without files of the launcher each knows of its own alone."""
 
-    def __init__(self, folder: Path | None, place: Place):
-        self.folder, self.place = folder, place
+    def __init__(self, folder: Path | None, process: RankInfo):
+        self.folder, self.process = folder, process
 
     @classmethod
-    def here(cls, place: Place) -> Ends:
+    def here(cls, process: RankInfo) -> Ends:
         file = os.environ.get(ERROR_FILE)
-        return cls(Path(file).parent.parent if file else None, place)
+        return cls(Path(file).parent.parent if file else None, process)
 
     def all(self) -> dict[int, End]:
         """By local rank, those that are written."""
@@ -141,7 +141,7 @@ class Ends:
         """What this process ends with, in torch's own form too: the launcher of torch prints the first message."""
         if self.folder is None:
             return
-        file = self.folder / str(self.place.local_rank) / "error.json"
+        file = self.folder / str(self.process.local_rank) / "error.json"
         message = {"message": end.lines[0] if end.lines else "", "extraInfo": {"timestamp": str(int(end.at))}}
         with suppress(OSError):
             beside = file.with_suffix(".tmp")
@@ -150,8 +150,8 @@ class Ends:
 
     def silent(self) -> list[int]:
         """The ranks on this machine that have not ended."""
-        first, ended = self.place.rank - self.place.local_rank, self.all()
-        return [first + number for number in range(self.place.local_size) if number not in ended]
+        first, ended = self.process.rank - self.process.local_rank, self.all()
+        return [first + number for number in range(self.process.local_size) if number not in ended]
 
     def killed(self) -> bool:
         """Whether another process of this machine is gone without a word."""
@@ -178,33 +178,33 @@ class Ends:
     def last_words(self, exit_status: int, lines: tuple[str, ...]) -> str | None:
         """Write down an error of lmtool's own. Returns what stands before it on the screen, the rank; None where
         another process has printed the same."""
-        if self.place.size == 1:
+        if self.process.size == 1:
             return ""
-        self.write(End(self.place.rank, exit_status, lines, at=time.time()))
-        if self.place.rank == 0:
+        self.write(End(self.process.rank, exit_status, lines, at=time.time()))
+        if self.process.rank == 0:
             self.claims(lines)
             return ""
-        with_first = self.place.rank == self.place.local_rank and self.folder is not None
+        with_first = self.process.rank == self.process.local_rank and self.folder is not None
         if with_first:
             _until(lambda: 0 in self.all(), JOINT_SECONDS)
             first = self.all().get(0)
             if first is not None and first.lines and first.lines[0].startswith(lines[0]):
                 return None  # rank 0 says the same, and perhaps what it has written of it
-        return f"rank {self.place.rank}: " if self.claims(lines) else None
+        return f"rank {self.process.rank}: " if self.claims(lines) else None
 
     def last_traceback(self, exit_status: int, lines: tuple[str, ...]) -> str | None:
         """Write down an exception that nobody expected. Returns what stands before it on the screen; None where another
         process ended before, which is the reason or has said the same, or was killed, which the launcher says."""
-        if self.place.size == 1:
+        if self.process.size == 1:
             return ""
-        own = End(self.place.rank, exit_status, lines, False, False, time.time())
-        self.write(own)
+        local = End(self.process.rank, exit_status, lines, False, False, time.time())
+        self.write(local)
         _until(lambda: self.killed() or any(end.expected for end in self.all().values()), CAUSE_SECONDS)
         ends = self.all().values()
-        if self.killed() or any(end.expected or (end.at, end.rank) < (own.at, own.rank) for end in ends):
+        if self.killed() or any(end.expected or (end.at, end.rank) < (local.at, local.rank) for end in ends):
             return None
-        self.write(replace(own, said=True))
-        return f"rank {self.place.rank}: "
+        self.write(replace(local, reported=True))
+        return f"rank {self.process.rank}: "
 
 
 def _runs(process: int) -> bool:

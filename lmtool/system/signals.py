@@ -200,6 +200,6 @@ def too_late(go_on: str, log: Callable[[str], None], speaks: bool) -> None:
 
 def take_late() -> list[signal.Signals]:
     """The signals that came too late for a run, once: a sweep runs no further job."""
-    taken = [*_late]
+    late = [*_late]
     _late.clear()
-    return taken
+    return late

@@ -61,9 +61,9 @@ def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[
             "name the data with task.path=, for both",
         )
     resamples = resample_count(len(rows), first.scores)
-    mine, theirs = _resampled(first, resamples), _resampled(second, resamples)
+    first_samples, second_samples = _resampled(first, resamples), _resampled(second, resamples)
     return {
-        name: _with_interval(value - second.scores[name], np.subtract(mine[name], theirs[name]))
+        name: _with_interval(value - second.scores[name], np.subtract(first_samples[name], second_samples[name]))
         for name, value in first.scores.items()
         if name in second.scores
     }
@@ -124,7 +124,7 @@ class EarlyExitScorer(TaskScorer):
             sure_N = torch.ones(documents, dtype=torch.bool)
             if depth != last:
                 sure_N = view.doubts(outputs, batch).cpu() <= self.entropy
-            left.append((self.said(view, batch, outputs), sure_N))
+            left.append((self.task_outputs(view, batch, outputs), sure_N))
             if bool(sure_N.all()):
                 break
             assert segment.kept is not None
@@ -135,8 +135,8 @@ class EarlyExitScorer(TaskScorer):
         return left
 
     def take(self, batch: Batch, outputs: list[tuple[TaskOutputs, Tensor]]) -> None:
-        for depth, (said, sure_N) in zip(self.views, outputs, strict=False):
-            self.enter(batch, said, sure_N.numpy())
+        for depth, (task_outputs, sure_N) in zip(self.views, outputs, strict=False):
+            self.enter(batch, task_outputs, sure_N.numpy())
             assert batch.rows is not None
             for row in batch.rows[sure_N].tolist():
                 self.depths[row] = max(self.depths[row], depth)
@@ -144,10 +144,10 @@ class EarlyExitScorer(TaskScorer):
                 batch = some_documents(batch, ~sure_N)
 
     def result(self) -> EarlyEvaluation:
-        own = super().result()
-        fields = {name: getattr(own, name) for name in own.__dataclass_fields__}
+        evaluation = super().result()
+        fields = {name: getattr(evaluation, name) for name in evaluation.__dataclass_fields__}
         spread = dict(zip(*(each.tolist() for each in np.unique(self.depths, return_counts=True)), strict=True))
-        details = {**own.details, "exits": {str(depth): spread.get(depth, 0) for depth in self.views}}
+        details = {**evaluation.details, "exits": {str(depth): spread.get(depth, 0) for depth in self.views}}
         return replace(EarlyEvaluation(**fields), details=details, depths=tuple(self.depths))
 
 

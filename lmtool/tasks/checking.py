@@ -21,7 +21,7 @@ from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import TaskTable
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import place
+from lmtool.tasks.kinds.labels import location
 from lmtool.tasks.loading import TaskData, decode_tables, read_tables
 
 _WORD = re.compile(r"\w+")
@@ -55,10 +55,10 @@ def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
     for name, data in members.items():
         kind: TaskKind = build(data.config)
         title = "" if len(members) == 1 else f"{name} "
-        others = {**data.validation, **data.test}
+        other_splits = {**data.validation, **data.test}
         if data.unlabelled is not None:
-            others["unlabelled texts"] = data.unlabelled
-        for split, rows in others.items():
+            other_splits["unlabelled texts"] = data.unlabelled
+        for split, rows in other_splits.items():
             if len(rows):
                 yield shift(f"{title}train", data.train, f"{title}{split}", rows, kind)
     for (first, source), (second, target) in combinations(members.items(), 2):
@@ -68,25 +68,25 @@ def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
 def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | None = None) -> Shift:
     """The shift from the first rows to the second. kind: of the labels of both; None where they are of two tasks."""
     count = len(second)
-    first, second = (_drawn(rows, min(len(rows), MOST)) for rows in (first, second))
+    first, second = (_sampled(rows, min(len(rows), MOST)) for rows in (first, second))
     known, other = unigrams(first), unigrams(second)
     unknown = {word: count for word, count in other.items() if word not in known}
     order = Permutation(len(first), 0, "sample", _CHANCE)(np.arange(len(first)))
     size = min(len(second), len(first) // 2)
-    drawn = unigrams(first.take(order[:size]))
+    sampled_words = unigrams(first.take(order[:size]))
     return Shift(
         source,
         target,
         count,
         divergence(known, other),
-        divergence(drawn, known - drawn),
+        divergence(sampled_words, known - sampled_words),
         sum(unknown.values()) / max(other.total(), 1),
         len(unknown) / max(len(other), 1),
         None if kind is None else _label_shift(kind, first, second),
     )
 
 
-def _drawn(rows: Rows, count: int) -> Rows:
+def _sampled(rows: Rows, count: int) -> Rows:
     """A seeded draw of rows."""
     return rows.take(Permutation(len(rows), 0, "sample", _CHANCE)(np.arange(count))) if count < len(rows) else rows
 
@@ -107,9 +107,9 @@ def divergence(first: Mapping[Any, float], second: Mapping[Any, float]) -> float
     sides = [np.array([side.get(name, 0) for name in names], dtype=np.float64) for side in (first, second)]
     if not all(side.sum() for side in sides):
         return float("nan")
-    shares = [side / side.sum() for side in sides]
-    middle = (shares[0] + shares[1]) / 2
-    return sum(float(np.sum(side[side > 0] * np.log2(side[side > 0] / middle[side > 0]))) for side in shares) / 2
+    fractions = [side / side.sum() for side in sides]
+    middle = (fractions[0] + fractions[1]) / 2
+    return sum(float(np.sum(side[side > 0] * np.log2(side[side > 0] / middle[side > 0]))) for side in fractions) / 2
 
 
 def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
@@ -165,14 +165,14 @@ class Texts:
     places: list[str]
     labels: list[object]
     sizes: list[int]
-    counted: dict[str, object] | None = None
+    label_counts: dict[str, object] | None = None
 
     @classmethod
     def of(cls, kind: TaskKind, rows: Rows) -> Texts:
         cells = zip(*rows.columns.values(), strict=True)
         texts = ["\n".join(_text(cell) for cell in row) for row in cells]
         labels = [None] * len(rows) if rows.labels is None else [kind.shown(label) for label in rows.labels]
-        return cls(texts, [place(origin) for origin in rows.origin], labels, [1] * len(rows), _counted(kind, rows))
+        return cls(texts, [location(origin) for origin in rows.origin], labels, [1] * len(rows), _counted(kind, rows))
 
     @classmethod
     def of_documents(cls, texts: list[str], split: str) -> Texts:
@@ -190,10 +190,10 @@ def read_sound(config: TaskConfig, seed: int, cache_dir: str, offline: bool) -> 
     """The data of a task without the rows that fail, and what is wrong with each of these; None where too many do.
     UserError where the data fail as a whole."""
     with collected() as problems:
-        tables, facts = read_tables(config, cache_dir, offline)
+        tables, metadata = read_tables(config, cache_dir, offline)
         while len(problems) < MOST_FAILING:
             try:
-                return decode_tables(config, tables, dict(facts), seed), problems
+                return decode_tables(config, tables, dict(metadata), seed), problems
             except UserError as problem:
                 rest = _without(tables, problem)
                 if rest is None:
@@ -247,43 +247,43 @@ def compared(
     progress: OnStage | None = None,
 ) -> dict[str, Any]:
     """The same of texts by split, training ones first."""
-    index, train, said = None, None, {}
-    for split, own in splits.items():
+    index, train, report = None, None, {}
+    for split, split_texts in splits.items():
         if progress is not None:
             progress(f"comparing the texts of {split}", 0, 1)
-        held, matches = repeats(own.texts, near)
-        said[split] = {
-            "rows": len(own.texts),
-            "empty": sum(not text.strip() for text in own.texts),
-            "labels": own.counted,
-            "lengths": _quantiles(np.array(length_of(own.texts)), longest),
-            "within": _twice(own, own, matches.items()).plain(sum(own.sizes), most),
+        index_here, matches = repeats(split_texts.texts, near)
+        report[split] = {
+            "rows": len(split_texts.texts),
+            "empty": sum(not text.strip() for text in split_texts.texts),
+            "labels": split_texts.label_counts,
+            "lengths": _quantiles(np.array(length_of(split_texts.texts)), longest),
+            "within": _twice(split_texts, split_texts, matches.items()).plain(sum(split_texts.sizes), most),
         }
         if index is None or train is None:
-            index, train = held, own
+            index, train = index_here, split_texts
         else:
-            shared = _twice(own, train, overlap(own.texts, index))
-            said[split]["in_training"] = shared.plain(sum(own.sizes), most)
-    return said
+            shared = _twice(split_texts, train, overlap(split_texts.texts, index))
+            report[split]["in_training"] = shared.plain(sum(split_texts.sizes), most)
+    return report
 
 
-def _twice(own: Texts, others: Texts, matches: Iterable[tuple[int, Match]]) -> Twice:
+def _twice(split_texts: Texts, other_splits: Texts, matches: Iterable[tuple[int, Match]]) -> Twice:
     twice = Twice()
     for number, match in matches:
         equal = match.similarity == 1.0
-        labels = own.labels[number], others.labels[match.number]
+        labels = split_texts.labels[number], other_splits.labels[match.number]
         differ = None not in labels and labels[0] != labels[1]
         twice.equal += equal
         twice.similar += not equal
         twice.other_label += equal and differ
-        twice.size += own.sizes[number] if equal else 0
+        twice.size += split_texts.sizes[number] if equal else 0
         twice.pairs.append(
             {
-                "row": own.places[number],
-                "repeats": others.places[match.number],
+                "row": split_texts.places[number],
+                "repeats": other_splits.places[match.number],
                 "similarity": round(match.similarity, 3),
-                "text": own.texts[number],
-                "text_repeated": others.texts[match.number],
+                "text": split_texts.texts[number],
+                "text_repeated": other_splits.texts[match.number],
                 **({"label": labels[0], "label_repeated": labels[1]} if differ else {}),
             }
         )

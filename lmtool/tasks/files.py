@@ -29,18 +29,18 @@ _HEAD = 4096
 
 @dataclass(frozen=True)
 class FileLayout:
-    """suffixes: of the files it may read. read: gives the rows. begins: whether a file that begins with this text is
+    """suffixes: of the files it may read. read: gives the rows. starts: whether a file that begins with this text is
     one, where the suffix alone does not say; None: it does."""
 
     suffixes: tuple[str, ...]
     read: Callable[[Path, TaskConfig], Table]
-    begins: Callable[[str], bool] | None = None
+    starts: Callable[[str], bool] | None = None
 
     def takes(self, file: Path) -> bool:
         """Whether it reads the file."""
         if file.suffix.lower() not in self.suffixes:
             return False
-        return self.begins is None or (file.is_file() and self.begins(_beginning(file)))
+        return self.starts is None or (file.is_file() and self.starts(_beginning(file)))
 
 
 def _beginning(file: Path) -> str:
@@ -131,7 +131,7 @@ def canonical(split: str) -> str:
 
 
 def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, TaskTable], dict[str, object]]:
-    """The tables of `task.path` by canonical split, and facts: the files read, and lines skipped.
+    """The tables of `task.path` by canonical split, and metadata: the files read, and lines skipped.
 
     scoring: there need be no train file.
     """
@@ -142,14 +142,14 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
         )
     paths = _splits(config, path, scoring) if path.is_dir() else {"train": path}
     tables: dict[str, TaskTable] = {}
-    facts: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in paths.items()}}
-    facts["skipped_rows"] = 0
+    metadata: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in paths.items()}}
+    metadata["skipped_rows"] = 0
     for split, file in paths.items():
         tables[split], table = _read(config, file)
-        facts["skipped_rows"] += table.skipped
-        for name, fact in table.facts.items():  # counts of all files together
-            facts[name] = facts.get(name, 0) + fact if isinstance(fact, int) else fact
-    return tables, facts
+        metadata["skipped_rows"] += table.skipped
+        for name, fact in table.metadata.items():  # counts of all files together
+            metadata[name] = metadata.get(name, 0) + fact if isinstance(fact, int) else fact
+    return tables, metadata
 
 
 def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
@@ -177,9 +177,9 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
         if file.stem in config.files:
             paths.setdefault(config.files[file.stem], file)
     if "train" not in paths and not (scoring and paths):
-        there = ", ".join(entry.name for entry in entries[:12]) or "nothing"
+        entries_text = ", ".join(entry.name for entry in entries[:12]) or "nothing"
         raise UserError(
-            f"task.path={config.path} has no train file; there is {there}",
+            f"task.path={config.path} has no train file; there is {entries_text}",
             f"name a folder with {_examples(config)} (and dev, test), or one file to train on",
         )
     for split, file in paths.items():
@@ -191,20 +191,20 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
             )
     plain = config.validation == TaskConfig.model_fields["validation"].default
     stems = {entry: entry.name.split(".")[0].lower() for entry in entries if entry not in paths.values()}
-    unread = [
+    ignored = [
         entry for entry, stem in stems.items()
         if canonical(stem) in development or (not plain and _DEVELOPMENT.match(stem))
     ]  # fmt: skip
-    if unread and not development & paths.keys():
-        is_table = unread[0] in files and unread[0].suffix.lower() != ".txt"
+    if ignored and not development & paths.keys():
+        is_table = ignored[0] in files and ignored[0].suffix.lower() != ".txt"
         why = (
             f"task.validation={list(config.validation)}"
             if is_table
             else f"a split is one file, {', '.join(suffixes(config))}"
         )
-        mend = f"give task.validation=[{unread[0].stem}]" if is_table else "convert it"
+        mend = f"give task.validation=[{ignored[0].stem}]" if is_table else "convert it"
         raise UserError(
-            f"task.path={config.path}: {unread[0].name} is not read: {why}",
+            f"task.path={config.path}: {ignored[0].name} is not read: {why}",
             f"{mend}, or take it out of the folder: a tenth of the training rows is then held out",
         )
     return paths
@@ -218,7 +218,7 @@ def _examples(config: TaskConfig) -> str:
 def _read(config: TaskConfig, file: Path) -> tuple[TaskTable, Table]:
     table = read_file(file, config)
     # MNLI's files are mostly parse trees that nobody reads: not kept.
-    kept = {*config.text, *config.columns, config.label, *config.aliases, *IDS, LINES}
-    columns = {name: values for name, values in table.columns.items() if name in kept}
+    needed = {*config.text, *config.columns, config.label, *config.aliases, *IDS, LINES}
+    columns = {name: values for name, values in table.columns.items() if name in needed}
     names = tuple(name for name in table.columns if name != LINES)
     return TaskTable(columns, table.origin, names), table

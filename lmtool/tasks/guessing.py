@@ -129,8 +129,8 @@ def headless(columns: Mapping[str, list[object]]) -> str | None:
         if words and _number(name) is not None and all(_number(word) is not None for word in words):
             return f"{same}a number, as all that follow in its column"
         # A name of one word may well stand in a list of different words.
-        again = len(set(words)) <= max(2, len(words) / 2)
-        if name.strip() in words and (len(name.split()) >= _LONG or again):
+        repeated = len(set(words)) <= max(2, len(words) / 2)
+        if name.strip() in words and (len(name.split()) >= _LONG or repeated):
             return f"{same}a value of its column too ({words.count(name.strip()):,} of {len(words):,} rows)"
     return None
 
@@ -142,14 +142,14 @@ def _with_header(value: str, columns: Mapping[str, list[object]], kind: str | No
     with contextlib.suppress(UserError):
         guessed = _of_columns(value, rows, kind, None, None)
         texts = ["text"] if len(guessed.text) == 1 else [f"text_{number}" for number, _ in enumerate(guessed.text, 1)]
-        roles = {guessed.label: "label", **dict(zip(guessed.text, texts, strict=True))}
-        names = [roles.get(name, name) for name in names]
+        names_by_role = {guessed.label: "label", **dict(zip(guessed.text, texts, strict=True))}
+        names = [names_by_role.get(name, name) for name in names]
     header = f"task.header=[{','.join(names)}]"
-    forms = [f"name them: {shlex.join([f'task={value}', header])}"]
+    hints = [f"name them: {shlex.join([f'task={value}', header])}"]
     with contextlib.suppress(UserError):
         words = _of_columns(value, _without_ids(columns), kind, None, None).words(value)
-        forms.append(f"if it does name them: {shlex.join(words)}")
-    return "   ".join(forms)
+        hints.append(f"if it does name them: {shlex.join(words)}")
+    return "   ".join(hints)
 
 
 def _without_ids(columns: Mapping[str, list[object]]) -> dict[str, list[object]]:
@@ -220,22 +220,22 @@ def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -
     if all(isinstance(value, list) for value in present):
         return ["token_classification" if of_words else "multi_label"]
     words = [word_of(value) for value in present]
-    several = ["multi_label"] if _mark_between(words) else []
-    if several and plural:
-        return several
+    multiple = ["multi_label"] if _mark_between(words) else []
+    if multiple and plural:
+        return multiple
     different = set(words)
     numbers = [_number(word) for word in words]
     if None not in numbers:
-        whole = all(number is not None and number == int(number) for number in numbers)
-        if whole and len(different) <= _FEW:
+        integers = all(number is not None and number == int(number) for number in numbers)
+        if integers and len(different) <= _FEW:
             return ["classification"] if len(different) > 1 else []
-        if len(different) >= _MANY or (not whole and len(different) > _FEW):
+        if len(different) >= _MANY or (not integers and len(different) > _FEW):
             return ["regression"]
         return ["classification", "regression"]
     # Names of classes come again; texts rarely do.
     few = len(different) <= max(2, min(len(words) / 2, 1000))
     short = sum(len(word.split()) for word in words) / len(words) < _LONG
-    return [*several, *(["classification"] if few and short and len(different) > 1 else [])]
+    return [*multiple, *(["classification"] if few and short and len(different) > 1 else [])]
 
 
 def _mark_between(words: Sequence[str]) -> str | None:
@@ -298,8 +298,8 @@ def is_text(values: list[object]) -> bool:
     words = [value for value in values if isinstance(value, str)]
     if len(words) < len(values) / 2 or all(_number(word) is not None for word in words):
         return False
-    several = sum(len(word.split()) >= _LONG for word in words)
-    return several > len(words) / 2 or len(set(words)) > len(words) / 2
+    multiple = sum(len(word.split()) >= _LONG for word in words)
+    return multiple > len(words) / 2 or len(set(words)) > len(words) / 2
 
 
 def _refuse(value: str, guesses: Sequence[Guess]) -> None:
@@ -319,9 +319,9 @@ def _file(value: str) -> Path:
     for entry in sorted(path.iterdir()):
         if entry.stem.lower() == "train" and entry.suffix.lower() in _SUFFIXES:
             return entry
-    there = ", ".join(sorted(entry.name for entry in path.iterdir())[:12]) or "nothing"
+    entries_text = ", ".join(sorted(entry.name for entry in path.iterdir())[:12]) or "nothing"
     raise UserError(
-        f"task={value}: the folder has no train file; there is {there}",
+        f"task={value}: the folder has no train file; there is {entries_text}",
         "name a folder with train.csv, train.tsv, train.jsonl or train.parquet, or one file",
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TakenHead:
+class LoadedHead:
     """A checkpoint's head for a task.
 
     name: of the head in the checkpoint. form: how it reads a text (`TaskConfig.head_fields`). labels: the task's
@@ -30,7 +30,7 @@ class TakenHead:
     """
 
     name: str
-    form: Mapping[str, Any]
+    form: Mapping[str, object]
     labels: tuple[str, ...] | None = None
     order: tuple[int, ...] | None = None
     note: str = ""
@@ -39,21 +39,21 @@ class TakenHead:
         """A checkpoint's tensors with this head under the name of the task, its rows in the task's order."""
         exits = {".".join(name.split(".")[:2]) for name in tensors if name.startswith("heads.exit_")}
         for heads in ("heads", *exits):
-            tensors = self._taken(tensors, heads, task)
+            tensors = self._loaded(tensors, heads, task)
         return dict(tensors)
 
-    def _taken(self, tensors: Mapping[str, Tensor], heads: str, task: str) -> dict[str, Tensor]:
+    def _loaded(self, tensors: Mapping[str, Tensor], heads: str, task: str) -> dict[str, Tensor]:
         """So of the heads with this prefix: the model's, or those of an early exit."""
-        own = f"{heads}.{self.name}."
-        taken = {name: tensor for name, tensor in tensors.items() if not name.startswith((own, f"{heads}.{task}."))}
+        prefix = f"{heads}.{self.name}."
+        loaded = {name: tensor for name, tensor in tensors.items() if not name.startswith((prefix, f"{heads}.{task}."))}
         for name, tensor in tensors.items():
-            if name.startswith(own):
-                ordered = name.startswith((f"{own}output.", f"{own}thresholds")) and self.order is not None
-                taken[f"{heads}.{task}.{name[len(own) :]}"] = tensor[list(self.order or ())] if ordered else tensor
-        return taken
+            if name.startswith(prefix):
+                ordered = name.startswith((f"{prefix}output.", f"{prefix}thresholds")) and self.order is not None
+                loaded[f"{heads}.{task}.{name[len(prefix) :]}"] = tensor[list(self.order or ())] if ordered else tensor
+        return loaded
 
 
-def sections_of(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def sections_of(saved: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """The sections of the tasks that a saved configuration is of, by their names: its task's, or those of the members
     of a mixture."""
     section = saved.get("task")
@@ -64,7 +64,7 @@ def sections_of(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {str(part.get("name")): part for part in parts}
 
 
-def taken_head(section: Mapping[str, Any], task: TaskConfig, partial: bool = False) -> TakenHead | None:
+def load_head(section: Mapping[str, Any], task: TaskConfig, partial: bool = False) -> LoadedHead | None:
     """The head of a checkpoint's `task` section for another task of the kind; None where their classes differ.
 
     partial: the task's classes are those its data hold, which need not be all of the head's.
@@ -74,30 +74,30 @@ def taken_head(section: Mapping[str, Any], task: TaskConfig, partial: bool = Fal
     name = str(section.get("name"))
     form = {field: section[field] for field in task.head_fields if field in section}
     if not hasattr(task, "labels"):
-        return TakenHead(name, form)
-    theirs, ours = tuple(section.get("labels") or ()), task.labels or ()
-    match = _matched(theirs, ours)
-    if match is None or (len(match) < len(theirs) and not partial):
+        return LoadedHead(name, form)
+    saved, expected = tuple(section.get("labels") or ()), task.labels or ()
+    match = _matched(saved, expected)
+    if match is None or (len(match) < len(saved) and not partial):
         return None
-    rest = [number for number in range(len(theirs)) if number not in match]
+    rest = [number for number in range(len(saved)) if number not in match]
     order = (*match, *rest)
-    pairs = [(theirs[row], label) for row, label in zip(match, ours, strict=True)]
-    note = ", ".join(f"{given} = {label}" for given, label in pairs) if any(a != b for a, b in pairs) else ""
-    if note and _unnamed(theirs):
+    pairs = [(saved[row], label) for row, label in zip(match, expected, strict=True)]
+    note = ", ".join(f"{saved_name} = {label}" for saved_name, label in pairs) if any(a != b for a, b in pairs) else ""
+    if note and _unnamed(saved):
         note += " (by number: the checkpoint does not name its classes)"
-    labels = (*ours, *(theirs[number] for number in rest))
-    return TakenHead(name, form, labels, None if order == tuple(range(len(theirs))) else order, note)
+    labels = (*expected, *(saved[number] for number in rest))
+    return LoadedHead(name, form, labels, None if order == tuple(range(len(saved))) else order, note)
 
 
-def _matched(theirs: Sequence[str], ours: Sequence[str]) -> tuple[int, ...] | None:
+def _matched(saved: Sequence[str], expected: Sequence[str]) -> tuple[int, ...] | None:
     """For each of our labels the number of theirs; None where one has none."""
     for written in (str, str.casefold):
-        numbers = {written(label): number for number, label in enumerate(theirs)}
-        if len(numbers) == len(theirs) and len({written(label) for label in ours}) == len(ours):
-            rows = [numbers.get(written(label)) for label in ours]
+        numbers = {written(label): number for number, label in enumerate(saved)}
+        if len(numbers) == len(saved) and len({written(label) for label in expected}) == len(expected):
+            rows = [numbers.get(written(label)) for label in expected]
             if None not in rows:
                 return tuple(row for row in rows if row is not None)
-    return tuple(range(len(theirs))) if _unnamed(theirs) and len(ours) == len(theirs) else None
+    return tuple(range(len(saved))) if _unnamed(saved) and len(expected) == len(saved) else None
 
 
 def _unnamed(labels: Sequence[str]) -> bool:

@@ -26,7 +26,7 @@ from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.base import parts_of
 from lmtool.tasks.files import TaskTable, canonical, read_folder
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import joined, repeated_ids
+from lmtool.tasks.kinds.labels import repeated_ids, with_joined_columns
 
 
 def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, TaskTable]:
@@ -115,14 +115,14 @@ _HOLD_OUT, _SUBSET = 0, 1
 @dataclass(frozen=True)
 class TaskData:
     """config: the task with its labels and class weights filled in; build the learner from it. validation, test:
-    rows by split, in the order of the config. facts: plain data for the screens and the report. unlabelled: further
+    rows by split, in the order of the config. metadata: plain data for the screens and the report. unlabelled: further
     training rows, of which texts alone are read."""
 
     config: TaskConfig
     train: Rows
     validation: dict[str, Rows]
     test: dict[str, Rows]
-    facts: dict[str, Any]
+    metadata: dict[str, object]
     unlabelled: Rows | None = None
 
     @property
@@ -133,12 +133,12 @@ class TaskData:
     def texts(self) -> list[Sequence[str]]:
         """What is read in training, column by column."""
         kind: TaskKind = build(self.config)
-        further = [] if self.unlabelled is None else [*self.unlabelled.columns.values()]
-        return [*kind.texts(self.train), *further]
+        extra = [] if self.unlabelled is None else [*self.unlabelled.columns.values()]
+        return [*kind.texts(self.train), *extra]
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> dict[str, object]:
         """Counts and hashes of what is trained and scored on, by what they are of ("dev labels")."""
-        contents: dict[str, Any] = {}
+        contents: dict[str, object] = {}
         for split, rows in {"train": self.train, **self.validation}.items():
             contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(list(rows.columns.values()))}
             contents[f"{split} labels"] = _sha256(_labels(rows))
@@ -169,23 +169,23 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     no connection. scoring: nothing is trained on: a file alone is a development split, whole.
     Raises UserError with file:line, or with the key that mends it.
     """
-    tables, facts = read_tables(config, cache_dir, offline, scoring)
-    return decode_tables(config, tables, facts, seed, scoring)
+    tables, metadata = read_tables(config, cache_dir, offline, scoring)
+    return decode_tables(config, tables, metadata, seed, scoring)
 
 
 def decode_tables(
-    config: TaskConfig, tables: Mapping[str, TaskTable], facts: dict[str, Any], seed: int, scoring: bool = False
+    config: TaskConfig, tables: Mapping[str, TaskTable], metadata: dict[str, object], seed: int, scoring: bool = False
 ) -> TaskData:
     """The data of a task from the tables of its splits; otherwise as `load_task`."""
     first: TaskKind = build(config)
     if scoring and config.path is not None and Path(config.path).expanduser().is_file():
         tables = {**tables, "dev": tables["train"]}
     if scoring and "train" not in tables:
-        return _held_out_alone(config, first, tables, facts)
+        return _held_out_alone(config, first, tables, metadata)
     columns = {split: _columns(config, split, table) for split, table in tables.items()}
     if "train" not in columns:
         raise UserError(
-            f"{facts['source']} has no train split; it has {', '.join(sorted(columns)) or 'none'}",
+            f"{metadata['source']} has no train split; it has {', '.join(sorted(columns)) or 'none'}",
             "name a folder with a train file (train.tsv, train.csv or train.jsonl), or one file to train on",
         )
     _check_label(config, "train", columns["train"], tables["train"])
@@ -202,29 +202,29 @@ def decode_tables(
     if not validation:
         train, validation["dev"] = _hold_out(train, kind.groups(train), seed)
         held = len(validation["dev"])
-        facts["development"] = f"no split: {held:,} of {len(train) + held:,} training rows held out"
+        metadata["development"] = f"no split: {held:,} of {len(train) + held:,} training rows held out"
     if config.train_examples is not None and config.train_examples < len(train):
-        facts["train_rows_available"] = len(train)
+        metadata["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
-    shots, further = getattr(config, "shots_per_class", None), None
+    shots, extra = getattr(config, "shots_per_class", None), None
     if shots is not None:
-        train, validation, test, rest = _few_shots(kind, train, validation, test, shots, seed, facts)
-        further = rest if getattr(config, "auxiliary_mlm", 0) and len(rest) else None
-    own, warnings = kind.facts(train)
+        train, validation, test, rest = _few_shots(kind, train, validation, test, shots, seed, metadata)
+        extra = rest if getattr(config, "auxiliary_mlm", 0) and len(rest) else None
+    own, warnings = kind.metadata(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]
     unlabelled = [split for split, rows in test.items() if rows.labels is None]
     if unlabelled:
-        facts["without_labels"] = f"{', '.join(unlabelled)}: not scored"
-    facts |= {
+        metadata["without_labels"] = f"{', '.join(unlabelled)}: not scored"
+    metadata |= {
         "train_rows": len(train),
         "validation_rows": {split: len(rows) for split, rows in validation.items()},
         "test_rows": {split: len(rows) for split, rows in test.items()},
         **own,
         "warnings": warnings,
     }
-    data = TaskData(kind.fitted(train), train, validation, test, facts, further)
-    facts["fingerprint"] = _sha256(data.contents())
+    data = TaskData(kind.fitted(train), train, validation, test, metadata, extra)
+    metadata["fingerprint"] = _sha256(data.contents())
     return data
 
 
@@ -235,18 +235,18 @@ def _few_shots(
     test: dict[str, Rows],
     shots: int,
     seed: int,
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
 ) -> tuple[Rows, dict[str, Rows], dict[str, Rows], Rows]:
     """A few rows of each class to train on and as many to choose by, the held-out splits as tests, and the training
-    rows that are left. facts: gets what was sampled."""
+    rows that are left. metadata: gets what was sampled."""
     held_out = {split: rows for split, rows in {**validation, **test}.items() if rows.labels is not None}
     train, few, rest = draw_shots(kind, train, [*validation.values(), *test.values()], shots, seed)
     test = {**test, **{f"full_{split}": held_out[split] for split in validation}}
-    facts["few_shot"] = {
+    metadata["few_shot"] = {
         "rows_of_a_class": shots, "seed": seed, "train_sha256": _checksum(train), "dev_sha256": _checksum(few)
     }  # fmt: skip
-    short = " and ".join(facts["few_shot"][f"{split}_sha256"][:8] for split in ("train", "dev"))
-    facts["drawn"] = f"{shots} rows of each class, and {shots} to choose by, seed {seed} ({short})"
+    short = " and ".join(metadata["few_shot"][f"{split}_sha256"][:8] for split in ("train", "dev"))
+    metadata["drawn"] = f"{shots} rows of each class, and {shots} to choose by, seed {seed} ({short})"
     return train, {"dev": few}, test, rest
 
 
@@ -288,7 +288,7 @@ def _texts_of(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, 
 
 
 def _held_out_alone(
-    config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], facts: dict[str, Any]
+    config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: dict[str, object]
 ) -> TaskData:
     """The data of a task of which there are development and test splits alone. Its labels are those it names."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
@@ -296,12 +296,12 @@ def _held_out_alone(
     validation = {split: own for split, own in rows.items() if split not in tests and own.labels is not None}
     labelled = validation or {split: rows[split] for split in tests if rows[split].labels is not None}
     train = next(iter((labelled or rows).values()))
-    return TaskData(config, train, labelled, {split: rows[split] for split in tests}, facts)
+    return TaskData(config, train, labelled, {split: rows[split] for split in tests}, metadata)
 
 
 def read_tables(
     config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool = False
-) -> tuple[dict[str, TaskTable], dict[str, Any]]:
+) -> tuple[dict[str, TaskTable], dict[str, object]]:
     """Splits by canonical name, and where they came from. A path goes before what is embedded, that before the hub."""
     build(config)  # what is no single task says so before files are looked for
     if config.path is not None:
@@ -324,7 +324,7 @@ def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list
     for given, name in config.aliases.items():
         if given in columns and name not in columns:
             columns[name] = columns.pop(given)
-    columns = joined(config, columns, table.origin)
+    columns = with_joined_columns(config, columns, table.origin)
     missing = [part for name in config.text if name not in columns for part in parts_of(name) if part not in columns]
     if missing:
         raise UserError(
@@ -353,18 +353,20 @@ def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
     """The development splits there are: those the task names, else a plain one. UserError where it names one of another
     kind that is not there."""
     named = [split for split in map(canonical, config.validation) if split in columns]
-    absent = [split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"]
-    if absent:
+    missing_splits = [
+        split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"
+    ]
+    if missing_splits:
         there = [split for split in columns if split not in ("train", *map(canonical, config.test))]
         right = f"task.validation=[{','.join(there)}]" if there else "leave task.validation out"
         raise UserError(
-            f"task.validation names the split {absent[0]}; the data have {', '.join(columns)}",
+            f"task.validation names the split {missing_splits[0]}; the data have {', '.join(columns)}",
             f"{right}, or put a file of that name beside train",
         )
     return named or [split for split in ("dev",) if split in columns]
 
 
-def _hold_out(train: Rows, groups: Sequence[Any], seed: int) -> tuple[Rows, Rows]:
+def _hold_out(train: Rows, groups: Sequence[object], seed: int) -> tuple[Rows, Rows]:
     """A seeded tenth of the groups (different texts), with all their rows: a text in both would be a leak."""
     group: dict[str, int] = {}
     member = np.array([group.setdefault(repr(value), len(group)) for value in groups])
@@ -378,7 +380,7 @@ def _hold_out(train: Rows, groups: Sequence[Any], seed: int) -> tuple[Rows, Rows
     return train.take(np.flatnonzero(~held)), train.take(np.flatnonzero(held))
 
 
-def _labels(rows: Rows) -> list[Any]:
+def _labels(rows: Rows) -> list[object]:
     return rows.labels.tolist() if isinstance(rows.labels, np.ndarray) else list(rows.labels or ())
 
 
@@ -387,6 +389,6 @@ def _checksum(rows: Rows) -> str:
     return _sha256([list(rows.columns.values()), _labels(rows)])
 
 
-def _sha256(content: Any) -> str:
+def _sha256(content: object) -> str:
     """The hash of plain data."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

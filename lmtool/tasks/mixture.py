@@ -35,9 +35,9 @@ class MixedData:
     members: Mapping[str, TaskData]
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Those of each member, and which of them outweighs the others."""
-        facts: dict[str, Any] = {f"task {name}": data.facts for name, data in self.members.items()}
+        metadata: dict[str, Any] = {f"task {name}": data.metadata for name, data in self.members.items()}
         first = {name: build(data.config).first_loss(data.train) for name, data in self.members.items()}
         heavy = [
             f"the loss of {name} is the square of values far from 0: it begins at {loss:.1f} and outweighs the other "
@@ -46,7 +46,7 @@ class MixedData:
             for name, loss in first.items()
             if loss is not None and loss > math.log(50)
         ]
-        return {**facts, "warnings": heavy} if heavy else facts
+        return {**metadata, "warnings": heavy} if heavy else metadata
 
     def texts(self) -> list[Sequence[str]]:
         return [column for data in self.members.values() for column in data.texts()]
@@ -57,12 +57,12 @@ class MixedData:
         own = {name: data.splits() for name, data in self.members.items()}
         firsts = [list(splits)[1] for splits in own.values()]
         first = firsts[0] if len(set(firsts)) == 1 else "dev"
-        joined: dict[str, dict[str, Rows]] = {"train": {}, first: {}}
+        combine: dict[str, dict[str, Rows]] = {"train": {}, first: {}}
         for (name, splits), chief in zip(own.items(), firsts, strict=True):
             for split, part in splits.items():
                 title = first if split == chief else split if split != first else f"{name}_{split}"
-                joined.setdefault(title, {}).update(part.rows)
-        return {split: SplitData(split, rows=rows) for split, rows in joined.items()}
+                combine.setdefault(title, {}).update(part.rows)
+        return {split: SplitData(split, rows=rows) for split, rows in combine.items()}
 
     def labelled_tests(self) -> dict[str, SplitData]:
         splits: dict[str, dict[str, Rows]] = {}
@@ -187,8 +187,8 @@ class MixedTaskScorer(MixedScorer):
     """Also the mean of the members' metrics, which goes before all scores with these; and the predictions of all
     rows."""
 
-    def joined(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
-        both = super().joined(evaluations)
+    def combine(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
+        both = super().combine(evaluations)
         own = {name: evaluation for name, evaluation in evaluations.items() if isinstance(evaluation, TaskEvaluation)}
         scores = {
             name: (evaluation.kind.config.metric, evaluation.scores)

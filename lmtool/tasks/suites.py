@@ -65,8 +65,8 @@ def score_of(member: str, metrics: Mapping[str, float]) -> float:
 
 def average(scores: Mapping[str, float]) -> float | None:
     """The mean of the tasks' scores, WNLI left out; None without any."""
-    counted = [score for member, score in scores.items() if member != LEFT_OUT]
-    return sum(counted) / len(counted) if counted else None
+    averaged = [score for member, score in scores.items() if member != LEFT_OUT]
+    return sum(averaged) / len(averaged) if averaged else None
 
 
 def submission(member: str, labels: tuple[str, ...] | None, predictions: Iterable[Any]) -> str:
@@ -74,8 +74,8 @@ def submission(member: str, labels: tuple[str, ...] | None, predictions: Iterabl
     lines = ["index\tprediction"]
     for number, prediction in enumerate(predictions):
         if labels is None:
-            shown = f"{min(max(float(prediction), 0.0), 5.0):.3f}"
+            text = f"{min(max(float(prediction), 0.0), 5.0):.3f}"
         else:
-            shown = prediction if member in _BY_NAME else str(labels.index(prediction))
-        lines.append(f"{number}\t{shown}")
+            text = prediction if member in _BY_NAME else str(labels.index(prediction))
+        lines.append(f"{number}\t{text}")
     return "\n".join(lines) + "\n"

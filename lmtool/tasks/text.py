@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class TaskText:
     def characters(self, split: str) -> int:
         return sum(map(len, self._texts[splits_of(split)]))
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         return {
             "source": f"texts of {', '.join(part.name for part in self._config.task.parts())}",
             "bytes": sum(len(text.encode()) for texts in self._texts.values() for text in texts),

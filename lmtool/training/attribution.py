@@ -115,10 +115,10 @@ class _Attribution:
             name: Cost(*(value / steps for value in (cost.forward, cost.backward, cost.host, cost.calls)))
             for name, cost in self.parts.items()
         }
-        own = parts.pop(HOST, Cost())
+        host = parts.pop(HOST, Cost())
         spent = sum(cost.operators for cost in parts.values())
         # A backward in a thread of its own runs while the host waits for it: what is left is the host's.
-        parts[HOST] = Cost(forward=total / steps - spent, calls=own.calls)
+        parts[HOST] = Cost(forward=total / steps - spent, calls=host.calls)
         return Attributed(total / steps, parts, self.products / steps / 1000, self.flops / steps)
 
     def _visit(self, event: Any, at: _At) -> None:

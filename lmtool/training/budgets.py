@@ -64,7 +64,7 @@ class Budget:
             raise ValueError("max_flops needs flops_per_token")
         self.loader, self._phased = loader, loader if isinstance(loader, Phased) else None
         # Tokens of a whole pass, where the loader counted them: then a token budget needs no measuring.
-        self._epoch_tokens = loader.facts().get("tokens_per_epoch") if math.isfinite(self.tokens) else None
+        self._epoch_tokens = loader.metadata().get("tokens_per_epoch") if math.isfinite(self.tokens) else None
         self._by_clock = "max_minutes" in self.measured and self._phased is None
         self._tenths: int | None = None
         self._started: int | None = None
@@ -122,30 +122,30 @@ class Budget:
         if self._phased is not None and progress.total_steps is not None and progress.horizon is not None:
             self._phased.fix(progress.total_steps, progress.horizon)
 
-    def shares(self, progress: Progress) -> dict[str, float]:
+    def fractions(self, progress: Progress) -> dict[str, float]:
         """The share of each budget that is spent."""
-        shares = {name: progress.step / steps for name, steps in self.exact.items()}
+        fractions = {name: progress.step / steps for name, steps in self.exact.items()}
         if math.isfinite(self.tokens):
-            shares[self._token_budget()] = progress.tokens / self.tokens
+            fractions[self._token_budget()] = progress.tokens / self.tokens
         if math.isfinite(self.seconds):
-            shares["max_minutes"] = progress.seconds / self.seconds
-        return shares
+            fractions["max_minutes"] = progress.seconds / self.seconds
+        return fractions
 
     def is_evaluated(self, progress: Progress, total: float) -> bool:
         """Whether a tenth of the run ends with the step that was just taken. total: the horizon before it."""
         if not self._by_clock:
             return math.isfinite(total) and progress.step % max(1, math.ceil(total / 10)) == 0
-        tenths, self._tenths = self._tenths, int(10 * max(self.shares(progress).values()))
+        tenths, self._tenths = self._tenths, int(10 * max(self.fractions(progress).values()))
         return tenths is not None and self._tenths > tenths
 
     def _follow(self, progress: Progress) -> None:
         """The horizon as if the rest of the run took its budgets as fast as all before."""
-        shares = self.shares(progress)
-        name = max(shares, key=lambda budget: shares[budget])
+        fractions = self.fractions(progress)
+        name = max(fractions, key=lambda budget: fractions[budget])
         if self._tenths is None:
-            self._tenths = int(10 * shares[name])
-        if shares[name] > 0:
-            progress.total_steps, progress.horizon = max(1, math.ceil(progress.step / shares[name] - 1e-9)), name
+            self._tenths = int(10 * fractions[name])
+        if fractions[name] > 0:
+            progress.total_steps, progress.horizon = max(1, math.ceil(progress.step / fractions[name] - 1e-9)), name
 
     def _fix(self, progress: Progress) -> None:
         totals: dict[str, float] = dict(self.exact)
@@ -240,7 +240,7 @@ class Keeping(Protocol):
     def keep_every(self) -> int | None: ...
 
 
-def kept_checkpoints(keeping: Keeping, steps: float) -> int:
+def retained_checkpoints(keeping: Keeping, steps: float) -> int:
     """How many checkpoints stay of a run of so many steps, at most; of one whose steps are not known, as many as of one
     with ten evaluations."""
     known = math.isfinite(steps)

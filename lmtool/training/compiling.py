@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -42,7 +42,7 @@ class Compilation:
         return f"{'yes' if self.on else 'no'} ({self.why})"
 
 
-def choose_compilation(
+def select_compilation(
     choice: Choice, device: torch.device, flops: float, max_minutes: float | None = None
 ) -> Compilation:
     """auto: on CUDA for a run of more than `WORTHWHILE_MINUTES`, never on a CPU, where no gain was measured. That rule
@@ -82,7 +82,7 @@ def missing(device: torch.device) -> str | None:
 
 
 @contextmanager
-def compiled(on: bool, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
+def compiled(on: bool, backend: str | Callable[..., object] = "inductor") -> Iterator[None]:
     """Within, the regions of all models are compiled."""
     if not on:
         yield

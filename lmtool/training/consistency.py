@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from lmtool.types import Loader
 # Whether the processes of a group train the same model on the same data with the same code, before they begin.
 
 
-_AGAIN = "give all machines the same files: code, data, checkpoint"
+_SAME_FILES = "give all machines the same files: code, data, checkpoint"
 
 
 def require_same_training(group: ProcessGroup, learner: nn.Module, loader: Loader) -> None:
@@ -28,12 +27,12 @@ def require_same_training(group: ProcessGroup, learner: nn.Module, loader: Loade
     if group.size == 1:
         return
     versions = {"lmtool": lmtool.__version__, "torch": torch.__version__}
-    own = {"versions": versions, "training data": loader.facts(), "weights": _sums(learner)}
-    everyone = group.all(own)
-    for rank, theirs in enumerate(everyone):
-        for kind, facts in everyone[0].items():
-            if difference := _difference(facts, theirs[kind]):
-                raise UserError(f"rank {rank} has other {kind} than rank 0: {difference}", _AGAIN)
+    local = {"versions": versions, "training data": loader.metadata(), "weights": _sums(learner)}
+    everyone = group.all(local)
+    for rank, remote in enumerate(everyone):
+        for kind, metadata in everyone[0].items():
+            if difference := _difference(metadata, remote[kind]):
+                raise UserError(f"rank {rank} has other {kind} than rank 0: {difference}", _SAME_FILES)
 
 
 def _sums(learner: nn.Module) -> dict[str, int]:
@@ -50,7 +49,7 @@ def _bits(tensor: Tensor) -> Tensor:
     return flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8)
 
 
-def _difference(first: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+def _difference(first: Mapping[str, object], other: Mapping[str, object]) -> str | None:
     """The first key in which two differ."""
     for name in [*first, *(name for name in other if name not in first)]:
         if first.get(name) != other.get(name):
@@ -73,27 +72,27 @@ def versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:
     }
 
 
-def keys(config: Mapping[str, Any]) -> dict[str, Any]:
+def keys(config: Mapping[str, object]) -> dict[str, object]:
     """A configuration as plain data, by dotted key, without what may differ."""
     return {key: value for key, value in flatten(config).items() if key.split(".")[0] not in FREE_KEYS}
 
 
-def require_same(group: ProcessGroup, things: Mapping[str, Any]) -> None:
+def require_same(group: ProcessGroup, things: Mapping[str, object]) -> None:
     """UserError, on all processes, where one has another value than rank 0: it names the first difference with both
     values. things: by what they are called, plain values."""
     if group.size == 1:
         return
     everyone = group.all({name: str(value) for name, value in things.items()})
-    for rank, theirs in enumerate(everyone):
-        for name, own, first in _differences(theirs, everyone[0]):
+    for rank, remote in enumerate(everyone):
+        for name, local, first in _differing(remote, everyone[0]):
             raise UserError(
-                f"rank {rank} has another {name} than rank 0: {_short(own)}, and {_short(first)} there", _SAME
+                f"rank {rank} has another {name} than rank 0: {_short(local)}, and {_short(first)} there", _SAME
             )
 
 
-def _differences(own: Mapping[str, str], first: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    for name in [*first, *(name for name in own if name not in first)]:
-        values = own.get(name, "none"), first.get(name, "none")
+def _differing(local: Mapping[str, str], first: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    for name in [*first, *(name for name in local if name not in first)]:
+        values = local.get(name, "none"), first.get(name, "none")
         if values[0] != values[1]:
             yield name, *values
 

@@ -267,7 +267,7 @@ class _Watched:
         ]
         self._note = note
 
-    def __call__(self, unit: nn.Module, given: Any) -> None:
+    def __call__(self, unit: nn.Module, given: object) -> None:
         for module, attribute, name in self._places:
             parameter = getattr(module, attribute)
             if parameter.requires_grad:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtool.errors import UserError
-from lmtool.system.ranks import ADDRESS, PORT, START_AGAIN, Place, place_of
+from lmtool.system.ranks import ADDRESS, PORT, START_AGAIN, RankInfo, rank_info
 
 # The processes that train together: how many there are, which one this is, and what they say to each other.
 #
@@ -52,7 +52,7 @@ class ProcessGroup(Protocol):
         """The tensor, summed in place over all processes by their devices: the host does not wait for it."""
 
 
-class Alone:
+class SingleProcess:
     """The group of one process."""
 
     rank, size = 0, 1
@@ -72,7 +72,7 @@ class Alone:
         return tensor
 
 
-ALONE = Alone()
+ALONE = SingleProcess()
 
 
 def added(counts: list[Mapping[str, float]]) -> dict[str, float]:
@@ -107,10 +107,10 @@ class Processes:
         self._patient: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     def sum(self, counts: Mapping[str, float]) -> dict[str, float]:
-        own = json.dumps(dict(counts)).encode()
-        texts = self._gathered(own, _FRAME)
+        data = json.dumps(dict(counts)).encode()
+        texts = self._gathered(data, _FRAME)
         if (longest := max(map(len, texts))) > _FRAME - _HEAD:
-            texts = self._gathered(own, longest + _HEAD)
+            texts = self._gathered(data, longest + _HEAD)
         return added([json.loads(text) for text in texts])
 
     def first(self, value: Value) -> Value:
@@ -123,10 +123,10 @@ class Processes:
         dist.all_gather_object(values, value)
         return values
 
-    def _gathered(self, own: bytes, size: int) -> list[bytes]:
+    def _gathered(self, data: bytes, size: int) -> list[bytes]:
         """The bytes of each, by rank; zeros, as many as it has, of one whose bytes and their number exceed `size`."""
-        fits = own if len(own) <= size - _HEAD else b""
-        frame = (len(own).to_bytes(_HEAD, "little") + fits).ljust(size, b"\0")
+        fits = data if len(data) <= size - _HEAD else b""
+        frame = (len(data).to_bytes(_HEAD, "little") + fits).ljust(size, b"\0")
         frames = list(torch.empty(self.size, size, dtype=torch.uint8).unbind())
         dist.all_gather(frames, torch.frombuffer(bytearray(frame), dtype=torch.uint8))
         everyone = [frame.numpy().tobytes() for frame in frames]
@@ -151,33 +151,33 @@ def process_group(device: torch.device) -> Iterator[ProcessGroup]:
     device: where this process computes. UserError where torch lacks what the processes would talk by, where the port
     that they meet at is in use, and where not all of them come within TIMEOUT.
     """
-    place = place_of(os.environ)
-    if place.size == 1:
+    process = rank_info(os.environ)
+    if process.size == 1:
         yield ALONE
         return
     backend = backend_of(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        store = dist.PrefixStore(f"lmtool/{next(_JOINED)}", _store(place))
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=TIMEOUT)
+        store = dist.PrefixStore(f"lmtool/{next(_GROUPS_JOINED)}", _store(process))
+        dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.size, timeout=TIMEOUT)
     except dist.DistError as error:
-        raise _never_met(place, error) from error
+        raise _never_met(process, error) from error
     try:
         yield Processes()
     finally:
         dist.destroy_process_group()
 
 
-_JOINED = itertools.count()
+_GROUPS_JOINED = itertools.count()
 """Groups that this process has joined: of a suite one for each run. What the processes of a group wrote in the store to
 find each other must not be read by those of the next."""
 
 
 @cache
-def _store(place: Place) -> dist.Store:
+def _store(process: RankInfo) -> dist.Store:
     """Where processes find each other: torchrun's, or one of rank 0. There is one for as long as they last."""
-    store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=TIMEOUT))
+    store, _, _ = next(dist.rendezvous("env://", process.rank, process.size, timeout=TIMEOUT))
     return store
 
 
@@ -195,10 +195,10 @@ def backend_of(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def _never_met(place: Place, error: Exception) -> UserError:
+def _never_met(process: RankInfo, error: Exception) -> UserError:
     """The processes did not meet: why, as far as torch says it."""
     address, port = os.environ[ADDRESS], os.environ[PORT]
-    who = f"rank {place.rank} of {place.size}"
+    who = f"rank {process.rank} of {process.size}"
     text = str(error)
     if "EADDRINUSE" in text or "address already in use" in text.lower():
         return UserError(

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,14 +40,14 @@ class Health:
     def __init__(
         self,
         precision: Precision,
-        uninformed_loss: float,
+        baseline_loss: float,
         progress: Progress,
         loader: Loader | None = None,
         folder: Path | None = None,
         group: ProcessGroup = ALONE,
     ):
         self._group, self._precision, device = group, precision, precision.device
-        self._least = max(uninformed_loss, LEAST_REFERENCE)
+        self._least = max(baseline_loss, LEAST_REFERENCE)
         self._progress, self._loader, self._folder = progress, loader, folder
         self._first_bad = torch.zeros((), dtype=torch.int64, device=device)
         self._first_exploded = torch.zeros((), dtype=torch.int64, device=device)
@@ -84,23 +83,23 @@ class Health:
             return
         # On CUDA the verdict comes some steps late; the loader is a function of its cursor and gives the batch again.
         offending = data if first == step else self._batch_of(first)
-        facts: dict[str, Any] = {"step": first, "cursor": self._cursors[first], "reference_loss": reference}
+        metadata: dict[str, object] = {"step": first, "cursor": self._cursors[first], "reference_loss": reference}
         if first == step:
-            facts |= {"loss": str(float(loss)), "grad_norm": str(float(norm))}
+            metadata |= {"loss": str(float(loss)), "grad_norm": str(float(norm))}
         if first == first_exploded:
             height = f" to {float(loss):.3g}" if first == step else ""
             message = f"the loss exploded{height}: {EXPLODED_STEPS} steps up to step {first} lose {_times(reference)}"
-            raise self._diverged(first, offending, message, facts)
+            raise self._diverged(first, offending, message, metadata)
         known = "loss" if not torch.isfinite(loss) else "gradient"
         culprit = known if first == step else "loss or gradient"
-        raise self._diverged(first, offending, f"the {culprit} of step {first} is not finite", facts)
+        raise self._diverged(first, offending, f"the {culprit} of step {first} is not finite", metadata)
 
-    def _diverged(self, step: int, data: Step, message: str, facts: Mapping[str, Any]) -> Diverged:
+    def _diverged(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
         """The end of all processes, with the batches of all of them."""
         batches = [batch for part in self._group.all(data.batches) for batch in part]
-        return self._end(step, replace(data, batches=batches), message, facts)
+        return self._end(step, replace(data, batches=batches), message, metadata)
 
-    def _end(self, step: int, data: Step, message: str, facts: Mapping[str, Any]) -> Diverged:
+    def _end(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
         """With the batches saved where there is a folder."""
         remedies = ["a lower optimizer.lr", "a longer warm-up", "precision=fp32"]
         *first, last = remedies[:-1] if self._precision.name == "fp32" else remedies
@@ -108,7 +107,7 @@ class Health:
         if self._folder is None:
             return Diverged(message, hint)
         try:
-            saved = save_batch(self._folder, step, data, facts)
+            saved = save_batch(self._folder, step, data, metadata)
         except OSError as error:
             return Diverged(f"{message}; its batch could not be saved ({error})", hint)
         return Diverged(f"{message}; its batch is saved in {saved}", hint)
@@ -123,8 +122,8 @@ class Health:
         if loss is not None and loss > EXPLODED_TIMES * reference:
             step = self._progress.step
             message = f"the loss exploded to {loss:.3g} in the evaluation after step {step}: {_times(reference)}"
-            facts = {"step": step, "loss": loss, "reference_loss": reference}
-            raise self._diverged(step, data, message, facts)
+            metadata = {"step": step, "loss": loss, "reference_loss": reference}
+            raise self._diverged(step, data, message, metadata)
 
     def not_finite(self, data: Step, problem: NotFinite) -> Diverged:
         """The end of a run whose evaluation gives something that is no number; the held-out batch is saved."""
@@ -138,11 +137,11 @@ def _times(reference: float) -> str:
     return f"more than {EXPLODED_TIMES:g} times {reference:.3g} (what reading nothing or the first step loses, or 1)"
 
 
-def save_batch(folder: Path, step: int, data: Step, facts: Mapping[str, Any]) -> Path:
+def save_batch(folder: Path, step: int, data: Step, metadata: Mapping[str, object]) -> Path:
     """`diverged/step_N.safetensors` with the tensors of every micro-batch, and `.json` with lengths and facts."""
     place = real_folder(folder / "diverged")
     tensors: dict[str, Tensor] = {}
-    lengths: list[dict[str, Any]] = []
+    lengths: list[dict[str, object]] = []
     for number, batch in enumerate(data.batches):
         tensors |= {f"{number}.{name}": tensor for name, tensor in _tensors(batch).items()}
         outputs = None if batch.outputs is None else list(batch.outputs.lengths)
@@ -151,8 +150,8 @@ def save_batch(folder: Path, step: int, data: Step, facts: Mapping[str, Any]) ->
     draft = draft_of(path)
     save_tensors(tensors, draft)
     os.replace(draft, path)
-    facts = {**facts, "lengths": lengths, "next_cursor": data.cursor}
-    replace_bytes(path.with_suffix(".json"), to_json(facts).encode())
+    metadata = {**metadata, "lengths": lengths, "next_cursor": data.cursor}
+    replace_bytes(path.with_suffix(".json"), to_json(metadata).encode())
     return path
 
 

@@ -34,7 +34,7 @@ from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import RunFolder
 from lmtool.system.files import remove
-from lmtool.training.budgets import kept_checkpoints
+from lmtool.training.budgets import retained_checkpoints
 from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.optimizers import load_state_tensors, state_tensors
 from lmtool.training.progress import CheckpointExtension, Progress, TrainingSettings
@@ -110,9 +110,9 @@ class Keeper:
         learns, for each that stays, and for one being written. steps: of the whole run; infinite where unknown."""
         if not self.run.writes:
             return
-        weights = sum(tensor.nbytes for tensor in self._own_weights().values())
+        weights = sum(tensor.nbytes for tensor in self._copy_of_weights().values())
         moments = 2 * sum(parameter.nbytes for parameter in self.named.values())
-        stay = kept_checkpoints(self.settings, steps)
+        stay = retained_checkpoints(self.settings, steps)
         needed = (weights + moments) * (stay + 1) + (1 << 20)
         held = sum(
             file.stat().st_size for step in saved_steps(self.folder) for file in step.iterdir() if file.is_file()
@@ -125,7 +125,7 @@ class Keeper:
                 f"free some space, or give run_dir= on another disk{', or a smaller keep=' if stay > 2 else ''}",
             )
 
-    def _own_weights(self) -> dict[str, Tensor]:
+    def _copy_of_weights(self) -> dict[str, Tensor]:
         """What a checkpoint holds of the learner: the parameters themselves, of which tied ones are the same."""
         tensors = self.learner.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in tensors.items() if name not in self.excluded}
@@ -137,7 +137,7 @@ class Keeper:
         the checkpoints before it stand. UserError after FAILURES in a row, or at once where it `must`."""
         if self.saved_step == progress.step:
             return True
-        weights = gathered(self._own_weights(), self.run.writes)
+        weights = gathered(self._copy_of_weights(), self.run.writes)
         optimizer = gathered(state_tensors(self.optimizer, self.named), self.run.writes)
         if not self.run.writes:
             return True

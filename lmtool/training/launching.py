@@ -23,7 +23,7 @@ from lmtool.config.plugins import command_line
 from lmtool.errors import UserError
 from lmtool.system import ranks
 from lmtool.system.environment import inherited
-from lmtool.system.ranks import LAUNCHER, PID, Ends, Place, place_of, started_together
+from lmtool.system.ranks import LAUNCHER, PID, Ends, RankInfo, rank_info, started_together
 from lmtool.system.signals import Interrupted
 from lmtool.system.terminal import counted, say_error
 
@@ -35,40 +35,40 @@ _MOST_A_CORE = 4
 def processes_to_start(config: Any, verb: str) -> int:
     """How many processes a command asks for that are not there yet; 1: this one runs it. UserError where there cannot
     be so many, or where torchrun has started others than it asks for."""
-    asked, here = getattr(config, "devices", None), place_of(os.environ)
+    devices, process = getattr(config, "devices", None), rank_info(os.environ)
     if started_together(os.environ):
-        if not hasattr(config, "devices") and here.size > 1:
-            raise UserError(f"lmtool {verb} runs in one process, torchrun started {here.size}", f"lmtool {verb} ...")
-        if asked is not None and asked != here.size:
-            processes = "1 process" if here.size == 1 else f"{here.size} processes"
+        if not hasattr(config, "devices") and process.size > 1:
+            raise UserError(f"lmtool {verb} runs in one process, torchrun started {process.size}", f"lmtool {verb} ...")
+        if devices is not None and devices != process.size:
+            processes = "1 process" if process.size == 1 else f"{process.size} processes"
             raise UserError(
-                f"devices={asked}, but torchrun started {processes}",
-                f"leave devices= out, or give --nproc-per-node={asked}",
+                f"devices={devices}, but torchrun started {processes}",
+                f"leave devices= out, or give --nproc-per-node={devices}",
             )
         return 1
-    if asked is None or asked == 1:
+    if devices is None or devices == 1:
         return 1
-    _require_devices(asked, config.device)
-    return int(asked)
+    _require_devices(devices, config.device)
+    return int(devices)
 
 
-def _require_devices(asked: int, device: str) -> None:
+def _require_devices(devices: int, device: str) -> None:
     """UserError where this machine has not so many."""
     import torch
 
     kind, _, number = device.partition(":")
     if number:
-        raise UserError(f"devices={asked} beside device={device}, which is one", f"device={kind}, or devices=1")
+        raise UserError(f"devices={devices} beside device={device}, which is one", f"device={kind}, or devices=1")
     if kind != "cpu" and torch.cuda.is_available():
         most = torch.cuda.device_count()
-        if asked > most:
-            message = f"devices={asked}: this machine has {most} CUDA device{'s' if most > 1 else ''}"
+        if devices > most:
+            message = f"devices={devices}: this machine has {most} CUDA device{'s' if most > 1 else ''}"
             raise UserError(message, f"devices={most}, or torchrun on several machines")
         return
     most = _MOST_A_CORE * cores()
-    if asked > most:
+    if devices > most:
         raise UserError(
-            f"devices={asked}: this machine has no CUDA device and {counted(cores(), 'core')} for processes of a CPU",
+            f"devices={devices}: this machine has no CUDA device and {counted(cores(), 'core')} for processes of a CPU",
             f"devices={cores()}; {most} are the most",
         )
 
@@ -104,7 +104,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
                 elastic_launch(config, sys.executable)("-P", "-m", "lmtool", *words)
             except ChildFailedError as error:
                 failed = {rank: failure.exitcode for rank, failure in error.failures.items()}
-                return _ended(Path(folder), processes, failed, received)
+                return _exit_status(Path(folder), processes, failed, received)
             except SignalException as error:  # before all processes were there
                 raise Interrupted(error.sigval) from error
     return errors.DONE
@@ -113,10 +113,10 @@ def launch(processes: int, words: Sequence[str]) -> int:
 @contextmanager
 def _environment(processes: int) -> Iterator[None]:
     """What the processes inherit: who started them, and the share of the threads that each may have."""
-    own = {LAUNCHER: str(os.getpid())}
+    launch_environment = {LAUNCHER: str(os.getpid())}
     if THREADS not in os.environ:
-        own[THREADS] = str(max(cores() // processes, 1))
-    with inherited(own):
+        launch_environment[THREADS] = str(max(cores() // processes, 1))
+    with inherited(launch_environment):
         yield
 
 
@@ -130,10 +130,10 @@ def _handing_on(folder: Path, processes: int) -> Iterator[list[int]]:
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        begun = [int(file.read_text() or 0) for file in folder.glob(f"*/attempt_*/*/{PID}")]
-        if len(begun) < processes or not all(begun):
+        started = [int(file.read_text() or 0) for file in folder.glob(f"*/attempt_*/*/{PID}")]
+        if len(started) < processes or not all(started):
             raise SignalException("before all processes had begun", signal.Signals(number))
-        for process in begun:
+        for process in started:
             try:
                 os.kill(process, number)
             except ProcessLookupError:
@@ -150,14 +150,16 @@ def _handing_on(folder: Path, processes: int) -> Iterator[list[int]]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _ended(folder: Path, processes: int, failed: Mapping[int, int], received: Sequence[int]) -> int:
+def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], received: Sequence[int]) -> int:
     """The exit status of a run that failed; says of a process that was killed what it could not say. failed: by rank
     the exit code of those that ended first, as `subprocess` has it. received: signals that were handed on."""
     attempt = next(folder.glob("*/attempt_*"), folder)
-    ends = Ends(attempt, Place(0, processes, 0, processes)).all()
-    said = sorted((end for end in ends.values() if end.said), key=lambda end: (not end.expected, end.at, end.rank))
-    if said:
-        return said[0].exit_status
+    ends = Ends(attempt, RankInfo(0, processes, 0, processes)).all()
+    reported = sorted(
+        (end for end in ends.values() if end.reported), key=lambda end: (not end.expected, end.at, end.rank)
+    )
+    if reported:
+        return reported[0].exit_status
     killed = {rank: -code for rank, code in failed.items() if code < 0}
     if killed and received:  # before they could say a word
         raise Interrupted(received[0])
@@ -170,8 +172,8 @@ def _ended(folder: Path, processes: int, failed: Mapping[int, int], received: Se
 
 def _killed(rank: int, number: int, run: str | None) -> tuple[str, str]:
     """What is said of a process that a signal ended."""
-    again = "the same command starts again"
-    resume = f"{command_line('resume', run)} continues from its last checkpoint" if run else again
+    restart = "the same command starts again"
+    resume = f"{command_line('resume', run)} continues from its last checkpoint" if run else restart
     name = signal.Signals(number).name
     if number != signal.SIGKILL:
         return f"rank {rank} was ended by {name}, and the others with it", resume

@@ -40,10 +40,10 @@ from lmtool.training.optimizers import named_parameters, set_learning_rate, trai
 from lmtool.training.precision import (
     Precision,
     StepWaits,
-    choose_device,
-    choose_precision,
     deterministic,
     keep_freed_memory,
+    select_device,
+    select_precision,
 )
 from lmtool.training.progress import (
     Best,
@@ -59,7 +59,7 @@ from lmtool.training.schedules import Schedule
 from lmtool.training.step import RowWriter, apply_gradients, gradients, phase_of, row_gradients
 from lmtool.types import Learner, Loader, Step
 
-Evaluate = Callable[[int], Mapping[str, Any]]
+Evaluate = Callable[[int], Mapping[str, object]]
 _SECONDS = "seconds"
 
 
@@ -85,7 +85,7 @@ def train(
     progress = resume(keeper, budget, settings, group)
     require_same_training(group, learner, loader)
     engine = engine_for(learner, settings.parallel, group)
-    health = Health(precision, settings.uninformed_loss, progress, loader, run.path if run.writes else None, group)
+    health = Health(precision, settings.baseline_loss, progress, loader, run.path if run.writes else None, group)
     announce(run, precision)
     by_rows = row_gradients(learner, optimizer, sparse=device.type == "cpu" and group.size == 1)
     signals, waits = (
@@ -144,7 +144,7 @@ def optimization(
 def move_to_device(learner: nn.Module, loader: Loader, settings: TrainingSettings, group: ProcessGroup) -> Precision:
     """Put a learner on the device it trains on, sharded over the group with parallel=fsdp, in training mode. Returns
     the device and number format."""
-    precision = choose_precision(settings.precision, choose_device(settings.device))
+    precision = select_precision(settings.precision, select_device(settings.device))
     device = precision.device
     if device.type == "cpu":
         keep_freed_memory()

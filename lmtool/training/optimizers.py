@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ def levels(names: Iterable[str]) -> dict[str, list[str]]:
     """
     head: list[str] = []
     embeddings: list[str] = []
-    beside: list[str] = []
+    outside: list[str] = []
     stacks: dict[str, dict[int, list[str]]] = {}
     for name in names:
         path = name.split(".")
@@ -43,8 +42,8 @@ def levels(names: Iterable[str]) -> dict[str, list[str]]:
             at = path.index("layers")
             stacks.setdefault(".".join(path[:at]), {}).setdefault(int(path[at + 1]), []).append(name)
         else:
-            beside.append(name)
-    for name in beside:
+            outside.append(name)
+    for name in outside:
         layers = next((stacks[stack] for stack in reversed(stacks) if name.startswith(f"{stack}.")), {0: head})
         layers[max(layers)].append(name)
     ordered = {HEAD: head}
@@ -105,7 +104,7 @@ def training_groups(learner: Learner, layer_decay: float) -> list[ParameterGroup
     return layer_decayed(learner.parameter_groups(), [name for name, _ in learner.named_parameters()], layer_decay)
 
 
-def torch_groups(groups: Iterable[ParameterGroup], lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+def torch_groups(groups: Iterable[ParameterGroup], lr: float, weight_decay: float = 0.0) -> list[dict[str, object]]:
     """The groups as torch's optimizers take them; empty ones are left out.
 
     A group's learning rate and weight decay are multiples of the configuration's. The loop sets the learning rate

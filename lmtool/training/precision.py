@@ -21,7 +21,7 @@ import torch
 from torch.amp import GradScaler
 
 from lmtool.errors import UserError
-from lmtool.system.ranks import place_of
+from lmtool.system.ranks import rank_info
 from lmtool.system.terminal import say
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -54,7 +54,7 @@ class Precision:
 FP32_CPU = Precision("fp32", torch.device("cpu"), "plain")
 
 
-def choose_device(name: str) -> torch.device:
+def select_device(name: str) -> torch.device:
     """auto (CUDA where there is one), cpu, cuda or cuda:N; of several processes on a machine each has its own CUDA
     device. UserError where the device is not there."""
     if name == "auto":
@@ -64,18 +64,18 @@ def choose_device(name: str) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise UserError(f"device={name}: torch {torch.__version__} sees no CUDA device", "device=cpu or device=auto")
-    place = place_of(os.environ)
-    if place.size > 1 and device.index is not None:
+    process = rank_info(os.environ)
+    if process.size > 1 and device.index is not None:
         raise UserError(
-            f"device={name} is one device, and {place.size} processes train together",
+            f"device={name} is one device, and {process.size} processes train together",
             "device=cuda, or device=auto: each takes the device of its local rank",
         )
-    device = torch.device("cuda", place.local_rank if device.index is None else device.index)
+    device = torch.device("cuda", process.local_rank if device.index is None else device.index)
     if device.index >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
-        if place.size > 1:
+        if process.size > 1:
             raise UserError(
-                f"the process of local rank {place.local_rank} has no CUDA device of its own: the last is cuda:{last}",
+                f"local rank {process.local_rank} has no CUDA device: the last one is cuda:{last}",
                 f"devices={last + 1} (or --nproc-per-node={last + 1} of torchrun)",
             )
         raise UserError(f"device={name}: there is no such device, the last is cuda:{last}", f"device=cuda:{last}")
@@ -89,7 +89,7 @@ def cpu_has_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def choose_precision(name: str, device: torch.device) -> Precision:
+def select_precision(name: str, device: torch.device) -> Precision:
     """auto: bf16 where the device multiplies it itself, else fp32. Anything else is taken as asked and stated."""
     native = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else cpu_has_bf16()
     if name == "auto":

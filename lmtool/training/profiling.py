@@ -74,14 +74,14 @@ class ProfiledLoader:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self.recording = Recording(profile(activities=activities, record_shapes=True), steps)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
 
     def steps_in_epoch(self, epoch: int) -> int:
         return self._loader.steps_in_epoch(epoch)
 
-    def facts(self) -> dict[str, Any]:
-        return self._loader.facts()
+    def metadata(self) -> dict[str, object]:
+        return self._loader.metadata()
 
     def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
         recording, source = self.recording, iter(self._loader.steps(cursor, rank, ranks))
@@ -124,16 +124,16 @@ def named(part: str) -> Any:
 
 @contextmanager
 def ranges(
-    learner: nn.Module, beside: Mapping[str, Sequence[Any]] | None = None, compiled: bool = False
+    learner: nn.Module, alongside: Mapping[str, Sequence[object]] | None = None, compiled: bool = False
 ) -> Iterator[None]:
-    """A learner whose parts are ranges. beside: by part, objects that it reads by their method `see`. compiled: whether
-    its regions are (`nn/regions`): those have no ranges within, which would cut them."""
+    """Name the parts of a learner as ranges of the profiler. alongside: by part, objects that it reads by their method
+    `see`. compiled: whether its regions are compiled (`nn/regions`): a range inside one would split it."""
     with ExitStack() as stack:
         for module, part, methods in parts_of(learner, compiled):
             for method in methods:
                 if callable(getattr(module, method, None)):
                     stack.enter_context(_around(module, method, part))
-        for part, others in (beside or {}).items():
+        for part, others in (alongside or {}).items():
             for other in others:
                 stack.enter_context(_around(other, "see", part))
         yield
@@ -176,14 +176,14 @@ def parts_of(learner: nn.Module, compiled: bool = False) -> Iterator[tuple[nn.Mo
 
 
 @contextmanager
-def _around(thing: Any, method: str, part: str) -> Iterator[None]:
+def _around(thing: object, method: str, part: str) -> Iterator[None]:
     """A range around an object's own method."""
     before = vars(thing).get(method)
-    inside: Callable[..., Any] = getattr(thing, method)
+    method_inside: Callable[..., object] = getattr(thing, method)
 
-    def ranged(*arguments: Any, **keywords: Any) -> Any:
+    def ranged(*arguments: object, **keywords: object) -> object:
         with named(part):
-            return inside(*arguments, **keywords)
+            return method_inside(*arguments, **keywords)
 
     object.__setattr__(thing, method, ranged)
     try:

@@ -34,7 +34,7 @@ class TrainingSettings:
     `metric` before the run ends, None: never. gradient_checkpointing: layers are recomputed in the backward. compiles:
     see compiling.py. parallel: how several processes train the model. metric: a key of what `evaluate` returns;
     greater_is_better: its direction; chooses: whether it says which checkpoint is the best, else the last one is.
-    uninformed_loss: what reading nothing loses; many times as much is an explosion (health.py).
+    baseline_loss: what reading nothing loses; many times as much is an explosion (health.py).
     """
 
     seed: int
@@ -59,11 +59,11 @@ class TrainingSettings:
     gradient_checkpointing: bool = False
     compiles: bool = False
     parallel: Parallel = "ddp"
-    uninformed_loss: float = 0.0
+    baseline_loss: float = 0.0
     chooses: bool = True
 
 
-Best = tuple[int | None, float | None, dict[str, Any]]
+Best = tuple[int | None, float | None, dict[str, object]]
 """The best evaluation so far: its step, its value, its scores."""
 
 
@@ -90,18 +90,18 @@ class Progress:
     horizon: str | None = None
     best_step: int | None = None
     best_value: float | None = None
-    best_metrics: dict[str, Any] = field(default_factory=dict)
+    best_metrics: dict[str, object] = field(default_factory=dict)
     stale_evaluations: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)
     evaluated_step: int | None = None
     ended: str | None = None
     reference_loss: float = 0.0
     exploded_steps: int = 0
-    scaler: dict[str, Any] | None = None
+    scaler: dict[str, object] | None = None
     threads: int | None = None
     rows: dict[str, int] = field(default_factory=dict)
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, object]:
         return asdict(self)
 
     def advance(self, data: Step, tokens: int) -> None:
@@ -127,17 +127,17 @@ class Progress:
         self.ended = self.ended if self.ended == "patience" else None
 
     @classmethod
-    def from_plain(cls, state: Mapping[str, Any]) -> Progress:
+    def from_plain(cls, state: Mapping[str, object]) -> Progress:
         """From state.json; what an older version did not write keeps its default. ValueError, naming the key, for a
         value of another type."""
         known = {field.name for field in fields(cls)}
-        kept = {name: value for name, value in state.items() if name in known}
+        known_fields = {name: value for name, value in state.items() if name in known}
         try:
-            return TypeAdapter(cls).validate_json(json.dumps(kept), strict=True)
+            return TypeAdapter(cls).validate_json(json.dumps(known_fields), strict=True)
         except ValidationError as error:
-            problem = error.errors()[0]
-            key = str(problem["loc"][0])
-            raise ValueError(f"{key}={kept[key]!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from error
+            detail = error.errors()[0]
+            key = str(detail["loc"][0])
+            raise ValueError(f"{key}={known_fields[key]!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}") from error
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class TrainingResult:
     best_step: int | None
     best_value: float | None
     metrics: dict[str, Any]
-    last_metrics: dict[str, Any]
+    last_metrics: dict[str, object]
     best: Path | None
     last: Path | None
     peak_memory_bytes: int
@@ -190,10 +190,10 @@ class Listener(Protocol):
     def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
         """Training continues after `step`; `steps` in all, at most, where known; at most `max_seconds` more."""
 
-    def on_step(self, row: Mapping[str, Any]) -> None:
+    def on_step(self, row: Mapping[str, object]) -> None:
         """A train row of metrics.jsonl, as it was written."""
 
-    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+    def on_evaluation(self, row: Mapping[str, object]) -> None:
         """A validation row of metrics.jsonl, as it was written."""
 
     def on_checkpoint(self, step: int, path: str) -> None: ...
@@ -211,11 +211,11 @@ class Listeners:
         for listener in self.listeners:
             listener.on_start(step, steps, max_seconds)
 
-    def on_step(self, row: Mapping[str, Any]) -> None:
+    def on_step(self, row: Mapping[str, object]) -> None:
         for listener in self.listeners:
             listener.on_step(row)
 
-    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+    def on_evaluation(self, row: Mapping[str, object]) -> None:
         for listener in self.listeners:
             listener.on_evaluation(row)
 

@@ -67,7 +67,7 @@ class _Buffers:
         self._dense: dict[nn.Parameter, Tensor] = {}
         self._filled: list[tuple[nn.Parameter, Tensor]] = []
 
-    def fill(self, optimizer: Optimizer, *_: Any) -> None:
+    def fill(self, optimizer: Optimizer, *_: object) -> None:
         """Make sparse gradients dense."""
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             gradient = parameter.grad
@@ -80,7 +80,7 @@ class _Buffers:
             parameter.grad = self._dense[parameter].index_copy_(0, rows_U, gradient.values())
             self._filled.append((parameter, rows_U))
 
-    def clear(self, *_: Any) -> None:
+    def clear(self, *_: object) -> None:
         """Forget the gradients that were made dense."""
         for parameter, rows_U in self._filled:
             self._dense[parameter].index_fill_(0, rows_U, 0.0)
@@ -100,7 +100,7 @@ class Outcome:
     terms: dict[str, Tensor]
     tokens: int
 
-    def row(self, progress: Progress, learning_rate: float, rate: float, norm: Tensor) -> dict[str, Any]:
+    def row(self, progress: Progress, learning_rate: float, rate: float, norm: Tensor) -> dict[str, object]:
         """The step's row in metrics.jsonl; reading it waits for the device. A single term is the loss itself."""
         terms = {f"loss_{name}": float(term) for name, term in self.terms.items()}
         terms = {name: term for name, term in terms.items() if not math.isnan(term)}
@@ -186,10 +186,10 @@ def summed(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and the terms of a step over all processes, on the device. names: those that any of them may have; not
     a number where none has it."""
-    own = [terms.get(name) for name in names]
+    local = [terms.get(name) for name in names]
     zero = torch.zeros_like(loss)
-    present = [float(term is not None) for term in own]
-    values = torch.stack([loss, *(zero if term is None else term for term in own)])
+    present = [float(term is not None) for term in local]
+    values = torch.stack([loss, *(zero if term is None else term for term in local)])
     values = group.add_up(torch.cat([values, send(torch.tensor(present), values.device)]))
     means, counted = values[1 : 1 + len(names)], values[1 + len(names) :]
     means = torch.where(counted > 0, means, torch.nan)

@@ -89,16 +89,16 @@ def root_mean_squares(parameters: list[Tensor]) -> list[Tensor]:
 
 def build_adamw(config: AdamWConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
     """AdamW over the groups."""
-    own = torch_groups(groups, config.lr, config.weight_decay)
+    torch_parameters = torch_groups(groups, config.lr, config.weight_decay)
     if config.scale_parameter:
-        return ScaledAdamW(own, config.betas, config.epsilon)
-    return AdamW(own, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
+        return ScaledAdamW(torch_parameters, config.betas, config.epsilon)
+    return AdamW(torch_parameters, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
 
 
 def build_adam(config: AdamConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
     """Adam over the groups; what does not decay has no penalty either."""
-    own = torch_groups(groups, config.lr, config.l2)
-    return Adam(own, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
+    torch_parameters = torch_groups(groups, config.lr, config.l2)
+    return Adam(torch_parameters, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
 
 
 class ScaledAdamW(AdamDirections):

@@ -233,7 +233,7 @@ def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None
         if folded is not None:
             save_tensors(folded.tensors, draft / MODEL)
             _write_json(draft / CONFIG, folded.config)
-        write_manifest(draft, manifest.facts)
+        write_manifest(draft, manifest.metadata)
 
     write_folder_atomically(output, fill)
 

@@ -17,7 +17,7 @@ from lmtool.config.checkpoint import find
 from lmtool.config.saved import JsonObject
 from lmtool.config.tables import builder_module, entry_of, lookup
 from lmtool.data.configs import FORMATS
-from lmtool.data.formats import differing_layout
+from lmtool.data.formats import layout_difference
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import read_weights
@@ -137,7 +137,7 @@ def layout_warnings(tokenizer: Tokenizer, model: ModelConfig) -> tuple[str, ...]
     name = "plain" if model.architecture == "decoder" else model.text_format
     if not set(FORMATS[name].roles) <= set(tokenizer.roles):
         return ()
-    reason = differing_layout(tokenizer, name)
+    reason = layout_difference(tokenizer, name)
     return () if reason is None else (f"tokenizer.json: its layout of texts, {reason}",)
 
 

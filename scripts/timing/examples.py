@@ -128,7 +128,7 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
         (folder / "rows").mkdir(exist_ok=True)
         for split, part in (("train", lines), ("dev", lines[:8])):
             (folder / "rows" / f"{split}.jsonl").write_text("\n".join(part), encoding="utf-8")
-    return tokenizer, f"{source.facts()['bytes'] / 1e6:.1f} MB of docstrings, {tokenizer.vocab_size:,} entries"
+    return tokenizer, f"{source.metadata()['bytes'] / 1e6:.1f} MB of docstrings, {tokenizer.vocab_size:,} entries"
 
 
 def stored(name: str, examples: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:

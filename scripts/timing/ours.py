@@ -25,7 +25,7 @@ from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.configs import AdamWConfig, LinearConfig
 from lmtool.training.loop import train
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 from lmtool.training.progress import TrainingSettings
 from timing.examples import LABELS, task_data, text_examples
 from timing.gate import Gate, peak_bytes
@@ -79,8 +79,8 @@ def learner_of(folder: Path, settings: dict[str, Any], tokenizer: Any) -> tuple[
 def flops(learner: Any, loader: Any) -> float:
     """FLOPs of training on one real token: the head where it is computed, causal attention at half, by the mean length
     of the examples."""
-    facts, places = loader.facts(), getattr(learner.config, "places", {})
-    works = works_of(learner, places, facts.get("predicted_fraction", 0.0), facts["mean_length"])
+    metadata, places = loader.metadata(), getattr(learner.config, "places", {})
+    works = works_of(learner, places, metadata.get("predicted_fraction", 0.0), metadata["mean_length"])
     return sum(work.flops for work in works)
 
 
@@ -92,7 +92,7 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
     learner, loader = learner_of(folder, settings, tokenizer)
     if witness is not None:
         witness.take(learner, tokenizer)
-    precision = choose_precision(settings["precision"], choose_device(settings["device"]))
+    precision = select_precision(settings["precision"], select_device(settings["device"]))
     wanted = TrainingSettings(
         settings["seed"], "loss", False,
         AdamWConfig(weight_decay=settings["weight_decay"], clip_norm=settings["clip_norm"], lr=settings["lr"]),
@@ -101,8 +101,8 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
         compiles=bool(settings["variant"].get("compile")),
     )  # fmt: skip
     parameters = sum(parameter.numel() for parameter in learner.parameters())
-    facts = {"imports_bytes": imports_bytes, "parameters": parameters, "flops_per_token": flops(learner, loader)}
-    gate.say({"ready": "lmtool", **facts, "attention": attention_path(learner, precision.device, precision.dtype)})
+    metadata = {"imports_bytes": imports_bytes, "parameters": parameters, "flops_per_token": flops(learner, loader)}
+    gate.say({"ready": "lmtool", **metadata, "attention": attention_path(learner, precision.device, precision.dtype)})
     with tempfile.TemporaryDirectory() as runs, RunFolder(Path(runs) / "bench", {}, "{}") as run:
         held = HeldLoader(loader, gate, witness)
         with suppress(Closed):
@@ -158,7 +158,7 @@ def lmtool_predictor(folder: Path, settings: dict[str, Any], tokenizer: Any) -> 
     """What `lmtool predict` does with the texts of a file."""
     backbone = build(BertConfig(**settings["model"]), settings["seed"])
     learner = ClassificationConfig(name="bench", labels=LABELS).learner(backbone, tokenizer, settings["seed"]).eval()
-    precision = choose_precision(settings["precision"], choose_device("cpu"))
+    precision = select_precision(settings["precision"], select_device("cpu"))
 
     def predict(texts: list[str]) -> int:
         rows = learner.read_rows({"text": texts}, [("text", number) for number in range(len(texts))])

@@ -49,10 +49,10 @@ class Rows:
         data, self.options = numpy.load(folder / "examples.npz"), settings["variant"]
         rows = self.options["rows"]
         prefix = "separate" if rows == "group_texts" else rows
-        self.tokens, self.borders = data[f"{prefix}_tokens"], data[f"{prefix}_borders"]
+        self.tokens, self.boundaries = data[f"{prefix}_tokens"], data[f"{prefix}_borders"]
         if rows == "group_texts":
             # run_mlm's group_texts: all in one stream, cut into rows of the maximum length, the rest dropped.
-            self.borders = numpy.arange(0, len(self.tokens) + 1, settings["max_length"])
+            self.boundaries = numpy.arange(0, len(self.tokens) + 1, settings["max_length"])
         self.special = numpy.isin(self.tokens, data["special_ids"]).astype(int)
         self.task = settings["task"] is not None
         self.masked = settings["family"] == "bert" and not self.task
@@ -60,10 +60,10 @@ class Rows:
         self.segments = data.get("task_segments") if self.task else None
 
     def __len__(self) -> int:
-        return len(self.borders) - 1
+        return len(self.boundaries) - 1
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        place = slice(self.borders[number], self.borders[number + 1])
+        place = slice(self.boundaries[number], self.boundaries[number + 1])
         row: dict[str, Any] = {"input_ids": self.tokens[place].tolist()}
         if self.options.get("flattened"):
             return row

@@ -33,7 +33,7 @@ from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.engine import Plain
-from lmtool.training.precision import choose_precision
+from lmtool.training.precision import select_precision
 from lmtool.training.step import apply_gradients, gradients
 from tests.breadth import slow_but
 from tests.commands.conftest import but_for, write_rows, write_text
@@ -115,7 +115,7 @@ def learns(config: PretrainConfig, place: Path) -> None:
     optimizer, steps = build(config.optimizer, groups_), iter(PackedLoader(examples["train"], 0, None, 256).steps())
     asks = getattr(config.objective, "query_stream", False)
     named = {name: each for name, each in learner.named_parameters() if asks or not name.endswith(".query.weight")}
-    precision = choose_precision("fp32", CPU)
+    precision = select_precision("fp32", CPU)
     # Where a map starts at zero (rnn_attention's scores), what stands before it moves from the second step on.
     untouched, unmoved = set(named), set(named)
     for step in (1, 2):

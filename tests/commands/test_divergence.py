@@ -47,9 +47,9 @@ def poison(run: str, part: str) -> None:
     name = next(name for name in sorted(tensors) if name.startswith(part))
     tensors[name].view(-1)[0] = float("nan")
     save_tensors(tensors, folder / MODEL)
-    facts = json.loads((folder / MANIFEST).read_text())
+    metadata = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).unlink()
-    write_manifest(folder, {"step": facts["step"]})
+    write_manifest(folder, {"step": metadata["step"]})
 
 
 @pytest.mark.parametrize("more", [("log_every=1",), ("log_every=1000", "evaluate_every=1000"), ("tuning=head",)])

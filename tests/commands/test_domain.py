@@ -20,9 +20,9 @@ def test_from_a_tasks_texts_to_the_task(place: Path) -> None:
     words = [*texts, "model=bert_tiny", *TINY, "batch_tokens=256", "max_steps=2", "name=adapted"]
     assert cli.main(words) == 0
     assert "lineage" not in result_of(run)
-    facts = json.loads((run / "facts.json").read_text())["data"]
-    assert facts["source"] == "texts of sst2" and not facts["held_out"]
-    assert (facts["documents"], facts["validation_documents"]) == (96, 40)
+    metadata = json.loads((run / "facts.json").read_text())["data"]
+    assert metadata["source"] == "texts of sst2" and not metadata["held_out"]
+    assert (metadata["documents"], metadata["validation_documents"]) == (96, 40)
     task = finetune("task", "checkpoint=runs/adapted", "max_steps=1")
     further = finetune("further", "checkpoint=runs/task", "max_steps=2", "checkpoint_every=1")
     manifest = json.loads(next((run / "checkpoints").glob("step_00000002/manifest.json")).read_text())
@@ -32,8 +32,8 @@ def test_from_a_tasks_texts_to_the_task(place: Path) -> None:
     assert first["command"].startswith("lmtool ")
     chain = result_of(further)["lineage"]
     assert chain[0] == first and [entry["checkpoint"] for entry in chain] == ["runs/adapted", "runs/task"]
-    facts = json.loads((further / "facts.json").read_text())
-    assert facts["lineage"] == chain and facts["model"]["started_from"] == "runs/adapted → runs/task"
+    metadata = json.loads((further / "facts.json").read_text())
+    assert metadata["lineage"] == chain and metadata["model"]["started_from"] == "runs/adapted → runs/task"
     # It outlives what it is of.
     shutil.rmtree("runs/adapted")
     shutil.rmtree("runs/task")
@@ -51,8 +51,8 @@ def test_rows_are_held_out_and_repeated_texts_left_out(place: Path) -> None:
     words = ["pretrain", "model=bert_tiny", *TINY, "data=task", task, "objective.pairs=none", "cache_dir=cache"]
     assert cli.main([*words, "batch_tokens=256", "max_steps=1", "name=run"]) == 0
     run = Path("runs/run")
-    facts = json.loads((run / "facts.json").read_text())["data"]
-    assert facts["held_out"] and facts["documents"] + facts["validation_documents"] == 96
+    metadata = json.loads((run / "facts.json").read_text())["data"]
+    assert metadata["held_out"] and metadata["documents"] + metadata["validation_documents"] == 96
 
 
 def test_texts_of_another_domain(place: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lmtool.cli import main as cli
-from lmtool.data.formats import Assembled, truncate_pair
+from lmtool.data.formats import PackedArrays, truncate_pair
 from lmtool.objectives import checks
 from lmtool.objectives.corruption.noises import corrupt_spans, delete, mask_each, poisson_shares, rotate
 from lmtool.objectives.examples.pairs import _Builder
@@ -65,8 +65,8 @@ def test_pretraining(place: Path, capsys: pytest.CaptureFixture[str], objective:
             if isinstance(places, list):
                 assert all(0 <= place["position"] < len(side["ids"]) and place["label"] for place in places)
     if objective == "span":
-        borders = [place["borders"] for example in examples for place in example["targets"]["sbo"]]
-        assert borders and all(first < last for first, last in borders)
+        boundaries = [place["borders"] for example in examples for place in example["targets"]["sbo"]]
+        assert boundaries and all(first < last for first, last in boundaries)
     assert not Path("runs").exists()
 
 
@@ -115,7 +115,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         "left out share of text",
     ),
     "padding": (
-        "lmtool.data.formats.Assembled.packed", lambda whole, *_: padded(whole), ["objective=mlm"],
+        "lmtool.data.formats.PackedArrays.packed", lambda whole, *_: padded(whole), ["objective=mlm"],
         "padding fraction",
     ),
     "truncation": (
@@ -178,7 +178,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
 UNIFORM = _Builder._uniform
 
 
-def padded(whole: Assembled) -> Packed:
+def padded(whole: PackedArrays) -> Packed:
     """A batch whose last token is padding."""
     return Packed(torch.from_numpy(np.append(whole.tokens[:-1], 0)), tuple(whole.lengths.tolist()))
 
@@ -222,8 +222,8 @@ def test_borders_of_documents_and_pairs_are_shown(place: Path, capsys: pytest.Ca
     assert inspect("pretrain", "model=bart_tiny", *DATA, "n=4", "output=seen.jsonl") == 0
     assert " ‖ " in capsys.readouterr().out
     examples = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
-    borders = [example["text"][at - 1] for example in examples for at in example["boundaries"]]
-    assert borders and set(borders) == {"\n"}
+    boundaries = [example["text"][at - 1] for example in examples for at in example["boundaries"]]
+    assert boundaries and set(boundaries) == {"\n"}
     assert inspect("pretrain", "model=bert_tiny", "objective=mlm_nsp", *DATA, "n=2", "output=seen.jsonl") == 0
     assert all(len(json.loads(line)["boundaries"]) == 1 for line in Path("seen.jsonl").read_text().splitlines())
 

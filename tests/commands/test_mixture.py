@@ -57,9 +57,9 @@ def test_three_kinds_in_one_run(place: Path, capsys: pytest.CaptureFixture[str])
     # 96, 48 and 24 rows, all alike: 56 of each in an epoch.
     assert {name: own["examples"] for name, own in read.items()} == dict.fromkeys(read, 8 * 56)
     assert [own["planned"] for own in read.values()] == pytest.approx([1 / 3] * 3)
-    facts = json.loads((run / "facts.json").read_text())
-    assert facts["data"]["train"]["sst2_in_an_epoch"] == 56
-    assert {name: own["metric"] for name, own in facts["baseline"]["members"].items()} == {
+    metadata = json.loads((run / "facts.json").read_text())
+    assert metadata["data"]["train"]["sst2_in_an_epoch"] == 56
+    assert {name: own["metric"] for name, own in metadata["baseline"]["members"].items()} == {
         "sst2": "accuracy", "value": "pearson", "wnut17": "f1"
     }  # fmt: skip
     predicted = rows_of(run / "predictions.jsonl")

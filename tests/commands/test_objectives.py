@@ -14,12 +14,12 @@ from tests.commands.conftest import TINY, finetune, pretrain
 
 def test_the_base_rate_is_told_as_it_was_found(place: Path) -> None:
     folder = pretrain("run", "objective=rtd", "max_steps=3")
-    result, facts = (json.loads((folder / name).read_text()) for name in ("result.json", "facts.json"))
+    result, metadata = (json.loads((folder / name).read_text()) for name in ("result.json", "facts.json"))
     metrics = result["metrics"]
     assert (result["metric"], result["value"]) == ("rtd_loss", metrics["rtd_loss"]), "of no weighted sum"
-    assert result["baseline"] == metrics["rtd_baseline"] == facts["baseline"]["value"]
+    assert result["baseline"] == metrics["rtd_baseline"] == metadata["baseline"]["value"]
     assert result["standard_error"] == metrics["rtd_gain_standard_error"]
-    assert facts["baseline"]["name"] == "base rate" and facts["data"]
+    assert metadata["baseline"]["name"] == "base rate" and metadata["data"]
 
 
 def test_the_second_stage_begins_after_the_first(place: Path) -> None:
@@ -53,10 +53,10 @@ def test_a_task_beside_text(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     the same."""
     words = ["objective=mixture", f"objective.members=[mlm,{MOOD}]", "objective.weights=[0.7,0.3]"]
     folder = pretrain("first", *words, "max_steps=4", "evaluate_every=2")
-    facts, result = (json.loads((folder / name).read_text()) for name in ("facts.json", "result.json"))
+    metadata, result = (json.loads((folder / name).read_text()) for name in ("facts.json", "result.json"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert {"loss_mlm", "loss_mood"} <= rows[0].keys() and facts["baseline"]["name"] == "unigram and base rate"
-    assert facts["data"]["task mood"]["train_rows"] == 96 and len(facts["data"]["task mood"]["fingerprint"]) == 64
+    assert {"loss_mlm", "loss_mood"} <= rows[0].keys() and metadata["baseline"]["name"] == "unigram and base rate"
+    assert metadata["data"]["task mood"]["train_rows"] == 96 and len(metadata["data"]["task mood"]["fingerprint"]) == 64
     assert result["metrics"]["mood_count"] == 40 and {"mood_f1", "mood_accuracy"} <= result["metrics"].keys()
     assert result["metrics"]["mood_baseline"] == pytest.approx(math.log(2))
     assert result["parameters"] - pretrain_parameters("text", "objective=mlm") == 32 * 32 + 32 + 2 * 32 + 2

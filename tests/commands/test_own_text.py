@@ -111,5 +111,5 @@ def test_the_kind_is_on_the_first_screen(capsys: pytest.CaptureFixture[str]) -> 
     assert "data=my.csv is read as: data=csv data.path=my.csv data.text=body" in shown.err
     first = " ".join(shown.out.split())
     assert "csv" in first and "semicolon" in first and "body" in first
-    facts = json.loads(Path("runs/run/facts.json").read_text())["data"]
-    assert (facts["source"], facts["delimiter"], facts["text"]) == ("csv", "semicolon", "body")
+    metadata = json.loads(Path("runs/run/facts.json").read_text())["data"]
+    assert (metadata["source"], metadata["delimiter"], metadata["text"]) == ("csv", "semicolon", "body")

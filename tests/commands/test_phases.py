@@ -60,13 +60,16 @@ def test_each_phase_reads_its_own_and_says_so(whole: Path) -> None:
     factor = [row["learning_rate"] / (1 - (row["step"] - 1) / 10) for row in train if row["step"] > 1]
     assert factor == pytest.approx([factor[0]] * (BORDER - 1) + [0.0005] * 4)
     result = json.loads((whole / "result.json").read_text())
-    borders = [(phase["first_step"], phase["last_step"]) for phase in result["phases"]]
-    assert borders == [(1, BORDER), (BORDER + 1, 10)] and result["phases"][1]["given"] == (
+    boundaries = [(phase["first_step"], phase["last_step"]) for phase in result["phases"]]
+    assert boundaries == [(1, BORDER), (BORDER + 1, 10)] and result["phases"][1]["given"] == (
         "max_length=24 batch_examples=6 objective.probability=0.4 optimizer.lr=0.0005"
     )
-    facts = json.loads((whole / "facts.json").read_text())["data"]
-    assert facts["phase 1"]["longest"] == 16 and facts["phase 2"]["longest"] == facts["validation"]["longest"] == 24
-    assert facts["validation"]["predicted_fraction"] == facts["phase 2"]["predicted_fraction"] == 0.4
+    metadata = json.loads((whole / "facts.json").read_text())["data"]
+    assert (
+        metadata["phase 1"]["longest"] == 16
+        and metadata["phase 2"]["longest"] == metadata["validation"]["longest"] == 24
+    )
+    assert metadata["validation"]["predicted_fraction"] == metadata["phase 2"]["predicted_fraction"] == 0.4
 
 
 def test_the_report_marks_the_borders(whole: Path) -> None:
@@ -112,9 +115,9 @@ def test_it_resumes_on_either_side_of_a_border(
 
 def test_a_checkpoint_is_used_in_the_form_of_the_last_phase(whole: Path) -> None:
     from lmtool.session.trained import read_trained
-    from lmtool.training.precision import choose_device, choose_precision
+    from lmtool.training.precision import select_device, select_precision
 
-    config = read_trained(str(whole), True, choose_precision("fp32", choose_device("cpu"))).config
+    config = read_trained(str(whole), True, select_precision("fp32", select_device("cpu"))).config
     assert (config.max_length, config.batch_examples, config.batch_tokens, config.phases) == (24, 6, None, ())
 
 

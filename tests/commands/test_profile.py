@@ -180,9 +180,15 @@ def test_remarks() -> None:
         "attention: scores": spent(20), "host": spent(20), "optimizer: step": spent(20), "head": spent(30),
         "data": spent(10),
     }  # fmt: skip
-    facts = {"native_bf16": True, "attention_dropout": 0.1, "vocab_size": 30522, "batch_tokens": 512, "compiled": False}
+    metadata = {
+        "native_bf16": True,
+        "attention_dropout": 0.1,
+        "vocab_size": 30522,
+        "batch_tokens": 512,
+        "compiled": False,
+    }
     heavy = StepProfile(
-        100, 90, parts, 40, 1e9, 5, 512, 2, 10**8, "fp32", "cuda:0", 1, {**facts, "padding_avoided": 0.4}
+        100, 90, parts, 40, 1e9, 5, 512, 2, 10**8, "fp32", "cuda:0", 1, {**metadata, "padding_avoided": 0.4}
     )
     said = " ".join(remarks(heavy))
     for words in (
@@ -190,7 +196,7 @@ def test_remarks() -> None:
         "micro_batch_tokens=", "nothing is padded",
     ):  # fmt: skip
         assert words in said
-    calm = StepProfile(100, 90, {"feed-forward": spent(100)}, 90, 1e9, 5, 512, 1, 10**8, "bf16", "cpu", 1, facts)
+    calm = StepProfile(100, 90, {"feed-forward": spent(100)}, 90, 1e9, 5, 512, 1, 10**8, "bf16", "cpu", 1, metadata)
     assert not list(remarks(calm))
-    (emulated,) = remarks(replace(calm, facts={**facts, "native_bf16": False}))
+    (emulated,) = remarks(replace(calm, metadata={**metadata, "native_bf16": False}))
     assert "precision=fp32" in emulated

@@ -69,8 +69,8 @@ def test_a_masked_language_model_fills_prompts_untrained(base, monkeypatch, caps
     mask, tokens = loaded.tokenizer.roles["mask"], loaded.tokenizer(f"{rows[3]['sentence']} The [MASK] house.")
     logits = loaded.model(**tokens).logits[0, int((tokens["input_ids"][0] == mask).nonzero())]
     words = [loaded.tokenizer.encode(word)[0] for word in ("awful", "lovely")]
-    shares = logits[words].softmax(-1).tolist()
-    assert list(rows[3]["probabilities"].values()) == pytest.approx(shares, abs=1e-5)
+    fractions = logits[words].softmax(-1).tolist()
+    assert list(rows[3]["probabilities"].values()) == pytest.approx(fractions, abs=1e-5)
     assert cli.main([*common, "shots=2"]) == 2
     assert "give shots=0 (classes alone)" in capsys.readouterr().err
     assert cli.main([*common, "shots=0", "normalisation=calibrated"]) == 2

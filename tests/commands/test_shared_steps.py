@@ -94,9 +94,9 @@ def assert_same(one: dict[str, Any], several: list[dict[str, Any]], weights: flo
     """Examples exactly; the first step's loss and gradients to 1e-6, all steps' losses to 1e-5; and all ranks alike."""
     first = several[0]
     for number, order in enumerate(one["read"]):
-        shares = [rank["read"][number] for rank in several]
-        assert sorted(example for share in shares for example in share) == sorted(order)
-        assert all(share == [example for example in order if example in share] for share in shares)
+        fractions = [rank["read"][number] for rank in several]
+        assert sorted(example for share in fractions for example in share) == sorted(order)
+        assert all(share == [example for example in order if example in share] for share in fractions)
         assert len({rank["forwards"][number] for rank in several}) == 1
         terms = {name: term for name, term in first["terms"][number].items() if not math.isnan(term)}
         assert terms == pytest.approx(one["terms"][number], rel=1e-5, abs=1e-6)

@@ -52,8 +52,8 @@ def test_two_texts_by_weights(place: Path, monkeypatch: pytest.MonkeyPatch, caps
     metrics, held_out = result["metrics"], [row for row in rows(run) if row["split"] == "validation"]
     low, high = sorted((metrics["text_loss"], metrics["books_loss"]))
     assert low < metrics["loss"] < high and len(held_out) == 2 and "books_loss" in held_out[0]
-    facts = json.loads((run / "facts.json").read_text())["data"]
-    assert facts["tokenized"].keys() == {"text", "books"} and facts["tokenized"]["text"]["bytes_per_second"] > 0
+    metadata = json.loads((run / "facts.json").read_text())["data"]
+    assert metadata["tokenized"].keys() == {"text", "books"} and metadata["tokenized"]["text"]["bytes_per_second"] > 0
     assert (result["padding_fraction"], result["truncated_fraction"]) == (0, 0)
     assert "examples read: text" in (out := capsys.readouterr().out) and "truncated fraction 0%" in out
     assert cli.main(["evaluate", f"checkpoint={run}", "cache_dir=cache"]) == 0

@@ -48,9 +48,9 @@ def test_it_is_refused_with_what_fits(
 
 
 def planning_precision() -> planning.Precision:
-    from lmtool.training.precision import choose_device, choose_precision
+    from lmtool.training.precision import select_device, select_precision
 
-    return choose_precision("fp32", choose_device("cpu"))
+    return select_precision("fp32", select_device("cpu"))
 
 
 def test_frozen_weights_need_less(place: Path, machine: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from lmtool.cli import main as cli
 from lmtool.reporting.trackers import tracking
-from lmtool.reporting.trackers.base import TrackedRun
+from lmtool.reporting.trackers.base import RunMetadata
 from lmtool.reporting.trackers.configs import TensorBoardConfig
 from lmtool.reporting.trackers.tensorboard import TensorBoard
 from tests.commands.conftest import pretrain
@@ -188,8 +188,8 @@ def test_the_jobs_of_a_sweep_are_a_group(place: Path) -> None:
 
 def test_events_of_steps_that_are_taken_again_are_dropped(tmp_path: Path) -> None:
     for first, last, step in ((1, 5, 0), (4, 8, 3)):
-        facts = TrackedRun(str(tmp_path / "a"), "a", None, "pretrain", {"seed": 1}, True, step)
-        tracker = TensorBoard(TensorBoardConfig(folder=str(tmp_path / "all")), facts)
+        metadata = RunMetadata(str(tmp_path / "a"), "a", None, "pretrain", {"seed": 1}, True, step)
+        tracker = TensorBoard(TensorBoardConfig(folder=str(tmp_path / "all")), metadata)
         tracker.begin()
         for number in range(first, last):
             tracker.write({"step": number, "split": "train", "loss": float(first)})

@@ -237,9 +237,9 @@ def test_a_checkpoint_of_no_command_is_refused(place: Path, capsys: pytest.Captu
     ):
         written = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**written, **change}))
-        facts = Manifest.read(folder).facts
+        metadata = Manifest.read(folder).metadata
         (folder / MANIFEST).unlink()
-        write_manifest(folder, facts)
+        write_manifest(folder, metadata)
         assert cli.main(["predict", "checkpoint=runs/forged", "text=hello"]) == 2
         error = capsys.readouterr().err
         assert says in error and "checkpoint=runs/forged" in error and "hint: " in error

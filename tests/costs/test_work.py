@@ -125,7 +125,7 @@ def test_flops_are_those_that_torch_counts(case: str) -> None:
     batch = examples.batch(plan.rows, numbers, 0)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         sum(learner(batch, 1).sums.values()).backward()
-    predicted = examples.facts()["predicted_fraction"]
+    predicted = examples.metadata()["predicted_fraction"]
     works = works_of(learner, config.places, predicted, batch.tokens / len(plan), config.predicted_fraction)
     assert sum(work.flops for work in works) * batch.tokens == pytest.approx(counter.get_total_flops(), rel=0.05)
 
@@ -263,7 +263,7 @@ def test_a_forward_keeps_what_is_planned(case: str) -> None:
     examples = learner.examples(split(store(tokens)), 24)
     plan = examples.plan(0)
     batch = examples.batch(plan.rows, np.arange(len(plan)), 0)
-    predicted = examples.facts()["predicted_fraction"]
+    predicted = examples.metadata()["predicted_fraction"]
     of_heads = [share for name, share in config.places.items() if name.startswith("heads.")]
     kept = saved_activations(
         learner, Formats(), batch.tokens / len(plan), config.predicted_fraction, min(1.0, max(of_heads))

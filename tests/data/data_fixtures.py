@@ -60,7 +60,7 @@ class ListSource:
     def characters(self, split: str) -> int:
         return sum(map(len, self._splits[split]))
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {}
 
 
@@ -89,5 +89,5 @@ class DrawnExamples:
             torch.zeros(count, dtype=torch.int32),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"truncated_fraction": 0.25}

@@ -59,9 +59,9 @@ def test_rows_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = source(validation="validation")
     assert to_download(both, "cache") == []
     assert everything(opened) == TEXTS and list(texts(opened, "validation")) == ["one held out", "two"]
-    facts = opened.facts()
-    assert facts["source"] == "hub org/corpus" and facts["rows_without_text"] == 9 and not facts["held_out"]
-    assert facts["kept"] == "all of train, all of validation"
+    metadata = opened.metadata()
+    assert metadata["source"] == "hub org/corpus" and metadata["rows_without_text"] == 9 and not metadata["held_out"]
+    assert metadata["kept"] == "all of train, all of validation"
     with monkeypatch.context() as patched:
         patched.setattr(hub_source, "hub_access", lambda *_: pytest.fail("read again"))
         again = source(offline=True)
@@ -92,7 +92,7 @@ def test_the_cap_cuts_rows_off(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = HubSource(config, "cache")
     kept = everything(opened)
     assert kept == TEXTS[: len(kept)] and 5 < len(kept) < 20
-    assert opened.facts()["kept"] == "the beginning of train"
+    assert opened.metadata()["kept"] == "the beginning of train"
     assert sum(path.stat().st_size for path in folder_of(config, "train", "cache").glob("*.jsonl")) <= 900
 
 
@@ -112,7 +112,7 @@ def test_an_interrupted_reading_resumes(monkeypatch: pytest.MonkeyPatch, shard: 
     assert to_download(HubConfig(hub="org/corpus"), "cache") == ["train"]
     before = len(seen)
     opened = source(progress=lambda stage, done, total: seen.append(done) if stage.startswith("reading data") else None)
-    assert everything(opened) == TEXTS and opened.facts()["rows_without_text"] == 9
+    assert everything(opened) == TEXTS and opened.metadata()["rows_without_text"] == 9
     assert len(seen) - before == len(ROWS) - at  # each row is read once
 
 

@@ -45,7 +45,7 @@ class Laned:
             lanes=Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), self.lanes),
         )  # fmt: skip
 
-    def facts(self) -> dict[str, int]:
+    def metadata(self) -> dict[str, int]:
         return {"lanes": self.lanes}
 
 
@@ -58,7 +58,7 @@ class Uncut(Laned):
 
 def test_a_step_has_a_segment_of_every_lane_in_every_epoch_and_from_any_cursor() -> None:
     loader = PackedLoader(Uncut(101, 8), seed=5, batch_examples=3, micro_batch_tokens=16)
-    assert loader.steps_in_epoch(0) == 5 and loader.facts()["lanes"] == 3
+    assert loader.steps_in_epoch(0) == 5 and loader.metadata()["lanes"] == 3
     steps = [step for step, _ in zip(loader.steps(), range(10), strict=False)]
     for number, step in enumerate(steps):
         lanes = [batch.lanes for batch in step.batches]
@@ -74,7 +74,7 @@ def test_a_step_has_a_segment_of_every_lane_in_every_epoch_and_from_any_cursor()
 
 
 def test_steps_of_tokens_and_passes_have_lanes_too() -> None:
-    assert PackedLoader(Uncut(101, 8), 0, batch_tokens=33).facts()["lanes"] == 4
+    assert PackedLoader(Uncut(101, 8), 0, batch_tokens=33).metadata()["lanes"] == 4
     held_out = PackedLoader(Laned(101, 8, 7), 0, batch_tokens=24, shuffle=False)
     batches = list(held_out.epoch_batches())
     assert sum(batch.tokens for batch in batches) == 101 and max(batch.tokens for batch in batches) == 24

@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.config.tables import build
 from lmtool.data.configs import FORMATS
-from lmtool.data.formats import differing_layout, with_format
+from lmtool.data.formats import layout_difference, with_format
 from lmtool.tokenizers.configs import BpeConfig, ByteBpeConfig, SentencePieceConfig, WordPieceConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.data.data_fixtures import documents
@@ -31,25 +31,25 @@ OWN = {
 def test_a_file_is_made_to_lay_out_texts_as_the_format_does(kind, tmp_path):
     config, size = KINDS[kind]
     tokenizer = build(config, documents(50), size)
-    fitting = [name for name, facts in FORMATS.items() if {*facts.roles, *facts.new} <= set(tokenizer.roles)]
+    fitting = [name for name, metadata in FORMATS.items() if {*metadata.roles, *metadata.new} <= set(tokenizer.roles)]
     for name in fitting:
-        problem = differing_layout(tokenizer, name)
+        problem = layout_difference(tokenizer, name)
         assert (problem is None) == (name in OWN[kind]), (name, problem)
         formatted = with_format(tokenizer, name)
         assert (formatted is tokenizer) == (problem is None)
         formatted.save(tmp_path / name)
         again = Tokenizer.load(tmp_path / name)
-        assert differing_layout(again, name) is None
+        assert layout_difference(again, name) is None
         assert again.encode("the cat ran").tolist() == tokenizer.encode("the cat ran").tolist()
 
 
 def test_what_differs_is_told():
     tokenizer = build(WordPieceConfig(), documents(50), 200)
-    assert differing_layout(tokenizer, "plain") == "'[CLS] a [SEP]', and not 'a'"
+    assert layout_difference(tokenizer, "plain") == "'[CLS] a [SEP]', and not 'a'"
     one_segment = tokenizer.with_layout(["c:0", "$A:0", "s:0"], ["c:0", "$A:0", "s:0", "$B:0", "s:0"], {
         "c": tokenizer.role("cls"), "s": tokenizer.role("sep"),
     })  # fmt: skip
-    assert "in the segments [0, 0, 0, 0, 0], and not [0, 0, 0, 1, 1]" in differing_layout(one_segment, "bert")
+    assert "in the segments [0, 0, 0, 0, 0], and not [0, 0, 0, 1, 1]" in layout_difference(one_segment, "bert")
 
 
 def test_copies_keep_the_special_tokens_without_a_role(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from lmtool import types
 from lmtool.data import loader as loader_module
-from lmtool.data.examples import Plan, batch_borders
+from lmtool.data.examples import Plan, batch_boundaries
 from lmtool.data.loader import PackedLoader, prefetch
 from lmtool.errors import UserError
 
@@ -62,8 +62,8 @@ def test_processes_share_the_steps_of_one(size, ranks):
     """Each example of a step is read by one process, cursors are those of one, and nobody waits at an epoch's end."""
     alone = taken(PackedLoader(DrawnExamples(60), 1, **size), 40)
     loader = PackedLoader(DrawnExamples(60), 1, **size)
-    shares = [list(itertools.islice(loader.steps(None, rank, ranks), 40)) for rank in range(ranks)]
-    for step, *parts in zip(alone, *shares, strict=True):
+    fractions = [list(itertools.islice(loader.steps(None, rank, ranks), 40)) for rank in range(ranks)]
+    for step, *parts in zip(alone, *fractions, strict=True):
         read = [contents(part)[0] for part in parts]
         assert sorted(sum(read, [])) == sorted(contents(step)[0])
         assert max(map(len, read)) - min(map(len, read)) <= 1
@@ -136,12 +136,12 @@ def test_evaluation_pass(size):
 
 def test_facts():
     examples = DrawnExamples(100)
-    facts = PackedLoader(examples, 0, batch_examples=10).facts()
+    metadata = PackedLoader(examples, 0, batch_examples=10).metadata()
     lengths = examples.plan(0).lengths
-    assert facts["examples"] == 100 and facts["steps_per_epoch"] == 10
-    assert facts["tokens_per_epoch"] == lengths.sum() and facts["longest"] == lengths.max()
-    assert facts["padding_fraction"] == 0 and 0.2 < facts["padding_avoided"] < 0.8
-    assert facts["truncated_fraction"] == 0.25
+    assert metadata["examples"] == 100 and metadata["steps_per_epoch"] == 10
+    assert metadata["tokens_per_epoch"] == lengths.sum() and metadata["longest"] == lengths.max()
+    assert metadata["padding_fraction"] == 0 and 0.2 < metadata["padding_avoided"] < 0.8
+    assert metadata["truncated_fraction"] == 0.25
 
 
 def test_no_examples_is_an_error():
@@ -161,18 +161,18 @@ def test_plans_are_cached():
     examples = DrawnExamples(30)
     loader = PackedLoader(examples, 0, batch_examples=10)
     taken(loader, 3)
-    loader.facts(), loader.steps_in_epoch(0)
+    loader.metadata(), loader.steps_in_epoch(0)
     assert examples.plans <= 2  # the thread may have begun the next epoch
 
 
 def test_borders_of_a_million_examples_are_quick():
     lengths = 1 + np.random.default_rng(0).integers(0, 128, size=1_000_000)
     began = time.perf_counter()
-    borders = batch_borders(lengths, tokens=4096)
+    boundaries = batch_boundaries(lengths, tokens=4096)
     assert time.perf_counter() - began < 3
-    sums = np.add.reduceat(lengths, borders[:-1])
-    assert sums.max() <= 4096 and (sums[:-1] + lengths[borders[1:-1]] > 4096).all()
-    assert borders[0] == 0 and borders[-1] == len(lengths)
+    sums = np.add.reduceat(lengths, boundaries[:-1])
+    assert sums.max() <= 4096 and (sums[:-1] + lengths[boundaries[1:-1]] > 4096).all()
+    assert boundaries[0] == 0 and boundaries[-1] == len(lengths)
 
 
 def test_order_is_the_same_in_blocks(monkeypatch):
@@ -185,9 +185,9 @@ def test_order_is_the_same_in_blocks(monkeypatch):
 
 
 def test_borders_by_both_budgets():
-    assert batch_borders(np.array([1, 1, 1, 9, 1]), examples=2, tokens=5).tolist() == [0, 2, 3, 4, 5]
-    assert batch_borders(np.array([], dtype=np.int64), tokens=5).tolist() == [0]
-    assert batch_borders(np.array([3, 3])).tolist() == [0, 2]
+    assert batch_boundaries(np.array([1, 1, 1, 9, 1]), examples=2, tokens=5).tolist() == [0, 2, 3, 4, 5]
+    assert batch_boundaries(np.array([], dtype=np.int64), tokens=5).tolist() == [0]
+    assert batch_boundaries(np.array([3, 3])).tolist() == [0, 2]
 
 
 def test_plan_checks_itself():

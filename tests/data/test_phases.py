@@ -9,19 +9,19 @@ import pytest
 
 from lmtool import types
 from lmtool.data.loader import PackedLoader
-from lmtool.data.phases import PhasedLoader, Shares
+from lmtool.data.phases import PhasedLoader, PhaseFractions
 from lmtool.errors import UserError
 
 from .data_fixtures import DrawnExamples
 from .test_loader import contents
 
 
-def shares(*of_budget: float, tokens: tuple[float, ...] = (1.0, 1.0)) -> Shares:
-    return Shares(of_budget, tokens, tokens, (1.0, 0.5))
+def fractions(*of_budget: float, tokens: tuple[float, ...] = (1.0, 1.0)) -> PhaseFractions:
+    return PhaseFractions(of_budget, tokens, tokens, (1.0, 0.5))
 
 
 def phased(first: PackedLoader, second: PackedLoader, same_text: bool = True) -> PhasedLoader:
-    loader = PhasedLoader([first, second], shares(0.5, 0.5), [False, same_text])
+    loader = PhasedLoader([first, second], fractions(0.5, 0.5), [False, same_text])
     loader.fix(20, "max_steps")
     return loader
 
@@ -44,7 +44,7 @@ def examples(steps: list[types.Step]) -> list[int]:
 )
 def test_shares_are_of_the_budget_in_its_own_unit(budget, ends, tokens, stretch):
     """Nine tenths on steps of one token, a tenth on steps of four: 90% of the tokens are 97% of the steps."""
-    of = shares(0.9, 0.1, tokens=(1.0, 4.0))
+    of = fractions(0.9, 0.1, tokens=(1.0, 4.0))
     loader = PhasedLoader([PackedLoader(DrawnExamples(9), 0, 3)] * 2, of, [False, True])
     if ends is not None:
         assert of.last_steps(100, budget) == ends and loader.mean_tokens(budget) == pytest.approx(tokens)
@@ -54,8 +54,14 @@ def test_shares_are_of_the_budget_in_its_own_unit(budget, ends, tokens, stretch)
 
 
 def test_published_shares_are_exact():
-    assert shares(0.9, 0.1).last_steps(1_000_000, "max_steps") == [900_000, 1_000_000]
-    assert Shares((0.2,) * 5, (1.0,) * 5, (1.0,) * 5, (1.0,) * 5).last_steps(10, "max_steps") == [2, 4, 6, 8, 10]
+    assert fractions(0.9, 0.1).last_steps(1_000_000, "max_steps") == [900_000, 1_000_000]
+    assert PhaseFractions((0.2,) * 5, (1.0,) * 5, (1.0,) * 5, (1.0,) * 5).last_steps(10, "max_steps") == [
+        2,
+        4,
+        6,
+        8,
+        10,
+    ]
 
 
 def test_the_same_examples_are_continued_with_another_batch_size():
@@ -98,7 +104,7 @@ def test_every_cursor_resumes_and_nothing_depends_on_the_way(second):
 
 def test_the_first_phase_lasts_until_the_horizon_is_known():
     first, second = PackedLoader(DrawnExamples(100), 3, 7), PackedLoader(DrawnExamples(60), 3, 7)
-    loader = PhasedLoader([first, second], shares(0.5, 0.5), [False, True])
+    loader = PhasedLoader([first, second], fractions(0.5, 0.5), [False, True])
     steps, phases = iter(loader.steps(None)), []
     for number in range(12):
         if number == 8:
@@ -118,7 +124,9 @@ def test_a_phase_is_not_begun_before_its_turn():
 
 def test_a_phase_too_short_for_a_step_is_passed_over():
     loaders = [PackedLoader(DrawnExamples(100), 3, 7) for _ in range(3)]
-    loader = PhasedLoader(loaders, Shares((0.5, 0.01, 0.49), (1.0,) * 3, (1.0,) * 3, (1.0,) * 3), [False, True, True])
+    loader = PhasedLoader(
+        loaders, PhaseFractions((0.5, 0.01, 0.49), (1.0,) * 3, (1.0,) * 3, (1.0,) * 3), [False, True, True]
+    )
     loader.fix(10, "max_steps")
     assert [step.phase for step in taken(loader, 10)] == [1] * 5 + [3] * 5
     assert examples(taken(loader, 10)) == examples(list(itertools.islice(loaders[0].steps(None), 10)))

@@ -94,8 +94,8 @@ def test_standard_library_first_then_packages_by_name(installed):
     assert train == [number for number in (1, 6, 3, 4, 7) if number in train]
     assert packages.installed() == ["Alpha", "beta", "binary", "broken", "gamma"]
     assert "Short." not in " ".join(collected)
-    facts = source.facts()
-    assert facts["documents"] + facts["validation_documents"] == len(collected) and facts["fingerprint"]
+    metadata = source.metadata()
+    assert metadata["documents"] + metadata["validation_documents"] == len(collected) and metadata["fingerprint"]
 
 
 def test_repeated_docstrings_are_left_out(installed):
@@ -106,7 +106,7 @@ def test_repeated_docstrings_are_left_out(installed):
 
 def test_max_bytes_holds_and_is_nearly_reached():
     source = PydocsSource(SMALL)
-    assert 35_000 < source.facts()["bytes"] <= 40_000
+    assert 35_000 < source.metadata()["bytes"] <= 40_000
     assert isinstance(source, Source) and source.count("validation") >= 1
     again = PydocsSource(SMALL)
     assert again.fingerprint == source.fingerprint

@@ -124,7 +124,7 @@ def test_rows_come_out_as_they_were_written(tmp_path: Path, name: str) -> None:
     assert everything(opened) == rows
     train, held_out = list(texts(opened, "train")), list(texts(opened, "validation"))
     assert sorted(train + held_out) == sorted(rows) and len(held_out) == opened.count("validation") > 1
-    assert opened.facts()["document"] == "row" and opened.facts()["text"] == "text"
+    assert opened.metadata()["document"] == "row" and opened.metadata()["text"] == "text"
 
 
 def test_the_same_texts_are_the_same_source_in_every_form(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_columns(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", table)
     assert everything(source(path, text=("title", "body"))) == ["A\nfirst", "second", "C"]
     opened = source(path, text="body")
-    assert everything(opened) == ["first", "second"] and opened.facts()["rows_without_text"] == 2
+    assert everything(opened) == ["first", "second"] and opened.metadata()["rows_without_text"] == 2
     assert refused(path, r"a.csv:1: no column text; there are title, body").hint == "name the column: data.text=COLUMN"
     assert refused(path, "no column titel", text="titel").hint == "did you mean data.text=title?"
     lines = '{"title": "A", "body": "first"}\n{"title": null, "body": "second"}\n'
@@ -167,7 +167,7 @@ def test_columns(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table(columns), sink)
     path = write(tmp_path, "a.parquet", sink.getvalue().to_pybytes())
     opened = source(path)
-    assert everything(opened) == ["a", "b"] and opened.facts()["rows_without_text"] == 1
+    assert everything(opened) == ["a", "b"] and opened.metadata()["rows_without_text"] == 1
     assert refused(path, "the column n holds int64, not text", text="n").hint == "name a column of text: data.text=text"
     refused(path, "the column raw holds binary, not text", text="raw")
     assert refused(path, r"no column tex; there are text, n, raw", text="tex").hint == "did you mean data.text=text?"
@@ -186,7 +186,7 @@ def test_nested_keys(tmp_path: Path) -> None:
 
 def test_delimiters(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "id;text\n1;a, b\n2;c\n")
-    assert everything(source(path)) == ["a, b", "c"] and source(path).facts()["delimiter"] == "semicolon"
+    assert everything(source(path)) == ["a, b", "c"] and source(path).metadata()["delimiter"] == "semicolon"
     refused(path, "no column text; there are id;text", delimiter="comma")
     quoted = write(tmp_path, "a.tsv", 'id\ttext\n1\t"a\tb"\n2\tc\n')
     refused(quoted, r"a.tsv:2: 3 columns, 2 expected")  # no quotes in .tsv
@@ -298,12 +298,12 @@ def test_large_files_that_did_not_change_are_not_scanned_again(tmp_path: Path, m
     with monkeypatch.context() as patched:
         patched.setattr(FileSource, "_scan", lambda *_: pytest.fail("read again"))
         again = opened()
-    assert again.facts() == first.facts() and list(texts(again, "train")) == before
+    assert again.metadata() == first.metadata() and list(texts(again, "train")) == before
     assert opened(text="id").fingerprint != first.fingerprint
     content = bytearray(kept.read_bytes())
     content[60] ^= 1
     kept.write_bytes(content)
-    assert opened().facts() == first.facts()
+    assert opened().metadata() == first.metadata()
     os.utime(path, (2, 2))
     opened()
     assert len(list(kept.parent.iterdir())) == 3

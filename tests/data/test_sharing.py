@@ -9,7 +9,7 @@ import pytest
 
 from lmtool import types
 from lmtool.data.loader import PackedLoader, dealt, share_of
-from lmtool.data.phases import PhasedLoader, Shares
+from lmtool.data.phases import PhasedLoader, PhaseFractions
 
 from .data_fixtures import DrawnExamples
 
@@ -54,21 +54,21 @@ def test_shares_are_balanced_by_tokens() -> None:
     chance = np.random.default_rng(0)
     for _ in range(50):
         lengths, ranks = chance.integers(1, 200, chance.integers(1, 70)), int(chance.integers(2, 9))
-        shares = dealt(lengths, ranks)
-        tokens, counts = [int(lengths[own].sum()) for own in shares], [len(own) for own in shares]
-        assert sorted(np.concatenate(shares)) == list(range(len(lengths)))
+        fractions = dealt(lengths, ranks)
+        tokens, counts = [int(lengths[own].sum()) for own in fractions], [len(own) for own in fractions]
+        assert sorted(np.concatenate(fractions)) == list(range(len(lengths)))
         assert max(tokens) - min(tokens) <= lengths.max() and max(counts) - min(counts) <= 1
 
 
 def test_virtual_tokens_count_where_a_forward_has_a_limit() -> None:
     lengths = np.array([4, 4, 4, 4, 4, 4])
-    assert share_of(lengths, 0, 2, 12).borders.tolist() == [0, 3]
-    assert share_of(lengths + 4, 0, 2, 12).borders.tolist() == [0, 1, 2, 3]
+    assert share_of(lengths, 0, 2, 12).boundaries.tolist() == [0, 3]
+    assert share_of(lengths + 4, 0, 2, 12).boundaries.tolist() == [0, 1, 2, 3]
 
 
 def test_phases_are_shared_too() -> None:
     loaders = [PackedLoader(DrawnExamples(40), 1, batch_examples=size) for size in (6, 4)]
-    loader = PhasedLoader(loaders, Shares((0.5, 0.5), (1.0, 1.0), (1.0, 1.0), (1.0, 0.5)), (True, True))
+    loader = PhasedLoader(loaders, PhaseFractions((0.5, 0.5), (1.0, 1.0), (1.0, 1.0), (1.0, 0.5)), (True, True))
     loader.fix(8, "max_steps")
     ((*alone,),) = shared(loader, 1, 8)
     for whole, *parts in zip(alone, *shared(loader, 2, 8), strict=True):

@@ -23,7 +23,7 @@ def test_bert():
     ids, columns = laid.pair(np.array([7, 8]), np.array([9]))
     assert ids.tolist() == [cls, 7, 8, sep, 9, sep]
     assert columns["segment"].tolist() == [0, 0, 0, 0, 1, 1]
-    assert (laid.single_overhead, laid.pair_overhead) == (2, 3)
+    assert (laid.single_special_count, laid.pair_special_count) == (2, 3)
     with pytest.raises(UserError, match="no eos token"):
         text_format("gpt", tokenizer)
 
@@ -36,10 +36,10 @@ def test_roberta():
     assert tokenizer.pieces(ids) == ["<s>", "a", "</s>"] and columns == {} and ids.dtype == np.int64
     ids, columns = laid.pair(tokenizer.encode("a"), tokenizer.encode("b"))
     assert tokenizer.pieces(ids) == ["<s>", "a", "</s>", "</s>", "b", "</s>"] and columns == {}
-    assert (laid.single_overhead, laid.pair_overhead) == (2, 4)
+    assert (laid.single_special_count, laid.pair_special_count) == (2, 4)
     assert tokenizer.role("pad") == 1, "the published table of positions begins behind it"
     template = FormatTemplate.of(laid, 2)
-    assert [len(piece) for piece in template.pieces] == [1, 2, 1] and template.overhead == 4
+    assert [len(piece) for piece in template.pieces] == [1, 2, 1] and template.special_count == 4
 
 
 def test_gpt():
@@ -49,7 +49,7 @@ def test_gpt():
     assert laid.single(np.array([7, 8]))[0].tolist() == [7, 8, eos]
     ids, columns = laid.pair(np.array([7, 8]), np.array([9]))
     assert ids.tolist() == [7, 8, eos, 9, eos] and columns == {}
-    assert (laid.single_overhead, laid.pair_overhead) == (1, 2)
+    assert (laid.single_special_count, laid.pair_special_count) == (1, 2)
     with pytest.raises(UserError, match="no cls token"):
         text_format("bert", tokenizer)
 
@@ -97,7 +97,7 @@ def test_roles_are_those_that_the_formats_ask_for():
             return len(self.roles)
 
     assert set(FORMATS) == set(formats._FORMATS)
-    for name, facts in FORMATS.items():
+    for name, metadata in FORMATS.items():
         asked = Asked()
         text_format(name, asked)
-        assert tuple(asked.roles) == (*facts.roles, *facts.new)
+        assert tuple(asked.roles) == (*metadata.roles, *metadata.new)

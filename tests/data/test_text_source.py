@@ -9,8 +9,8 @@ import pytest
 from lmtool.data import files, sources
 from lmtool.data import text as text_module
 from lmtool.data.configs import TextConfig
-from lmtool.data.files import check_encoding, read_lines, read_pieces
-from lmtool.data.sources import Source, held_out, split_place
+from lmtool.data.files import check_encoding, read_chunks, read_lines
+from lmtool.data.sources import Source, held_out, split_offset
 from lmtool.data.text import TextSource
 from lmtool.errors import UserError
 
@@ -130,13 +130,13 @@ def test_single_document_is_split_at_a_border(tmp_path):
         ("One is. Two is here. Three.", 0.2, "One is. Two is here."),
         ("aaa bbb", 0.02, "aaa"),
     ):
-        assert split_place(lambda start, end, text=text: text[start:end], len(text), fraction) == len(first)
+        assert split_offset(lambda start, end, text=text: text[start:end], len(text), fraction) == len(first)
     write(tmp_path / "word.txt", "word")
     refused(tmp_path / "word.txt", "one document of one word")
 
 
 def split(text: str, fraction: float) -> tuple[str, str]:
-    place = split_place(lambda start, end: text[start:end], len(text), fraction)
+    place = split_offset(lambda start, end: text[start:end], len(text), fraction)
     return text[:place], text[place:]
 
 
@@ -150,7 +150,7 @@ def test_a_long_document_is_split_near_its_end(monkeypatch):
         asked.append(end - start)
         return text[start:end]
 
-    place = split_place(read, len(text), 0.1)
+    place = split_offset(read, len(text), 0.1)
     assert (text[:place], text[place:]) == whole and whole[1].startswith("\n\n") and asked == [1000]
 
 
@@ -233,16 +233,16 @@ def test_empty_files(tmp_path):
         write(tmp_path / "a.txt", content)
         refused(tmp_path / "a.txt", f"a.txt is {problem}: there is no text")
     write(tmp_path / "b.txt", BOOK)
-    assert source(tmp_path).facts()["empty_files"] == 1
+    assert source(tmp_path).metadata()["empty_files"] == 1
     write(tmp_path / "b.txt", "")
     refused(tmp_path, "all 2 files are white space alone")
 
 
 def test_long_lines_and_control_characters_are_counted(tmp_path):
     write(tmp_path / "a.txt", "word " * 400_000 + "\n\nshort\n\nbell \x07 here\n")
-    facts = source(tmp_path / "a.txt").facts()
-    assert facts["long_lines"] == 1 and facts["lines_with_control_characters"] == 1
-    assert facts["documents"] + facts["validation_documents"] == 3
+    metadata = source(tmp_path / "a.txt").metadata()
+    assert metadata["long_lines"] == 1 and metadata["lines_with_control_characters"] == 1
+    assert metadata["documents"] + metadata["validation_documents"] == 3
 
 
 def test_a_file_that_changes_is_refused(tmp_path):
@@ -278,7 +278,7 @@ def test_long_lines_come_in_pieces(tmp_path, monkeypatch, encoding, end):
         write(tmp_path / "a.txt", (end.join(lines) + last).encode(encoding))
         for size in (5, 16, 64):
             monkeypatch.setattr(files, "PIECE", size)
-            pieces = list(read_pieces(tmp_path / "a.txt", encoding))
+            pieces = list(read_chunks(tmp_path / "a.txt", encoding))
             assert max(len(text) for _, text, _ in pieces) <= 2 * size + 4
             assert [line for _, line in read_lines(tmp_path / "a.txt", encoding)] == lines
             assert [number for number, _, ends in pieces if ends] == list(range(1, 61))

@@ -106,7 +106,7 @@ def test_documents_in_parts_give_the_same_store(tmp_path, tokenizers):
     for name in ("tokens", "document_offsets", "sentence_offsets", "document_sentences"):
         assert np.array_equal(getattr(parted, name), getattr(whole, name)), name
     same = {"documents", "documents_without_tokens", "sentences", "tokens", "characters", "unknown_fraction"}
-    assert {key: whole.facts[key] for key in same} == {key: parted.facts[key] for key in same}
+    assert {key: whole.metadata[key] for key in same} == {key: parted.metadata[key] for key in same}
 
 
 def starts(text: str) -> range:
@@ -143,12 +143,12 @@ def test_store_holds_what_the_tokenizer_gives(tmp_path, tokenizers, name):
     assert np.array_equal(store.sentence_offsets[store.document_sentences], store.document_offsets)
     assert (np.diff(store.sentence_offsets) > 0).all() and (np.diff(store.document_sentences) > 0).all()
     assert store.document_sentences[1] - store.document_sentences[0] == 3
-    facts = store.facts
-    assert facts["documents_without_tokens"] == len(texts) - len(kept)
-    assert facts["documents"] == len(store) and facts["sentences"] == len(store.sentence_offsets) - 1
-    assert facts["tokens"] == len(store.tokens)
+    metadata = store.metadata
+    assert metadata["documents_without_tokens"] == len(texts) - len(kept)
+    assert metadata["documents"] == len(store) and metadata["sentences"] == len(store.sentence_offsets) - 1
+    assert metadata["tokens"] == len(store.tokens)
     unknown = 0 if name == "bytebpe" else (store.tokens == tokenizer.role("unk")).sum()
-    assert round(facts["unknown_fraction"] * facts["tokens"]) == unknown
+    assert round(metadata["unknown_fraction"] * metadata["tokens"]) == unknown
 
 
 def test_what_was_read_is_given_back(tmp_path, tokenizers):
@@ -177,7 +177,7 @@ def test_second_opening_reads_nothing(tmp_path, tokenizers):
     source = ListSource(documents(10), documents(3, 1))
     first = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
     again = open_store(source, "train", tokenizers["wordpiece"], tmp_path)
-    assert source.reads == 1 and again.facts == first.facts and np.array_equal(again.tokens, first.tokens)
+    assert source.reads == 1 and again.metadata == first.metadata and np.array_equal(again.tokens, first.tokens)
     with pytest.raises(ValueError):
         again.tokens[0] = 1
 
@@ -261,8 +261,8 @@ def test_what_cannot_be_read_back_names_the_cache(tmp_path, tokenizers, monkeypa
     """A disk that returns other bytes than it was given."""
     written = store_module.write_manifest
 
-    def write(folder, facts):
-        written(folder, facts)
+    def write(folder, metadata):
+        written(folder, metadata)
         flip(folder / "tokens.bin")
 
     monkeypatch.setattr(store_module, "write_manifest", write)
@@ -350,11 +350,11 @@ def test_any_number_of_processes_builds_the_same_store(tmp_path, tokenizers, mon
         monkeypatch.setattr(store_draft, "workers_for", lambda characters, workers=workers: workers)
         stores.append(open_store(source, "train", tokenizers["wordpiece"], tmp_path))
     differing = {"source", "seconds", "bytes_per_second", "tokens_per_second"}
-    assert len({str({**store.facts, **dict.fromkeys(differing)}) for store in stores}) == 1
+    assert len({str({**store.metadata, **dict.fromkeys(differing)}) for store in stores}) == 1
     for file in store_draft.FILES.values():
         assert len({(store.folder / file).read_bytes() for store in stores}) == 1, file
-    assert stores[0].facts["words"] == sum(len(text.split()) for text in texts)
-    assert stores[0].facts["bytes"] == sum(len(text.encode()) for text in texts)
+    assert stores[0].metadata["words"] == sum(len(text.split()) for text in texts)
+    assert stores[0].metadata["bytes"] == sum(len(text.encode()) for text in texts)
 
 
 def pieces(text: str) -> range:
@@ -440,7 +440,10 @@ def test_a_killed_build_is_resumed(tmp_path, tokenizers, monkeypatch):
         assert not list((place / "stores").glob(".*"))
         for file in store_draft.FILES.values():
             assert (store.folder / file).read_bytes() == (expected.folder / file).read_bytes(), (damage, file)
-        assert store.facts["bytes"] == expected.facts["bytes"] and store.facts["words"] == expected.facts["words"]
+        assert (
+            store.metadata["bytes"] == expected.metadata["bytes"]
+            and store.metadata["words"] == expected.metadata["words"]
+        )
 
 
 def test_left_overs_of_a_killed_process_are_removed(tmp_path, tokenizers):

@@ -7,7 +7,7 @@ import torch
 
 from lmtool.distillation.interchange import Site, Swap, Swapped, interventions, kept_for, parts_of, swapped
 from lmtool.distillation.seen import Kept
-from lmtool.learners.mixed_examples import joined
+from lmtool.learners.mixed_examples import combine
 from lmtool.nn.dropout import TokenRng, token_keys
 from lmtool.nn.stack import Stack, Tap, TapPoint
 from lmtool.types import Batch, Packed
@@ -105,7 +105,7 @@ def test_a_text_alone_has_no_source():
 
 
 def test_members_of_a_mixture_swap_among_themselves():
-    mixed = joined([("a", batch_of(3, 4)), ("b", batch_of(5))])
+    mixed = combine([("a", batch_of(3, 4)), ("b", batch_of(5))])
     assert [len(part.inputs.lengths) for part in parts_of(mixed)] == [2, 1]
 
 

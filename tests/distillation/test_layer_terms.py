@@ -15,7 +15,7 @@ from lmtool.distillation.seen import Teacher, see
 from lmtool.distillation.standard import Standard
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.mixed_examples import joined
+from lmtool.learners.mixed_examples import combine
 from lmtool.models.configs import BertConfig, ModelConfig
 from lmtool.nn.prefix import VirtualTokens
 from lmtool.nn.stack import Tap, TapPoint
@@ -226,7 +226,7 @@ def test_members_of_a_mixture_are_read_one_after_the_other():
         read = part.hidden_of
         part.hidden_of = lambda mixed, rng, read=read: torch.cat([read(own, rng) for _, own in mixed.members])
     mode.teacher = SimpleNamespace(see=lambda batch, tap: see(teacher, batch, 0, tap, losses=False))
-    mixed = losses(mode, joined([("one", parts[0]), ("other", parts[1])]))
+    mixed = losses(mode, combine([("one", parts[0]), ("other", parts[1])]))
     assert all(mixed[name] == pytest.approx(whole[name], rel=1e-4) for name in TERMS)
 
 

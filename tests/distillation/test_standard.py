@@ -164,8 +164,8 @@ def test_the_plan_counts_a_teacher(place, monkeypatch, capsys):
     alone = config.model_copy(update={"distill": NoDistillConfig()})
     with torch.device("meta"):
         learner, _ = assemble(alone, None)
-    facts = {"steps_per_epoch": 5, "tokens_per_epoch": 400, "mean_length": 8.0}
-    with_teacher, without = (plan_of(each, learner, facts, precision) for each in (config, alone))
+    metadata = {"steps_per_epoch": 5, "tokens_per_epoch": 400, "mean_length": 8.0}
+    with_teacher, without = (plan_of(each, learner, metadata, precision) for each in (config, alone))
     # The teacher has the student's sizes: a third of the work of a step, and its weights once.
     assert with_teacher.flops_per_token == pytest.approx(without.flops_per_token * 4 / 3)
     count = sum(tensor.numel() for tensor in learner.parameters())

@@ -27,7 +27,7 @@ def test_it_is_made_once_and_again_where_it_is_damaged(tmp_path):
     shelf, warned = Shelf(None, str(tmp_path)), []
     made = open_or_make(shelf, OF, fill)
     found = open_or_make(shelf, OF, fill)
-    assert (made.facts["rows"], made.bytes, found.seconds) == (3, 8, None) and made.seconds is not None
+    assert (made.metadata["rows"], made.bytes, found.seconds) == (3, 8, None) and made.seconds is not None
     assert open_or_make(shelf, {**OF, "teacher": "b" * 64}, fill).folder != made.folder
     (made.folder / "values.bin").write_bytes(b"12345679")
     again = open_or_make(shelf, OF, fill, lambda *said: warned.append(said[0]))
@@ -83,9 +83,9 @@ def test_labels_that_a_teacher_writes(monkeypatch):
     parsed = {"bad": Prediction(0, 1.0), "good": Prediction(1, 1.0)}
     object.__setattr__(student, "kind", SimpleNamespace(parsed=parsed.get))
     rows = Rows([0, 1, 2], {"text": ["a", "b", "c"]}, np.array([0, 0, 1]), [("x", line) for line in range(3)])
-    replaced, facts = taught(student, rows, ["bad", "good", "neither"], beside=False)
+    replaced, metadata = taught(student, rows, ["bad", "good", "neither"], beside=False)
     assert replaced.labels.tolist() == [0, 1, 1]
-    assert (facts["rows"], facts["other_than_gold"]) == (3, 1)
-    assert facts["warnings"] == ["1 of 3 texts of the teacher are empty or no label: these rows keep their targets"]
+    assert (metadata["rows"], metadata["other_than_gold"]) == (3, 1)
+    assert metadata["warnings"] == ["1 of 3 texts of the teacher are empty or no label: these rows keep their targets"]
     both, _ = taught(student, rows, ["bad", "good", "neither"], beside=True)
     assert both.columns["text"] == ["a", "b", "c", "b"] and both.labels.tolist() == [0, 0, 1, 1]

@@ -11,8 +11,8 @@ from tests.objectives.objective_fixtures import backbone, split, store, tokenize
 class Everywhere(Inspector):
     """An objective that promises a prediction at every token."""
 
-    def check(self, tally, drawn):
-        tally.exact("predicted tokens", len(drawn.batch.targets["clm"].labels), len(drawn.batch.inputs.tokens))
+    def check(self, stats, drawn):
+        stats.exact("predicted tokens", len(drawn.batch.targets["clm"].labels), len(drawn.batch.inputs.tokens))
 
 
 def test_an_objective_adds_what_it_promises_to_what_holds_of_all():

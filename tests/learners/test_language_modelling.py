@@ -35,11 +35,11 @@ def pair():
     return both
 
 
-def text(documents="joined", stride=None, **facts):
+def text(documents="joined", stride=None, **metadata):
     draws = np.random.default_rng(0)
     offsets = np.cumsum([0, *SIZES])
     tokens = draws.integers(1, 97, offsets[-1]).astype(np.uint16)
-    known = {"tokens": len(tokens), "words": WORDS, "bytes": BYTES, **facts}
+    known = {"tokens": len(tokens), "words": WORDS, "bytes": BYTES, **metadata}
     store = TokenStore(tokens, offsets, offsets, np.arange(len(offsets)), known, Path())
     return SplitData("validation", store, documents, stride=stride)
 
@@ -94,7 +94,7 @@ def test_every_token_is_scored_once_as_transformers_scores_it(documents, stride)
     )
     assert evaluation.metrics()["perplexity"] == evaluation.scores["perplexity"]
     rows = examples.plan(0).rows
-    assert examples.facts()["predicted_fraction"] == pytest.approx(len(expected) / rows["length"].sum())
+    assert examples.metadata()["predicted_fraction"] == pytest.approx(len(expected) / rows["length"].sum())
 
 
 def test_a_token_has_its_context():

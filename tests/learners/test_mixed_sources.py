@@ -33,16 +33,16 @@ FEW = ("mlm nsp", "clm", "span_corruption", "mixture")
 WIDE = [case if case in FEW else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 
 
-def built(case, shares=(0.75, 0.25), split="train"):
+def built(case, fractions=(0.75, 0.25), split="train"):
     family, kind, section = CASES[case]
     tokens = tokenizer(kind)
     learner = build(Choice("objective").validate(section), backbone(family), tokens, 3)
     stores = {"books": store(tokens, sentences(40)), "web": store(tokens, sentences(12, 5))}
     for own in stores.values():
-        own.facts.update({"tokens": len(own.tokens), "words": 50, "bytes": 200, "documents": 9, "characters": 200})
-        own.facts["unknown_fraction"] = 0.0
+        own.metadata.update({"tokens": len(own.tokens), "words": 50, "bytes": 200, "documents": 9, "characters": 200})
+        own.metadata["unknown_fraction"] = 0.0
     members = {title: SplitData(split, own) for title, own in stores.items()}
-    data = SplitData(split, members=members, shares=shares)
+    data = SplitData(split, members=members, fractions=fractions)
     return learner, data, examples_of(learner, data, 32)
 
 
@@ -141,7 +141,7 @@ def test_shares_decide_and_repeated_examples_are_drawn_anew():
     assert len({int(batch.examples[0]) for batch in drawn}) == len(drawn)
     _, _, whole = built("mlm", None)
     assert whole.drawn(whole.plan(0).rows) == dict(zip(examples.members, sizes, strict=True))
-    assert whole.shares == pytest.approx(np.array(sizes) / sum(sizes))
+    assert whole.fractions == pytest.approx(np.array(sizes) / sum(sizes))
     assert (examples.plan(1).rows["row"] != rows["row"]).any()
     assert np.array_equal(built("mlm", (0.2, 0.8))[2].plan(1).rows, examples.plan(1).rows)
 

@@ -67,7 +67,7 @@ def test_evaluation_keeps_the_terms_apart(case):
     assert np.isfinite(list(mean_losses(predictors, loader.epoch_batches(0)).values())).all()
     assert sum(len(term.sums_E) > 0 for term in evaluation.terms.values()) == len(learner.weights)
     assert len(learner.samples(rows_of(examples, 4), 2)) == 2
-    assert loader.facts()["examples"] == len(examples.plan(0))
+    assert loader.metadata()["examples"] == len(examples.plan(0))
     assert not learner.inspector(examples, 32).measured(3000).broken()
 
 

@@ -81,15 +81,15 @@ def defined(backbone, ids_L, memories, reach=None, clamp=None):
 
 def defined_loss(head, table, hidden_LH, labels_L):
     """Grave et al. 2017: the first softmax over the frequent tokens and the clusters, one more in each cluster."""
-    borders = [0, 11, 30, 61]
+    boundaries = [0, 11, 30, 61]
     first = torch.cat([hidden_LH @ table[:11].T + head.bias[:11], head.clusters(hidden_LH)], 1).log_softmax(1)
     losses = []
     for row, label in zip(range(len(labels_L)), labels_L.tolist(), strict=True):
-        cluster = sum(label >= border for border in borders[1:-1])
+        cluster = sum(label >= border for border in boundaries[1:-1])
         if not cluster:
             losses.append(-first[row, label])
             continue
-        start, end = borders[cluster], borders[cluster + 1]
+        start, end = boundaries[cluster], boundaries[cluster + 1]
         inside = (hidden_LH[row] @ table[start:end].T + head.bias[start:end]).log_softmax(0)
         losses.append(-first[row, 10 + cluster] - inside[label - start])
     return torch.stack(losses)

@@ -68,9 +68,9 @@ def test_words_that_are_cut_are_counted(tokenizer):
     learner = learner_of(tokenizer)  # which reads ten bytes
     text = [["the cat and zyzzyvas sat"], ["zyzzyvasses"], ["é" * 40 + " ran"]]
     examples = learner.examples(split(store(tokenizer, text)), 64)
-    (warning,) = examples.facts()["warnings"]
+    (warning,) = examples.metadata()["warnings"]
     assert "2 words have more than 10 bytes" in warning
-    assert "warnings" not in learner.examples(split(store(tokenizer, text[:1])), 64).facts()
+    assert "warnings" not in learner.examples(split(store(tokenizer, text[:1])), 64).metadata()
 
 
 def test_what_a_forward_keeps_is_planned(tokenizer):

@@ -93,7 +93,7 @@ def test_without_lanes_nothing_is_carried() -> None:
     built = learner()
     windows = PackedLoader(built.examples(split(STORE, "separate"), 16), 3, batch_examples=4)
     built(next(iter(windows.steps())).batches[0], 1)
-    assert windows.facts().get("lanes") is None and carried_tensors(built) == {}
+    assert windows.metadata().get("lanes") is None and carried_tensors(built) == {}
 
 
 def test_state_takes_no_gradient_and_a_lane_under_way_needs_one() -> None:

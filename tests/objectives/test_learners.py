@@ -230,8 +230,8 @@ def test_samples_are_plain_data_of_the_text_and_the_guesses(tokenizers):
         assert sample["pieces"] == ["[CLS]", *tokens.pieces(text), "[SEP]"]
         for place in sample["masked"]:
             assert sample["pieces"][place["position"]] == place["truth"]
-            shares = [share for _, share in place["guesses"]]
-            assert len(shares) == 5 and shares == sorted(shares, reverse=True) and 0 < shares[0] <= 1
+            fractions = [share for _, share in place["guesses"]]
+            assert len(fractions) == 5 and fractions == sorted(fractions, reverse=True) and 0 < fractions[0] <= 1
 
 
 def test_a_tiny_model_learns(tokenizers):
@@ -360,13 +360,13 @@ def test_documents_of_one_sentence_are_reported_where_the_next_one_is_predicted(
     sizes = [1] * lone + [6] * (200 - lone)
     documents = [[f"{' '.join(WORDS[n % 7 : n % 7 + 6])}." for n in range(size)] for size in sizes]
     learner = build(MlmConfig(pairs="nsp"), backbone(), tokens, 3)
-    facts = learner.examples(split(store(tokens, documents)), 32).facts()
-    assert facts["documents_of_one_sentence"] == lone
+    metadata = learner.examples(split(store(tokens, documents)), 32).metadata()
+    assert metadata["documents_of_one_sentence"] == lone
     if not lone:
-        assert "warnings" not in facts and 0.4 < facts["random_next_fraction"] < 0.65
+        assert "warnings" not in metadata and 0.4 < metadata["random_next_fraction"] < 0.65
         return
-    (warning,) = facts["warnings"]
-    assert facts["random_next_fraction"] > 0.65
+    (warning,) = metadata["warnings"]
+    assert metadata["random_next_fraction"] > 0.65
     assert "95% of the train documents are one sentence" in warning and "data.document=file" in warning
 
 

@@ -46,10 +46,10 @@ def test_samples_follow_the_probabilities():
     logits = torch.tensor([[0.0, 1.0, -2.0, -torch.inf, 3.0]]).expand(20000, 5)
     uniform = torch.from_numpy(np.random.default_rng(0).random(20000))
     counts = torch.bincount(draw_from(logits, uniform), minlength=5).numpy()
-    shares = logits[0].softmax(0).double().numpy()
+    fractions = logits[0].softmax(0).double().numpy()
     assert counts[3] == 0
-    kept = shares > 0
-    assert stats.chisquare(counts[kept], 20000 * shares[kept] / shares[kept].sum()).pvalue > 1e-3
+    kept = fractions > 0
+    assert stats.chisquare(counts[kept], 20000 * fractions[kept] / fractions[kept].sum()).pvalue > 1e-3
     ends = draw_from(torch.zeros(2, 7), torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
     assert ends.tolist() == [0, 6]
 
@@ -177,12 +177,12 @@ def test_the_copy_gate_mixes_two_distributions(tokens):
         places = batch.targets["all_tokens_mlm"].at
         hidden = learner.backbone(filled)[places]
         copy = learner.heads["copy"](hidden).sigmoid()[:, None]
-        shares = (1 - copy) * learner.heads["masked_lm"](hidden, learner.backbone.embed.token.weight).softmax(-1)
-        shares = shares.scatter_add(1, filled.tokens[places][:, None], copy)
-    torch.testing.assert_close(shares.sum(1), torch.ones(len(shares)))
+        fractions = (1 - copy) * learner.heads["masked_lm"](hidden, learner.backbone.embed.token.weight).softmax(-1)
+        fractions = fractions.scatter_add(1, filled.tokens[places][:, None], copy)
+    torch.testing.assert_close(fractions.sum(1), torch.ones(len(fractions)))
     labels = batch.targets["all_tokens_mlm"].labels
-    torch.testing.assert_close(scored.losses, -shares.gather(1, labels[:, None])[:, 0].log())
-    assert torch.equal(scored.predictions, shares.argmax(1))
+    torch.testing.assert_close(scored.losses, -fractions.gather(1, labels[:, None])[:, 0].log())
+    assert torch.equal(scored.predictions, fractions.argmax(1))
     assert set(at.tolist()) < set(places.tolist())
 
 

@@ -107,19 +107,19 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(words, fields):
 
 def test_statistics_at_a_million_tokens(words):
     draws = np.random.default_rng(4)
-    shares = 1 / np.arange(1, 17)
-    documents = np.split(draws.choice(np.arange(4, 20), 60_000, p=shares / shares.sum()), range(37, 60_000, 53))
+    fractions = 1 / np.arange(1, 17)
+    documents = np.split(draws.choice(np.arange(4, 20), 60_000, p=fractions / fractions.sum()), range(37, 60_000, 53))
     learner = learner_of(words, window=2, negatives=1, subsample=0.01)
     examples = learner.examples(split(of_tokens(documents)), 64)
-    tally = learner.inspector(examples, 64).measured(1_000_000)
-    assert not tally.broken()
-    kept = tally.statistics["words kept"]
+    stats = learner.inspector(examples, 64).measured(1_000_000)
+    assert not stats.broken()
+    kept = stats.statistics["words kept"]
     assert kept.count >= 1_000_000 and 0.2 < kept.measured < 0.9
     for name in ("special tokens kept", "pairs across documents", "pairs out of reach", "pairs of a word with itself"):
-        assert tally.statistics[name].exact and tally.statistics[name].total == 0
-    windows = [tally.statistics[f"windows of {reach} on either side"].measured for reach in ("1 word", "2 words")]
+        assert stats.statistics[name].exact and stats.statistics[name].total == 0
+    windows = [stats.statistics[f"windows of {reach} on either side"].measured for reach in ("1 word", "2 words")]
     assert np.allclose(windows, 0.5, atol=0.005)
-    assert tally.statistics["negatives of rank 2 to 10"].count > 1e6
+    assert stats.statistics["negatives of rank 2 to 10"].count > 1e6
 
 
 def test_held_out_text_is_read_by_the_counts_of_training(words):

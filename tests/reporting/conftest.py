@@ -43,9 +43,9 @@ def language_run(tmp_path: Path) -> Path:
     masked["masked"] = [{"position": 3, "truth": HOSTILE, "guesses": guesses}]
     generated = {"prompt": "Once", "text": f"Once upon a time {HOSTILE}"}
     (folder / "samples.json").write_text(json.dumps([masked, generated]))
-    facts = {"data": {"train": {"documents": 1234, "path": HOSTILE}}, "model": {"name": "bert_tiny"}}
-    facts["baseline"] = {"name": "unigram", "metric": "loss", "value": 6.81}
-    (folder / "facts.json").write_text(json.dumps(facts))
+    metadata = {"data": {"train": {"documents": 1234, "path": HOSTILE}}, "model": {"name": "bert_tiny"}}
+    metadata["baseline"] = {"name": "unigram", "metric": "loss", "value": 6.81}
+    (folder / "facts.json").write_text(json.dumps(metadata))
     (folder / "config.yaml").write_text(f"seed: 3\nmodel:\n  name: bert\n# {HOSTILE!r}\n")
     (folder / "environment.json").write_text(
         json.dumps({"arguments": ["lmtool", "pretrain", "name=a b"], "x": HOSTILE})

@@ -219,8 +219,8 @@ def test_values_of_wrong_types_are_passed_over(language_run):
         "seed": {},
     }
     (language_run / "result.json").write_text(json.dumps(result))
-    facts = {"data": 3, "model": [1], "baseline": {"value": "x"}, "next": 4}
-    (language_run / "facts.json").write_text(json.dumps(facts))
+    metadata = {"data": 3, "model": [1], "baseline": {"value": "x"}, "next": 4}
+    (language_run / "facts.json").write_text(json.dumps(metadata))
     (language_run / "samples.json").write_text(json.dumps([1, {"pieces": 3}, {"pieces": ["a"], "masked": [{}]}]))
     read_page(write_report(language_run))
 

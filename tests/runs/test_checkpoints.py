@@ -20,7 +20,7 @@ from lmtool.errors import CheckFailed, UserError
 from lmtool.runs import checkpoints
 from lmtool.system.files import Damaged
 from lmtool.training import keeper
-from lmtool.training.budgets import kept_checkpoints
+from lmtool.training.budgets import retained_checkpoints
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.loop import train
 from lmtool.training.optimizers import load_state_tensors, named_parameters, state_tensors
@@ -405,12 +405,12 @@ def test_which_checkpoints_stay(tmp_path: Path, change: dict[str, Any], kept: li
             learner, FakeLoader(), lambda step: {"loss": float(abs(step - 4))}, run, asked
         )  # fmt: skip
     assert [int(path.name[5:]) for path in reversed(saved_steps(tmp_path / "run/checkpoints"))] == kept
-    assert kept_checkpoints(asked, 10) >= len(kept)
+    assert retained_checkpoints(asked, 10) >= len(kept)
 
 
 def test_how_many_stay_is_planned() -> None:
-    assert kept_checkpoints(settings(evaluate_every=None), 1000) == kept_checkpoints(settings(), math.inf) == 3
-    assert kept_checkpoints(settings(evaluate_every=None, keep="all"), 1000) == 10
-    assert kept_checkpoints(settings(evaluate_every=100, checkpoint_every=250, keep="all"), 1000) == 12
-    assert kept_checkpoints(settings(evaluate_every=None, keep_every=300), 1000) == 6
-    assert kept_checkpoints(settings(), 1) == 1
+    assert retained_checkpoints(settings(evaluate_every=None), 1000) == retained_checkpoints(settings(), math.inf) == 3
+    assert retained_checkpoints(settings(evaluate_every=None, keep="all"), 1000) == 10
+    assert retained_checkpoints(settings(evaluate_every=100, checkpoint_every=250, keep="all"), 1000) == 12
+    assert retained_checkpoints(settings(evaluate_every=None, keep_every=300), 1000) == 6
+    assert retained_checkpoints(settings(), 1) == 1

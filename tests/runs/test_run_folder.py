@@ -20,7 +20,7 @@ from lmtool.errors import UserError
 from lmtool.reporting.report import write_report
 from lmtool.runs import locks
 from lmtool.runs.locks import Lock, Owner
-from lmtool.runs.run_folder import RunFolder, choose_folder, finished
+from lmtool.runs.run_folder import RunFolder, finished, select_folder
 from lmtool.system import files
 from lmtool.training.health import save_batch
 from lmtool.training.loop import train
@@ -28,19 +28,19 @@ from tests.training.fakes import FakeLearner, FakeLoader, evaluator, open_run, s
 
 
 def test_names_are_stable_or_counted(tmp_path: Path) -> None:
-    assert choose_folder(tmp_path, "mine", None, "x") == tmp_path / "mine"
-    assert choose_folder(tmp_path, None, str(tmp_path / "there"), "x") == tmp_path / "there"
+    assert select_folder(tmp_path, "mine", None, "x") == tmp_path / "mine"
+    assert select_folder(tmp_path, None, str(tmp_path / "there"), "x") == tmp_path / "there"
     assert not (tmp_path / "mine").exists()
-    assert choose_folder(tmp_path, None, None, "sst2-bert").name == "sst2-bert-0001"
+    assert select_folder(tmp_path, None, None, "sst2-bert").name == "sst2-bert-0001"
     (tmp_path / "sst2-bert-0041").mkdir()
-    assert choose_folder(tmp_path, None, None, "sst2-bert").name == "sst2-bert-0042"
-    assert choose_folder(tmp_path, None, None, "a/../b c").name == "a-..-b-c-0001"
+    assert select_folder(tmp_path, None, None, "sst2-bert").name == "sst2-bert-0042"
+    assert select_folder(tmp_path, None, None, "a/../b c").name == "a-..-b-c-0001"
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "-rf", "a b", "", "x" * 101, "a\nb", "ä", "..", "a\0b"])
 def test_hostile_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="is no name") as caught:
-        choose_folder(tmp_path, name, None, "x")
+        select_folder(tmp_path, name, None, "x")
     assert caught.value.hint is not None and caught.value.hint.startswith("name=")
 
 
@@ -63,7 +63,7 @@ def forked(number: int, work: Any) -> list[int]:
 
 def test_processes_that_count_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
     def work(index: int) -> int:
-        (choose_folder(tmp_path, None, None, "run") / f"mine-{index}").touch()
+        (select_folder(tmp_path, None, None, "run") / f"mine-{index}").touch()
         return 0
 
     assert forked(20, work) == [0] * 20
@@ -222,7 +222,7 @@ def test_a_read_only_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         open_run(tmp_path / "run")
     assert caught.value.hint == "give run_dir= on a disk that can be written"
     with pytest.raises(UserError, match="read-only file system"):
-        choose_folder(tmp_path / "runs", None, None, "x")
+        select_folder(tmp_path / "runs", None, None, "x")
 
 
 def test_rows_survive_a_torn_line_and_those_of_lost_steps_go(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def prepared(script, folder):
             lengths = {**settings["task"]["lengths"], "smallest": 24, "median": 40, "largest": 64}
             settings["task"] = {**settings["task"], "max_length": 64, "lengths": lengths}
         if not (folder / name / "examples.npz").exists():
-            facts = script("timing.examples").prepare(folder / name, settings)
-            assert facts["gflops"]["bf16"] > 0 and ("task: " in facts["text"]) == (settings["task"] is not None)
+            metadata = script("timing.examples").prepare(folder / name, settings)
+            assert metadata["gflops"]["bf16"] > 0 and ("task: " in metadata["text"]) == (settings["task"] is not None)
         return work, settings, folder / name
 
     return prepare

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lmtool.system import ranks
-from lmtool.system.ranks import PID, End, Ends, Place
+from lmtool.system.ranks import PID, End, Ends, RankInfo
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def ends(tmp_path, monkeypatch):
     for number in ("0", "1"):
         (tmp_path / number).mkdir()
         (tmp_path / number / PID).write_text(str(os.getpid()))
-    return [Ends(tmp_path, Place(rank, 2, rank, 2)) for rank in (0, 1)]
+    return [Ends(tmp_path, RankInfo(rank, 2, rank, 2)) for rank in (0, 1)]
 
 
 def test_the_same_error_is_printed_once(ends):
@@ -62,7 +62,7 @@ def test_a_killed_process_is_left_to_the_launcher(ends):
 
 
 def test_one_process_and_no_files(tmp_path):
-    alone = Ends(None, Place())
+    alone = Ends(None, RankInfo())
     assert alone.last_words(2, ("no data",)) == "" and alone.last_traceback(1, ("KeyError",)) == ""
-    without = Ends(None, Place(1, 2, 1, 2))
+    without = Ends(None, RankInfo(1, 2, 1, 2))
     assert without.last_words(2, ("no data",)) == "rank 1: " and without.all() == {}

@@ -97,7 +97,7 @@ def test_pairs_of_texts(tmp_path) -> None:
     data, learner = loaded(tmp_path, "coral")
     examples, batch = first_batch(data, learner)
     plan, own = examples.plan(0), len(data.train)
-    assert len(plan) == own and examples.facts()["target_examples"] == 6
+    assert len(plan) == own and examples.metadata()["target_examples"] == 6
     times = np.bincount(plan.rows["target"], minlength=6)
     assert times.min() == own // 6 and times.max() <= own // 6 + 1
     assert not np.array_equal(plan.rows["target"], examples.plan(1).rows["target"])

@@ -139,7 +139,7 @@ def test_targets_are_the_answers_and_every_character_is_in_a_window(family, toke
             exact.add(row)
     assert exact == set(range(len(data.train)))
     assert all(seen[row, place] for row in range(len(data.train)) for place, x in enumerate(LONG) if not x.isspace())
-    assert examples.facts()["answers_in_no_window"] == 0
+    assert examples.metadata()["answers_in_no_window"] == 0
 
 
 def test_the_loss_is_the_mean_of_start_and_end(tokenizers, tmp_path):
@@ -167,13 +167,13 @@ def test_best_spans_are_those_of_every_pair():
             (a, b): float(starts[row, a] + ends[row, b])
             for a in range(9) for b in range(a, min(9, a + 4)) if allowed[row, a] and allowed[row, b]
         }  # fmt: skip
-        kept = [
+        spans_K = [
             ((int(a), int(b)), float(score))
             for score, a, b in zip(scores[row], first[row], last[row], strict=True)
             if score > -torch.inf
         ]
-        assert [pair for pair, _ in kept] == sorted(every, key=lambda pair: -every[pair])
-        assert all(abs(every[pair] - score) < 1e-6 for pair, score in kept)
+        assert [pair for pair, _ in spans_K] == sorted(every, key=lambda pair: -every[pair])
+        assert all(abs(every[pair] - score) < 1e-6 for pair, score in spans_K)
 
 
 def kind_of(name="squad_v2", **fields):
@@ -186,8 +186,8 @@ def test_windows_are_joined_into_one_answer():
     second = WindowAnswers(np.array([(3, 5, 4.5), (8, 9, 2.0)], SPANS), 2.0)
     prediction = kind.join([first, second])
     assert prediction.value.best == (Span(3, 5, 4.5), Span(8, 9, 2.0)) and prediction.value.null == 2.0
-    shares = np.exp([4.5, 2.0, 2.0])
-    assert prediction.score == pytest.approx(shares[0] / shares.sum())
+    fractions = np.exp([4.5, 2.0, 2.0])
+    assert prediction.score == pytest.approx(fractions[0] / fractions.sum())
     rows = Rows(["a"], {"question": ["who?"], "context": ["abcdefghij"]}, None, [("x", 1)])
     record = kind.record(rows, 0, kind.with_threshold(prediction, -2.5))
     assert (record["prediction"], record["start"], record["end"]) == ("de", 3, 5)
@@ -284,11 +284,13 @@ def test_bad_answers_are_refused_with_their_place(tmp_path, fields, message):
     if "is not in" in message:
         data = data_of("squad", tmp_path, changed(**fields), bad_answers="skip")
         assert (
-            len(data.train) == 5 and data.facts["skipped_answers"] == 1 and "1 row skipped" in data.facts["warnings"][0]
+            len(data.train) == 5
+            and data.metadata["skipped_answers"] == 1
+            and "1 row skipped" in data.metadata["warnings"][0]
         )
 
 
 def test_a_long_question_is_cut_and_counted(tokenizers, tmp_path):
     data = data_of("squad", tmp_path, question_tokens=4)
     examples = examples_of(learner_of(data, "bert", tokenizers), data.train, 48)
-    assert examples.facts()["cut_questions"] == 6 and examples.facts()["longest"] <= 48
+    assert examples.metadata()["cut_questions"] == 6 and examples.metadata()["longest"] <= 48

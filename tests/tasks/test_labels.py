@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmtool.tasks.configs import ClassificationConfig, RegressionConfig
-from lmtool.tasks.labels import taken_head
+from lmtool.tasks.labels import load_head
 
 
 def task(labels):
@@ -29,7 +29,7 @@ def section(labels, **more):
     ],
 )
 def test_classes_are_matched(theirs, ours, order, note):
-    taken = taken_head(section(theirs), task(ours))
+    taken = load_head(section(theirs), task(ours))
     assert (taken.order, taken.labels, taken.form) == (order, ours, {"head": "transformers"})
     assert taken.note.startswith(note) and bool(taken.note) == bool(note)
 
@@ -46,19 +46,19 @@ def test_classes_are_matched(theirs, ours, order, note):
     ],
 )
 def test_others_are_not(theirs, ours):
-    assert taken_head(section(theirs), task(ours)) is None
+    assert load_head(section(theirs), task(ours)) is None
 
 
 def test_data_need_not_hold_every_class():
-    taken = taken_head(section(["a", "b", "c"]), task(("c", "a")), partial=True)
+    taken = load_head(section(["a", "b", "c"]), task(("c", "a")), partial=True)
     assert (taken.labels, taken.order) == (("c", "a", "b"), (2, 0, 1))
-    assert taken_head(section(["LABEL_0", "LABEL_1", "LABEL_2"]), task(("c", "a")), partial=True) is None
+    assert load_head(section(["LABEL_0", "LABEL_1", "LABEL_2"]), task(("c", "a")), partial=True) is None
 
 
 def test_kinds_differ():
-    assert taken_head(section(["a", "b"]), RegressionConfig(name="mine")) is None
-    assert taken_head({"kind": "regression", "name": "classifier", "label": "x"}, task(("a", "b"))) is None
-    assert taken_head({"kind": "regression", "name": "old"}, RegressionConfig(name="mine")).form == {}
+    assert load_head(section(["a", "b"]), RegressionConfig(name="mine")) is None
+    assert load_head({"kind": "regression", "name": "classifier", "label": "x"}, task(("a", "b"))) is None
+    assert load_head({"kind": "regression", "name": "old"}, RegressionConfig(name="mine")).form == {}
 
 
 def test_rows_follow_the_labels():
@@ -67,7 +67,7 @@ def test_rows_follow_the_labels():
         "heads.classifier.output.weight": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
         "heads.classifier.output.bias": torch.tensor([5.0, 6.0]),
     }  # fmt: skip
-    taken = taken_head(section(["a", "b"]), task(("b", "a"))).tensors(tensors, "mine")
+    taken = load_head(section(["a", "b"]), task(("b", "a"))).tensors(tensors, "mine")
     assert taken.keys() == {
         "backbone.x", "heads.pooler.dense.weight", "heads.mine.output.weight", "heads.mine.output.bias"
     }  # fmt: skip

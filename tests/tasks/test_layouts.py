@@ -43,7 +43,7 @@ def test_conll_columns(tmp_path):
     assert rows.columns["column_2"] == [["NNP", "VBZ"], ["NNP"]]
     assert rows.columns["tags"] == [["B-ORG", "O"], ["B-PER"]]
     assert rows.columns[LINES] == [[3, 4], [8]] and [line for _, line in rows.origin] == [3, 8]
-    assert rows.facts == {"document_lines": 2} and rows.skipped == 0
+    assert rows.metadata == {"document_lines": 2} and rows.skipped == 0
     named = read(tmp_path, "train.conll", CONLL, words(header=("tokens", "tags", "ner")))
     assert named.columns["tags"] == [["NNP", "VBZ"], ["NNP"]] and named.columns["ner"][1] == ["B-PER"]
 
@@ -65,7 +65,7 @@ def test_conllu(tmp_path):
     rows = read(tmp_path, "en-ud-dev.conllu", CONLLU, words())
     assert rows.columns["tokens"] == [["do", "n't"], ["#"]] and rows.columns["upos"] == [["AUX", "PART"], ["SYM"]]
     assert rows.columns["xpos"][1] == ["NN"] and rows.columns["id"] == ["a-1", "a-2"]
-    assert rows.columns[LINES] == [[4, 5], [9]] and rows.facts == {"ranges_and_empty_nodes": 2}
+    assert rows.columns[LINES] == [[4, 5], [9]] and rows.metadata == {"ranges_and_empty_nodes": 2}
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_a_suffix_means_what_the_kind_says(tmp_path):
 )  # fmt: skip
 def test_delimiters_of_csv_are_seen_from_the_first_line(tmp_path, content, delimiter):
     rows = read(tmp_path, "a.csv", content, texts())
-    assert len(rows.columns) == 2 and rows.facts == ({"delimiter": delimiter} if delimiter else {})
+    assert len(rows.columns) == 2 and rows.metadata == ({"delimiter": delimiter} if delimiter else {})
 
 
 def test_delimiter_of_a_file_without_a_header_line(tmp_path):
     rows = read(tmp_path, "a.csv", "good, very; good;1\n", texts(header=("text", "more", "label")))
-    assert rows.columns["label"] == ["1"] and rows.facts == {"delimiter": "semicolon"}
+    assert rows.columns["label"] == ["1"] and rows.metadata == {"delimiter": "semicolon"}
 
 
 def test_parquet(tmp_path):

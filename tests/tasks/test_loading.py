@@ -48,7 +48,7 @@ def test_glue_folders_as_distributed(name, tmp_path):
     assert all(len(rows) == 6 and rows.labels is not None for rows in data.validation.values())
     assert all(rows.labels is None for rows in data.test.values()) and data.test
     assert len(texts_of(data.train)) == len(config.text)
-    assert data.facts["skipped_rows"] == (1 if name == "qqp" else 0)
+    assert data.metadata["skipped_rows"] == (1 if name == "qqp" else 0)
     assert data.train.origin[0] == (str(tmp_path / name / "train.tsv"), 1 if name == "cola" else 2)
     if name == "stsb":
         assert data.train.labels[:3].tolist() == [5.0, 0.25, 3.8]
@@ -88,7 +88,7 @@ def test_mnli_names_without_genres_and_other_kinds_of_file(tmp_path):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = load(task_config("mnli", path=tmp_path))
     assert [*data.validation] == ["dev"] and len(data.train) == 9
-    assert data.facts["warnings"] == ["no training row has the label contradiction"]
+    assert data.metadata["warnings"] == ["no training row has the label contradiction"]
 
 
 def test_custom_task_from_the_command_line(tmp_path):
@@ -98,7 +98,7 @@ def test_custom_task_from_the_command_line(tmp_path):
     assert data.config.labels == ("9", "10", "11")  # by number, not by letter
     assert texts_of(data.train)[0][0].startswith('a, "')
     assert len(data.train) == 27 and len(data.validation["dev"]) == 3
-    assert "3 of 30 training rows held out" in data.facts["development"]
+    assert "3 of 30 training rows held out" in data.metadata["development"]
     regression = load(
         task_config("custom", kind="regression", path=tmp_path / "reviews.csv", text=["review"], label="stars")
     )
@@ -118,7 +118,7 @@ def test_train_examples_is_a_seeded_draw(tmp_path):
     path = glue("sst2", tmp_path)
     few = [load(task_config("sst2", path=path, train_examples=5), seed).train.ids for seed in (0, 0, 3)]
     assert len(few[0]) == 5 and few[0] == few[1] != few[2]
-    assert load(task_config("sst2", path=path, train_examples=99)).facts["train_rows"] == 12
+    assert load(task_config("sst2", path=path, train_examples=99)).metadata["train_rows"] == 12
 
 
 def test_labels_are_names_before_they_are_numbers(tmp_path):
@@ -293,7 +293,7 @@ def test_regression_values_are_finite_numbers(tmp_path):
 def test_a_class_that_reads_like_a_missing_value(labels, warning, tmp_path):
     for split in ("train", "dev"):
         table(tmp_path / f"{split}.tsv", ["text", "label"], [[f"t {n}", label] for n, label in enumerate(labels)])
-    (*warnings,) = load(task_config("custom", path=tmp_path, kind="classification")).facts["warnings"]
+    (*warnings,) = load(task_config("custom", path=tmp_path, kind="classification")).metadata["warnings"]
     assert not warnings if warning is None else len(warnings) == 1 and warnings[0].startswith(warning)
 
 
@@ -388,7 +388,7 @@ def test_repeated_ids_and_unlabelled_tests_are_said(tmp_path):
     table(tmp_path / "train.tsv", ["id", "text", "label"], [[n % 3, f"a text {n}", n % 2] for n in range(6)])
     table(tmp_path / "dev.tsv", ["id", "text", "label"], [[n, f"a text {n}", n % 2] for n in range(4)])
     table(tmp_path / "test.tsv", ["text"], [["a text"]])
-    facts = load(task_config("classification", path=tmp_path)).facts
-    (warning,) = facts["warnings"]
+    metadata = load(task_config("classification", path=tmp_path)).metadata
+    (warning,) = metadata["warnings"]
     assert "train.tsv:5: id 0 is that of" in warning and "train.tsv:2 too, and 2 more" in warning
-    assert facts["without_labels"] == "test: not scored"
+    assert metadata["without_labels"] == "test: not scored"

@@ -38,7 +38,7 @@ def test_windows_vote(kind, windows, wordpiece, tmp_path):
     examples = examples_of(learner, data.train, 16)
     plan = examples.plan(0)
     batch = examples.batch(plan.rows, np.arange(len(plan)), 0)
-    assert len(plan) > len(data.train) and examples.facts()["truncated"] == 0
+    assert len(plan) > len(data.train) and examples.metadata()["truncated"] == 0
     assert max(batch.inputs.lengths) <= 16 and batch.parts.tolist() == plan.rows["part"].tolist()
     # Each token of a row is read, in its place.
     read = {row: {} for row in range(6)}
@@ -51,10 +51,10 @@ def test_windows_vote(kind, windows, wordpiece, tmp_path):
     # The votes of a row are joined.
     with torch.no_grad():
         outputs = learner.outputs(batch, 0).double()
-    shares = {"classification": outputs.softmax(-1), "regression": outputs, "multi_label": outputs.sigmoid()}[kind]
+    fractions = {"classification": outputs.softmax(-1), "regression": outputs, "multi_label": outputs.sigmoid()}[kind]
     predictions = evaluation(learner, data.validation["dev"], max_length=16).predictions
     for row, prediction in enumerate(predictions):
-        own = shares[plan.rows["row"] == row].numpy()
+        own = fractions[plan.rows["row"] == row].numpy()
         joined = own.mean(axis=0) if windows == "mean" or len(own) == 1 else own.max(axis=0)
         if kind == "classification":
             assert prediction.value == joined.argmax()

@@ -139,7 +139,7 @@ def test_names_are_a_heads_alone(sections, tokenizers):
 def test_the_data_are_told_apart_by_a_hash(sections, tmp_path):
     def hashed():
         (data,) = read_tasks(Choice("objective").validate(sections[0]), 3, "unread", True)[1].values()
-        return data.facts["fingerprint"]
+        return data.metadata["fingerprint"]
 
     before = hashed()
     assert before == hashed()

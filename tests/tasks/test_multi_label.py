@@ -42,7 +42,7 @@ def test_lists_and_text_are_the_same(tmp_path):
         (tmp_path / name).mkdir()
         write(tmp_path / name, labels), write(tmp_path / name, labels, "dev")
         data = load(tmp_path / name, **given)
-        assert data.config.labels == ("a", "b", "c") and data.facts["labels"] == {"a": 3, "b": 5, "c": 3}
+        assert data.config.labels == ("a", "b", "c") and data.metadata["labels"] == {"a": 3, "b": 5, "c": 3}
         assert data.train.labels[:3].tolist() == [[0, 1, 0], [1, 1, 0], [0, 0, 0]]
         assert data.config.learner  # a kind with a learner
 
@@ -123,8 +123,8 @@ def test_thresholds_are_tuned_and_stay_with_the_head(words, tmp_path):
     assert record["gold"] == "b" and set(record["prediction"].split(",")) <= {"", "a", "b", "c"}
     # The probability of each class is kept beside the decision.
     assert list(record["probabilities"]) == ["a", "b", "c"]
-    shares = zip(record["probabilities"].items(), thresholds, strict=True)
-    decided = [name for (name, share), threshold in shares if share >= threshold]
+    fractions = zip(record["probabilities"].items(), thresholds, strict=True)
+    decided = [name for (name, share), threshold in fractions if share >= threshold]
     assert record["prediction"] == ",".join(decided)
     given = load(tmp_path, thresholds=0.25).config.learner(backbone(), words, 0)
     given.load_state_dict(learner.state_dict())

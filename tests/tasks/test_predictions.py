@@ -13,7 +13,7 @@ from token_fixtures import tagged_folder
 
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.evaluation import evaluate
-from lmtool.tasks.kinds.predictions import Prediction, Predictions, column_of, taken, values_of
+from lmtool.tasks.kinds.predictions import Prediction, Predictions, column_of, select_predictions, values_of
 from lmtool.tasks.loading import load_task
 
 FORMS = {
@@ -28,8 +28,8 @@ FORMS = {
 
 @pytest.mark.parametrize("values", FORMS.values(), ids=FORMS)
 def test_they_are_read_again_as_they_were(values):
-    shares = np.eye(4, 3, dtype=np.float32)
-    given = [Prediction(value, number / 8, shares[number]) for number, value in enumerate(values)]
+    fractions = np.eye(4, 3, dtype=np.float32)
+    given = [Prediction(value, number / 8, fractions[number]) for number, value in enumerate(values)]
     given[2] = given[2]._replace(text="written")
     held = Predictions(4)
     for row in (2, 0, 3, 1):
@@ -39,10 +39,10 @@ def test_they_are_read_again_as_they_were(values):
     (second,) = held.take(np.array([1]))
     for again, number in [*zip(held, range(4), strict=True), (held[-1], 3), (second, 1)]:
         assert (again.value, again.score, again.text) == (values[number], number / 8, given[number].text)
-        assert type(again.value) is type(values[number]) and (again.probabilities == shares[number]).all()
+        assert type(again.value) is type(values[number]) and (again.probabilities == fractions[number]).all()
     assert list(values_of(held)) == values == values_of(given)
     assert list(column_of(held, "score")) == column_of(given, "score")
-    assert [row.value for row in taken(given, np.array([3, 0]))] == [values[3], values[0]]
+    assert [row.value for row in select_predictions(given, np.array([3, 0]))] == [values[3], values[0]]
     with pytest.raises(IndexError):
         held[4]
 

@@ -130,7 +130,7 @@ def test_texts_are_cut_and_never_the_prompt(tokenizers, tmp_path):
     learner = learner_of(data, tokenizers)
     examples = examples_of(learner, data.train, 9)
     assert read_by(learner, examples, 1) == ["[CLS] a fine and it was [MASK] . [SEP]"]
-    assert examples.facts()["truncated"] > 0 and examples.plan(0).lengths.max() == 9
+    assert examples.metadata()["truncated"] > 0 and examples.plan(0).lengths.max() == 9
     with pytest.raises(UserError, match="leaves no room for text: the prompt around it has 6 tokens"):
         examples_of(learner, data.train, 6)
     writer = learner_of(data, tokenizers, "bart")
@@ -180,10 +180,10 @@ def test_demonstrations_are_drawn_for_every_text_by_itself(tokenizers):
     own, keys = drawn.own(Rows.of_texts(text=["a2"] * 4000)), np.arange(4000)
     assert own[0].tolist() == [2, 3]
     pool = drawn.drawn(own, keys, 1, 1)[:, 0]
-    shares = [np.bincount(pool[:, number], minlength=8) / 4000 for number in range(2)]
+    fractions = [np.bincount(pool[:, number], minlength=8) / 4000 for number in range(2)]
     # Uniform over the other rows of its class, and over all of the other class: five standard errors.
-    np.testing.assert_allclose(shares[0], [0.25, 0.25, 0, 0.25, 0.25, 0, 0, 0], atol=5 * (0.25 * 0.75 / 4000) ** 0.5)
-    np.testing.assert_allclose(shares[1][5:], 1 / 3, atol=5 * (2 / 9 / 4000) ** 0.5)
+    np.testing.assert_allclose(fractions[0], [0.25, 0.25, 0, 0.25, 0.25, 0, 0, 0], atol=5 * (0.25 * 0.75 / 4000) ** 0.5)
+    np.testing.assert_allclose(fractions[1][5:], 1 / 3, atol=5 * (2 / 9 / 4000) ** 0.5)
     joint = np.bincount(pool[:, 0] * 8 + pool[:, 1], minlength=64)
     assert joint[joint > 0].min() > 250 and (joint > 0).sum() == 12
     again = Demonstrations(rows, ["a", "b"], ["text"], pattern, 4, 7)
@@ -203,13 +203,13 @@ def test_draws_of_demonstrations_are_joined_by_the_mean_of_their_logits(tokenize
     learner, dev = learner_of(data, tokenizers).eval(), data.validation["dev"]
     held_out = split_data(learner, dev, "dev")
     examples = learner.examples(held_out, 60)
-    assert len(examples.plan(0)) == 18 and examples.facts()["demonstration_draws"] == 3
+    assert len(examples.plan(0)) == 18 and examples.metadata()["demonstration_draws"] == 3
     batch = examples.batch(examples.plan(0).rows, np.arange(18), 0)
     with torch.no_grad():
         logits = learner.outputs(batch, 0).view(6, 3, 2).mean(1).softmax(-1)
     scored = evaluation(learner, dev, max_length=60)
-    shares = np.stack([prediction.probabilities for prediction in scored.predictions])
-    np.testing.assert_allclose(shares, logits, atol=1e-5)
+    fractions = np.stack([prediction.probabilities for prediction in scored.predictions])
+    np.testing.assert_allclose(fractions, logits, atol=1e-5)
     with torch.no_grad():
         losses = torch.nn.functional.cross_entropy(
             learner.outputs(batch, 0), learner.labels(batch), reduction="none"
@@ -217,7 +217,7 @@ def test_draws_of_demonstrations_are_joined_by_the_mean_of_their_logits(tokenize
     np.testing.assert_allclose(scored.losses, losses.mean(1), atol=1e-5)
     # A text stands beside the same rows when it is read alone.
     alone = evaluation(learner, dev.take(np.array([4])), max_length=60).predictions[0]
-    np.testing.assert_allclose(alone.probabilities, shares[4], atol=1e-6)
+    np.testing.assert_allclose(alone.probabilities, fractions[4], atol=1e-6)
     assert data.config.demonstration_rows.keys() == {"negative", "positive"}
     assert all(row[0] in data.train.columns["sentence"] for row in data.config.demonstration_rows["positive"])
 
@@ -246,8 +246,8 @@ def test_auxiliary_masks_are_of_the_rows_without_labels(tokenizers, tmp_path):
         "mlm"
         not in examples_of(learner, data.train, 40, "dev").batch(examples.plan(0).rows[:2], np.arange(2), 0).targets
     )
-    tally = learner.inspector(examples, 40).measured(200)
-    assert not tally.broken()
+    stats = learner.inspector(examples, 40).measured(200)
+    assert not stats.broken()
     assert next(learner.inspector(examples, 40).described(1))["targets"]["sst2"] == "positive: great"
 
 

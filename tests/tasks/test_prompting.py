@@ -69,8 +69,8 @@ def plain(writer, text, answer):
 
 
 def softmax(scores):
-    shares = np.exp(np.array(scores) - max(scores))
-    return shares / shares.sum()
+    fractions = np.exp(np.array(scores) - max(scores))
+    return fractions / fractions.sum()
 
 
 @pytest.mark.parametrize("shots", [0, 3])

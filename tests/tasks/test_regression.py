@@ -68,7 +68,7 @@ def test_a_member_that_outweighs_the_others_is_named(tmp_path):
         member = data_of(tmp_path, values, **fields)
         members = {"classification": mood, "regression": member}
         config = MixtureTaskConfig(members=tuple({"kind": name, "name": name} for name in members))
-        return with_members(config, members).facts.get("warnings", [])
+        return with_members(config, members).metadata.get("warnings", [])
 
     (warning,) = warnings([1.0, 3.0])
     assert "the loss of regression" in warning and "begins at 5.0" in warning

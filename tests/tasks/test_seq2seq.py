@@ -121,7 +121,7 @@ def test_pairs_are_learned_and_written(family):
     writer = learner.writer()
     prompt = writer.prompt(PAIRS[0][0])
     (new,) = writer.write([prompt], learner.config.generation, 0)
-    assert writer.whole(PAIRS[0][0], prompt, new) == PAIRS[0][1]
+    assert writer.full_text(PAIRS[0][0], prompt, new) == PAIRS[0][1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -171,10 +171,10 @@ def test_cut_sources_and_targets_are_counted_apart():
     long = " ".join(["film"] * 30)
     for family in ("t5", "gpt"):
         learner = learner_of(family)
-        facts = examples_of(learner, rows_of([(long, "x"), ("a", long), ("b", "c")]), 32).facts()
-        assert (facts["truncated"], facts["truncated_targets"]) == (1, 1)
-        assert "1 train targets (33.3%) are cut" in facts["warnings"][0]
-        assert facts["longest"] <= 32 * (1 + (family == "t5"))
+        metadata = examples_of(learner, rows_of([(long, "x"), ("a", long), ("b", "c")]), 32).metadata()
+        assert (metadata["truncated"], metadata["truncated_targets"]) == (1, 1)
+        assert "1 train targets (33.3%) are cut" in metadata["warnings"][0]
+        assert metadata["longest"] <= 32 * (1 + (family == "t5"))
     with pytest.raises(UserError, match="leave no room for a source"):
         examples_of(learner_of("gpt"), rows_of(), 12)
 

@@ -226,7 +226,7 @@ def test_a_language_model_beside_the_task(name, tokenizers, tmp_path):
     plain.load_state_dict(learner.state_dict())
     torch.testing.assert_close(output.sums[data.config.name], plain(batch, 1).sums[data.config.name])
     assert plain.counts(batch) == {data.config.name: counts[data.config.name]}
-    assert learner.uninformed_loss([batch], {}) == pytest.approx(0.5 * np.log(300))
+    assert learner.baseline_loss([batch], {}) == pytest.approx(0.5 * np.log(300))
     assert data.config.misfit(BertConfig()).key == "task.auxiliary_lm" and data.config.misfit(GptConfig()) is None
 
 
@@ -249,8 +249,8 @@ def test_long_texts_are_cut_and_counted(tokenizers, tmp_path):
     learner = data.config.learner(backbone(), tokenizers["bert"], 0)
     examples = examples_of(learner, data.train, 16, "train")
     batch = batch_of(examples, range(4))
-    assert max(batch.inputs.lengths) == 16 and examples.facts()["truncated"] == 3
-    assert examples.facts()["truncated_fraction"] == 0.75
+    assert max(batch.inputs.lengths) == 16 and examples.metadata()["truncated"] == 3
+    assert examples.metadata()["truncated_fraction"] == 0.75
     second = [int((part == 1).sum()) for part in batch.inputs.columns["segment"].split(batch.inputs.lengths)]
     assert second[0] == len(tokenizers["bert"].encode("short")) + 1  # the longer text gives way
     assert second[3] == 6 + 1

@@ -33,26 +33,26 @@ def section(sampling: str, **more):
     ],
 )
 def test_shares(sampling, more, expected) -> None:
-    shares = Choice("task", key="kind").validate(section(sampling, **more)).shares()
-    assert shares == pytest.approx(np.array(expected) / np.sum(expected))
+    fractions = Choice("task", key="kind").validate(section(sampling, **more)).fractions()
+    assert fractions == pytest.approx(np.array(expected) / np.sum(expected))
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "temperature", "proportional"])
 def test_what_is_read_is_what_was_planned(sampling) -> None:
     """Counts of a part of an epoch, by chi-square at one in a thousand; those of whole epochs exactly."""
-    shares = Choice("task", key="kind").validate(section(sampling)).shares()
+    fractions = Choice("task", key="kind").validate(section(sampling)).fractions()
     tokens, members = tokenizer(), {}
     for name, size in zip(("one", "two", "three"), SIZES, strict=True):
         members[name] = texts_of(tokens, size)
-    examples = MixedExamples(members, shares, 3, repeats=True)
+    examples = MixedExamples(members, fractions, 3, repeats=True)
     loader = PackedLoader(examples, 3, batch_examples=10)
     counts = np.array([len(rows) for rows in loader.read(7)])
     assert counts.sum() == 70
     read = sum((np.array([*examples.drawn(rows).values()]) for rows in loader.read(50)), np.zeros(3))
-    wanted = 500 * np.array(shares)
+    wanted = 500 * np.array(fractions)
     assert read.sum() == 500 and np.sum((read - wanted) ** 2 / wanted) < 13.8  # two degrees of freedom
     rows = examples.plan(0).rows
-    assert [*examples.drawn(rows).values()] == [round(sum(SIZES) * share) for share in shares]
+    assert [*examples.drawn(rows).values()] == [round(sum(SIZES) * share) for share in fractions]
     for number, size in enumerate(SIZES):
         times = np.bincount(rows["row"][rows["member"] == number], minlength=size)
         assert times.max() - times.min() <= 1, "none comes twice more than another"

@@ -41,8 +41,8 @@ def test_rows_of_each_class_are_drawn_by_the_seed_and_their_checksums_kept(folde
         assert len({*texts}) == 16 and "text 7" not in texts
         assert len(data.test["full_dev"]) == 7 and list(data.test) == ["test", "full_dev"]
         assert list(data.labelled_tests()) == ["test", "full_dev"]
-        assert data.facts["few_shot"]["rows_of_a_class"] == 4
-    first, second, again = (data.facts["few_shot"] for data in draws)
+        assert data.metadata["few_shot"]["rows_of_a_class"] == 4
+    first, second, again = (data.metadata["few_shot"] for data in draws)
     assert first == again and first["train_sha256"] != second["train_sha256"] != first["dev_sha256"]
     # Frozen: the same rows for the same seed in every version.
     assert (first["seed"], first["train_sha256"][:12], first["dev_sha256"][:12]) == (13, "bd521cec9d65", "9d2dc6238345")

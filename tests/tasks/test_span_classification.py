@@ -53,7 +53,7 @@ def test_it_steps_on_the_tokens_of_its_spans(pair, family, tokenizers, tmp_path)
         examples = examples_of(learner, data.train, length)
         batch = examples.batch(examples.plan(0).rows, np.arange(8), 0)
         assert max(batch.inputs.lengths) <= length
-        assert examples.facts()["truncated"] == (
+        assert examples.metadata()["truncated"] == (
             8 if length == 12 or (pair and family == "gpt" and length == 40) else 0
         )
         spans = batch.targets[term].span.reshape(8, -1, 2)

@@ -70,7 +70,7 @@ def test_every_task_steps_on_the_layout_of_its_source(name, tokenizers, tmp_path
     assert row["tokens"] == split.columns["tokens"][0] and len(row["prediction"]) == len(row["gold"]) == len(
         row["tokens"]
     )
-    assert json.dumps(row) and data.facts["words"] > 40
+    assert json.dumps(row) and data.metadata["words"] > 40
 
 
 @pytest.mark.parametrize("layout", ["iob1", "iobes", "jsonl", "csv", "numbers"])
@@ -101,7 +101,7 @@ def test_the_same_data_in_any_scheme_and_layout(layout, tmp_path):
     data = load(other, **more)
     assert data.config.labels == expected.config.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
     assert data.train.labels == expected.train.labels and data.train.columns == expected.train.columns
-    assert data.facts["entities"] == {"LOC": 8, "PER": 12}
+    assert data.metadata["entities"] == {"LOC": 8, "PER": 12}
 
 
 def _in_scheme(tags, scheme):
@@ -126,7 +126,7 @@ def test_windows_predict_every_word_once_with_its_own_states(tokenizers, tmp_pat
     learner = learner_of(data, tokenizers).eval()
     examples = examples_of(learner, data.validation["dev"], 24, "dev")
     count = len(examples.plan(0))
-    assert count > 3 and examples.facts()["sentences_in_windows"] == 1
+    assert count > 3 and examples.metadata()["sentences_in_windows"] == 1
     together = batch_of(examples, range(count))
     word_M = together.inputs.columns[WORD][together.targets["ner"].at]
     assert word_M.tolist() == list(range(80))
@@ -205,11 +205,11 @@ def test_words_without_pieces_and_sentences_without_words(tokenizers, tmp_path):
         result = evaluation(learner, data.validation["dev"])
         assert [len(prediction.value) for prediction in result.predictions] == [3, 0]
         assert [record["tokens"] for record in result.records()] == [row["tokens"] for row in rows]
-    facts = examples_of(learner_of(data, tokenizers), data.validation["dev"], 32, "dev").facts()
-    assert facts["words_without_pieces"] == 2
+    metadata = examples_of(learner_of(data, tokenizers), data.validation["dev"], 32, "dev").metadata()
+    assert metadata["words_without_pieces"] == 2
     (tmp_path / "train.jsonl").write_text((tmp_path / "dev.jsonl").read_text() * 1 + "\n" + json.dumps(rows[1]))
     (tmp_path / "train.conll").unlink()
-    assert load(tmp_path).facts["warnings"] == ["2 training sentences have no words: they teach nothing"]
+    assert load(tmp_path).metadata["warnings"] == ["2 training sentences have no words: they teach nothing"]
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,8 @@ def test_entities_that_begin_with_i_are_counted(tokenizers, tmp_path):
     conll(tmp_path / "train.conll", [(["a", "b", "c"], ["B-X", "O", "I-X"]), (["d"], ["O"])])
     conll(tmp_path / "dev.conll", [(["a", "b", "c"], ["B-X", "O", "I-X"])])
     data = load(tmp_path)
-    assert data.config.scheme == "bio" and data.facts["entities"] == {"X": 2}
-    assert "1 training entities begin with I" in data.facts["warnings"][0]
+    assert data.config.scheme == "bio" and data.metadata["entities"] == {"X": 2}
+    assert "1 training entities begin with I" in data.metadata["warnings"][0]
     details = evaluation(learner_of(data, tokenizers), data.validation["dev"]).details
     assert details["gold_beginning_with_i"] == 1
     assert details["classes"]["X"]["support"] == 2 and details["classes"]["X"].keys() >= {"precision", "recall", "f1"}

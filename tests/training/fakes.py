@@ -95,7 +95,7 @@ class FakeLoader:
     def steps_in_epoch(self, epoch: int) -> int:
         return EXAMPLES // self.batch_examples
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"examples": EXAMPLES}
 
     def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:

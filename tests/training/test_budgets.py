@@ -29,7 +29,7 @@ from .fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 
 
 class CountedLoader(FakeLoader):
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"tokens_per_epoch": 1000}
 
 

@@ -12,7 +12,7 @@ from lmtool.nn.attention import SelfAttention
 from lmtool.nn.context import Context
 from lmtool.nn.layout import Full
 from lmtool.training import compiling
-from lmtool.training.compiling import choose_compilation, compiled, missing, require_compiler
+from lmtool.training.compiling import compiled, missing, require_compiler, select_compilation
 from lmtool.types import Packed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -28,13 +28,13 @@ def complete(monkeypatch):
 
 def test_auto_compiles_long_runs_on_cuda(complete):
     hour = 3600 * compiling.RATE
-    assert str(choose_compilation("auto", CUDA, hour)) == "yes (by estimate the run takes more than 5 minutes)"
-    assert not choose_compilation("auto", CUDA, hour / 20).on
-    assert not choose_compilation("auto", CUDA, hour, max_minutes=2).on
-    assert str(choose_compilation("auto", CPU, hour)) == "no (no gain was measured on a CPU)"
-    assert choose_compilation(True, CPU, 0).on and not choose_compilation(False, CUDA, hour).on
+    assert str(select_compilation("auto", CUDA, hour)) == "yes (by estimate the run takes more than 5 minutes)"
+    assert not select_compilation("auto", CUDA, hour / 20).on
+    assert not select_compilation("auto", CUDA, hour, max_minutes=2).on
+    assert str(select_compilation("auto", CPU, hour)) == "no (no gain was measured on a CPU)"
+    assert select_compilation(True, CPU, 0).on and not select_compilation(False, CUDA, hour).on
     complete["cuda"] = "triton"
-    assert str(choose_compilation("auto", CUDA, hour)) == "no (triton is missing)"
+    assert str(select_compilation("auto", CUDA, hour)) == "no (triton is missing)"
 
 
 def test_a_machine_without_a_compiler_is_refused(monkeypatch):

@@ -262,8 +262,8 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, valu
     with pytest.raises(Diverged) as caught:
         go(tmp_path / "run", FakeLoader(poison_step=7), PoisonedLearner(value, gradient_only), checkpoint_every=2)
     assert caught.value.exit_status == 4 and "step 7" in caught.value.message
-    facts = json.loads((tmp_path / "run/diverged/step_00000007.json").read_text())
-    assert facts["step"] == 7 and len(facts["lengths"]) == 2
+    metadata = json.loads((tmp_path / "run/diverged/step_00000007.json").read_text())
+    assert metadata["step"] == 7 and len(metadata["lengths"]) == 2
     with safe_open(tmp_path / "run/diverged/step_00000007.safetensors", "pt") as file:
         assert int(file.get_tensor("0.inputs.tokens")[0]) == 63
         assert {"0.examples", "1.targets.word.at", "1.targets.kind.labels"} <= set(file.keys())
@@ -308,8 +308,8 @@ def test_an_explosion_is_counted_over_a_resume(tmp_path: Path) -> None:
     [([step for step in range(20) if step % 3], 0.0), (range(20), 0.0), (range(2, 20), 100.0)],
     ids=["it comes back", "it starts high", "reading nothing loses much"],
 )
-def test_high_losses_that_are_no_explosion(tmp_path: Path, high: Collection[int], uninformed_loss: float) -> None:
-    result, _ = go(tmp_path / "run", learner=HighLearner(high), uninformed_loss=uninformed_loss)
+def test_high_losses_that_are_no_explosion(tmp_path: Path, high: Collection[int], baseline_loss: float) -> None:
+    result, _ = go(tmp_path / "run", learner=HighLearner(high), baseline_loss=baseline_loss)
     assert (result.status, result.steps) == ("done", 20)
 
 
@@ -359,9 +359,9 @@ def test_counters_of_another_type_are_refused(tmp_path: Path, key: str, value: A
     folder = find(str(tmp_path / "run"))
     state = {**read_state(folder), key: value}
     (folder / "state.json").write_text(json.dumps(state))
-    facts = Manifest.read(folder).facts
+    metadata = Manifest.read(folder).metadata
     (folder / MANIFEST).unlink()
-    write_manifest(folder, facts)
+    write_manifest(folder, metadata)
     with pytest.raises(UserError, match=f"state.json: {key}=") as caught:
         go(tmp_path / "run", max_steps=4)
     assert caught.value.hint

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from lmtool.errors import UserError
-from lmtool.system.ranks import Place, place_of
+from lmtool.system.ranks import RankInfo, rank_info
 from lmtool.training.group import ALONE, ProcessGroup, process_group
 
 from .ranks import Ranks, started
@@ -59,8 +59,8 @@ def test_counts_of_any_number_are_added_up(two: Ranks) -> None:
 
 
 def test_the_environment_of_torchrun_names_the_place() -> None:
-    assert place_of(TORCHRUN) == Place(1, 2, 1, 2)
-    assert place_of({"MASTER_PORT": "29500", "RANK": ""}) == Place()
+    assert rank_info(TORCHRUN) == RankInfo(1, 2, 1, 2)
+    assert rank_info({"MASTER_PORT": "29500", "RANK": ""}) == RankInfo()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_environment_of_torchrun_names_the_place() -> None:
 )
 def test_half_an_environment_is_refused(changes: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as refused:
-        place_of(TORCHRUN | changes)
+        rank_info(TORCHRUN | changes)
     assert message in refused.value.message and "torchrun" in str(refused.value.hint)
 
 

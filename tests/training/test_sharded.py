@@ -150,8 +150,8 @@ def step_on(group: ProcessGroup, name: str) -> Any:
     engine = engine_for(learner, "fsdp", group)
     outcome = gradients(engine, Step(batches[group.rank :: group.size], {}, 0.0), 1, 0, Precision("fp32", CPU, ""))
     own = {name: parameter.grad for name, parameter in learner.named_parameters() if parameter.grad is not None}
-    shares = {name: tensor.to_local().numel() for name, tensor in own.items() if hasattr(tensor, "to_local")}
-    return {name: tensor.numpy() for name, tensor in gathered(own, True).items()}, float(outcome.loss), shares
+    fractions = {name: tensor.to_local().numel() for name, tensor in own.items() if hasattr(tensor, "to_local")}
+    return {name: tensor.numpy() for name, tensor in gathered(own, True).items()}, float(outcome.loss), fractions
 
 
 @pytest.mark.parametrize("name", ["mlm", "fake"])
@@ -159,8 +159,8 @@ def test_a_step_is_that_of_one_process(name: str, two: Ranks) -> None:
     """Also where nothing is behind the layers of one, where a parameter is not used, and with a penalty."""
     wanted, loss, _ = step_on(ALONE, name)
     answers = two.run(step_on, name)
-    for own, other, shares in answers:
-        assert other == pytest.approx(loss, rel=1e-6) and own.keys() == wanted.keys() == shares.keys()
+    for own, other, fractions in answers:
+        assert other == pytest.approx(loss, rel=1e-6) and own.keys() == wanted.keys() == fractions.keys()
         for key, gradient in wanted.items():
             np.testing.assert_allclose(own[key], gradient, rtol=1e-5, atol=1e-6 * np.abs(gradient).max(), err_msg=key)
     for key, gradient in wanted.items():
@@ -171,11 +171,11 @@ def killed_in_save(group: ProcessGroup, folder: str) -> None:
     """Of a run that saves after each step, rank 0 dies in its third save."""
     saves = []
 
-    def write_manifest(draft: Path, facts: dict[str, Any]) -> None:
-        saves.append(facts)
+    def write_manifest(draft: Path, metadata: dict[str, Any]) -> None:
+        saves.append(metadata)
         if len(saves) == 3:
             os._exit(1)
-        files.write_manifest(draft, facts)
+        files.write_manifest(draft, metadata)
 
     checkpoints.write_manifest = write_manifest
     run_on(group, folder, "mlm", "fsdp", max_steps=6, checkpoint_every=1)

@@ -121,8 +121,8 @@ def test_one_two_and_one_processes_are_one_run(tmp_path: Path, two: Ranks) -> No
 def test_a_loss_that_is_no_number_anywhere_ends_all(tmp_path: Path, two: Ranks) -> None:
     answers = two.run(run, tmp_path / "run", {"bad_step": 6})
     assert [answer["end"] for answer in answers] == ["Diverged"] * 2 and "step 6" in answers[0]["message"]
-    facts = json.loads((tmp_path / "run/diverged/step_00000006.json").read_text())
-    assert len(facts["lengths"]) == 4  # two micro-batches of each
+    metadata = json.loads((tmp_path / "run/diverged/step_00000006.json").read_text())
+    assert len(metadata["lengths"]) == 4  # two micro-batches of each
     assert not (tmp_path / "run/checkpoints/step_00000006").exists()
 
 
@@ -148,7 +148,7 @@ def other(group: ProcessGroup, kind: str) -> str | None:
         with torch.no_grad():
             learner.dense.weight[0, 0] += 1e-6
     if group.rank == 1 and kind == "training data":
-        loader.facts = lambda: {"examples": 41}  # type: ignore[method-assign]
+        loader.metadata = lambda: {"examples": 41}  # type: ignore[method-assign]
     try:
         require_same_training(group, learner, loader)
     except UserError as refused:

@@ -63,8 +63,8 @@ def test_a_scalar_mix_is_elmos(family):
         # Equal weights at the start.
         torch.testing.assert_close(learner.hidden_of(batch, None), torch.stack(states).mean(0))
         mix.weight.copy_(torch.tensor([0.5, -1.0, 2.0])), mix.gamma.fill_(1.7)
-        shares = torch.tensor([0.5, -1.0, 2.0]).softmax(0)
-        expected = 1.7 * sum(share * state for share, state in zip(shares, states, strict=True))
+        fractions = torch.tensor([0.5, -1.0, 2.0]).softmax(0)
+        expected = 1.7 * sum(share * state for share, state in zip(fractions, states, strict=True))
         read = torch.tensor([0, 5, 8])
         torch.testing.assert_close(learner.hidden_of(batch, None, read), expected[read])
 

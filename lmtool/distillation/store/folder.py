@@ -24,7 +24,7 @@ from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_of, remove, w
 VERSION = 1  # of the files and of how examples are known again: raise it when one changes
 
 Fill = Callable[[Path], Mapping[str, Any]]
-"""Writes the files of a folder; returns facts of them for its manifest."""
+"""Writes the files of a folder; returns metadata of them for its manifest."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class Opened:
     """facts: as `Fill` gave them. seconds: that it took to make it now; None where it was there."""
 
     folder: Path
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     bytes: int
     seconds: float | None
 
-    def said(self, **facts: Any) -> dict[str, Any]:
+    def said(self, **metadata: Any) -> dict[str, Any]:
         """What the first screen says of it."""
-        seconds = self.facts["seconds"] if self.seconds is None else self.seconds
+        seconds = self.metadata["seconds"] if self.seconds is None else self.seconds
         found = "made" if self.seconds is not None else "found"
-        return {"teacher_outputs": found, **facts, "store_bytes": self.bytes, "store_seconds": round(seconds, 1)}
+        return {"teacher_outputs": found, **metadata, "store_bytes": self.bytes, "store_seconds": round(seconds, 1)}
 
 
 def open_or_make(shelf: Shelf, of: Mapping[str, Any], fill: Fill, progress: OnStage | None = None) -> Opened:
@@ -71,7 +71,7 @@ def open_or_make(shelf: Shelf, of: Mapping[str, Any], fill: Fill, progress: OnSt
     opened = _opened(folder, of, shelf, None)
     if opened is None:
         raise UserError(f"{folder} was damaged as it was written", "set cache_dir= to another disk")
-    return Opened(opened.folder, opened.facts, opened.bytes, seconds)
+    return Opened(opened.folder, opened.metadata, opened.bytes, seconds)
 
 
 def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage | None) -> Opened | None:
@@ -91,9 +91,9 @@ def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage
             raise
         rebuilding(damage, progress)
         return None
-    differing = [name for name in of if manifest.facts.get("of", {}).get(name) != of[name]]
+    differing = [name for name in of if manifest.metadata.get("of", {}).get(name) != of[name]]
     if differing and shelf.typed is not None:
-        others = "; ".join(_difference(name, manifest.facts.get("of", {}).get(name), of[name]) for name in differing)
+        others = "; ".join(_difference(name, manifest.metadata.get("of", {}).get(name), of[name]) for name in differing)
         raise UserError(
             f"distill.store={shelf.typed} is of something else than this run: {others}",
             "give another folder, which is made, or distill.store=true",
@@ -101,7 +101,7 @@ def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage
     if differing:
         return None
     size = sum(entry["bytes"] for entry in manifest.files.values())
-    return Opened(folder, manifest.facts["facts"], size, None)
+    return Opened(folder, manifest.metadata["facts"], size, None)
 
 
 def _difference(name: str, there: Any, here: Any) -> str:
@@ -122,9 +122,9 @@ def _make(folder: Path, of: Mapping[str, Any], fill: Fill) -> float:
     draft = draft_of(folder)
     draft.mkdir()
     try:
-        facts = dict(fill(draft))
+        metadata = dict(fill(draft))
         seconds = time.perf_counter() - began
-        write_manifest(draft, {"of": of, "facts": {**facts, "seconds": seconds}})
+        write_manifest(draft, {"of": of, "facts": {**metadata, "seconds": seconds}})
         os.rename(draft, folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

@@ -282,16 +282,16 @@ class TermWriter:
 
 
 class TermReader:
-    """Answers for the examples of a batch from the files of a term. facts: as `TermWriter.close` gave them."""
+    """Answers for the examples of a batch from the files of a term. metadata: as `TermWriter.close` gave them."""
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any], layout: Format):
-        self.facts, self.layout = facts, layout
-        shapes = {"keys": (facts["examples"],), "first": (facts["examples"],), "counts": (facts["examples"],)}
-        widths = {"values": facts["width"], "words": facts["width"], "norms": len(layout.temperatures)}
+    def __init__(self, folder: Path, metadata: Mapping[str, Any], layout: Format):
+        self.metadata, self.layout = metadata, layout
+        shapes = {"keys": (metadata["examples"],), "first": (metadata["examples"],), "counts": (metadata["examples"],)}
+        widths = {"values": metadata["width"], "words": metadata["width"], "norms": len(layout.temperatures)}
         self.arrays: dict[str, np.ndarray] = {}
-        for name, dtype in facts["dtypes"].items():
-            shape = shapes.get(name) or (facts["rows"], widths[name])
-            file = folder / f"{facts['number']}.{name}.bin"
+        for name, dtype in metadata["dtypes"].items():
+            shape = shapes.get(name) or (metadata["rows"], widths[name])
+            file = folder / f"{metadata['number']}.{name}.bin"
             mapped = np.memmap(file, dtype=dtype, mode="r", shape=shape) if 0 not in shape else np.zeros(shape, dtype)
             self.arrays[name] = mapped.view(np.ndarray)
 
@@ -302,7 +302,7 @@ class TermReader:
         if not len(keys_E) or not np.array_equal(keys_E[at_G], keys_G):
             return None
         first_G, counts_G = self.arrays["first"][at_G], self.arrays["counts"][at_G]
-        if self.facts["inside"]:
+        if self.metadata["inside"]:
             return _padded(self._rows(first_G, counts_G), _lengths(held), self.layout, device)
         order_M, own_G = order_of(held.owners(int(counts_G.sum())), len(keys_G))
         if not np.array_equal(own_G, counts_G):
@@ -315,12 +315,12 @@ class TermReader:
         return self.arrays["values"][_ranges(first_G, counts_G)]
 
     def _shares(self, rows: np.ndarray, device: torch.device) -> TargetProbabilities:
-        kind, values = self.facts["kind"], self.arrays["values"]
+        kind, values = self.metadata["kind"], self.arrays["values"]
         if kind == "words" and "words" in self.arrays:
             words = on(self.arrays["words"][rows].astype(np.int64), device)
             norms = on(self.arrays["norms"][rows], device)
             logits = self.layout.tensor(values[rows], device)
-            return TopWords(words, logits, norms, self.layout.temperatures, self.facts["vocabulary"])
+            return TopWords(words, logits, norms, self.layout.temperatures, self.metadata["vocabulary"])
         if kind == "words":
             return KeptWords(values, rows, self.layout, device)
         tensor = self.layout.tensor(values[rows], device)

@@ -62,11 +62,11 @@ class StoredTeacher(Teacher):
         passes = Passes.of(reading, self.fixed, self.seed)
         kept = {"dtype": self.layout.dtype, "top_k": self.layout.top_k, "temperatures": list(self.layout.temperatures)}
         opened = open_or_make(
-            self.shelf, {**self.of, **kept, "read": passes.facts}, lambda folder: self._fill(folder, passes),
+            self.shelf, {**self.of, **kept, "read": passes.metadata}, lambda folder: self._fill(folder, passes),
             reading.progress,
         )  # fmt: skip
         self._read(opened)
-        stored = max(facts["examples"] for facts in opened.facts["terms"].values())
+        stored = max(metadata["examples"] for metadata in opened.metadata["terms"].values())
         return {**opened.said(stored_examples=stored), **self.tokenizers}
 
     @property
@@ -101,8 +101,8 @@ class StoredTeacher(Teacher):
         return TapPoint(self.learner.backbone.config.depths[side], side)
 
     def _read(self, opened: Opened) -> None:
-        terms = opened.facts["terms"]
-        self.terms = {name: TermReader(opened.folder, facts, self.layout) for name, facts in terms.items()}
+        terms = opened.metadata["terms"]
+        self.terms = {name: TermReader(opened.folder, metadata, self.layout) for name, metadata in terms.items()}
 
     def _fill(self, folder: Path, passes: Passes) -> dict[str, Any]:
         """Write what the teacher predicts of all that is read."""
@@ -168,11 +168,11 @@ def _same_every_epoch(examples: Examples) -> bool:
 
 @dataclass(frozen=True)
 class Passes:
-    """What of the examples a run reads. facts: the same as plain data. epochs: whole ones; 0: the first steps of one,
+    """What of the examples a run reads. metadata: the same as plain data. epochs: whole ones; 0: the first steps of one,
     up to `steps`. documents: about how many these are, for progress."""
 
     reading: Reading
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     epochs: int
     steps: int
     documents: int
@@ -192,8 +192,8 @@ class Passes:
         in_epoch = reading.loader.steps_in_epoch(0)
         steps = min(steps, math.ceil(epochs * in_epoch)) if epochs < 1 else steps
         if steps < in_epoch:
-            facts = {"seed": seed, "steps": int(steps), **reading.sizes}
-            return cls(reading, facts, 0, int(steps), round(len(plan) * steps / in_epoch))
+            metadata = {"seed": seed, "steps": int(steps), **reading.sizes}
+            return cls(reading, metadata, 0, int(steps), round(len(plan) * steps / in_epoch))
         whole, read = 0, 0.0
         while whole < math.ceil(epochs) if math.isinf(steps) else read < steps and whole < epochs:
             read += reading.loader.steps_in_epoch(whole)
@@ -207,7 +207,7 @@ class Passes:
             for step in islice(self.reading.loader.steps(None), self.steps):
                 yield from step.batches
             return
-        if isinstance(examples, MixedExamples) and self.facts["epochs"] == "all":
+        if isinstance(examples, MixedExamples) and self.metadata["epochs"] == "all":
             examples = examples.complete()
         longest = int(examples.plan(0).lengths.max())
         loader = PackedLoader(examples, 0, None, max(tokens, longest), shuffle=False)

@@ -59,18 +59,18 @@ class CandidateScorer:
     ) -> list[np.ndarray]:
         scores = [np.zeros(len(texts)) for texts in candidates]
         longest = [max(map(len, texts), default=1) - 1 for texts in candidates]
-        room = [len(shared) + len(prompt) + more for prompt, more in zip(prompts, longest, strict=True)]
-        begun = None
+        sizes = [len(shared) + len(prompt) + more for prompt, more in zip(prompts, longest, strict=True)]
+        prefix_cache = None
         if shared:
-            begun = backbone.new_cache(1, max(room))
-            backbone(self._packed([shared]), cache=begun, read_M=self._index([len(shared) - 1]))
-        for group in _groups(room, self.batch_tokens):
+            prefix_cache = backbone.new_cache(1, max(sizes))
+            backbone(self._packed([shared]), cache=prefix_cache, read_M=self._index([len(shared) - 1]))
+        for group in _groups(sizes, self.batch_tokens):
             chosen = [prompts[number] for number in group]
             lengths = tuple(map(len, chosen))
-            if begun is None:
-                cache = backbone.new_cache(len(group), max(room[number] for number in group))
+            if prefix_cache is None:
+                cache = backbone.new_cache(len(group), max(sizes[number] for number in group))
             else:
-                cache = _branch(begun, [0] * len(group))
+                cache = _branch(prefix_cache, [0] * len(group))
             packed = self._packed(chosen, lengths if self.prefix else ())
             hidden_NH = backbone(packed, cache=cache, read_M=self._index(np.cumsum(lengths) - 1))
             self._first_tokens(hidden_NH, group, candidates, scores)
@@ -80,12 +80,12 @@ class CandidateScorer:
                 for index, text in enumerate(candidates[number])
                 if len(text) > 1
             ]
-            size = max(1, self.batch_tokens // max(room[number] for number in group))
+            size = max(1, self.batch_tokens // max(sizes[number] for number in group))
             for at in range(0, len(pairs), size):
                 some = pairs[at : at + size]
-                own = _branch(cache, [row for row, _, _ in some])
+                branch_cache = _branch(cache, [row for row, _, _ in some])
                 texts = [candidates[number][index] for _, number, index in some]
-                hidden_TH = backbone(self._packed([text[:-1] for text in texts]), cache=own)
+                hidden_TH = backbone(self._packed([text[:-1] for text in texts]), cache=branch_cache)
                 sums = self._sums(hidden_TH, [text[1:] for text in texts])
                 for (_, number, index), value in zip(some, sums, strict=True):
                     scores[number][index] += value
@@ -97,8 +97,8 @@ class CandidateScorer:
         if self.start is None:
             raise ValueError("an encoder-decoder's answer begins with a start token; none is given")
         scores = [np.zeros(len(texts)) for texts in candidates]
-        room = [len(prompt) + sum(map(len, texts)) for prompt, texts in zip(prompts, candidates, strict=True)]
-        for group in _groups(room, self.batch_tokens):
+        sizes = [len(prompt) + sum(map(len, texts)) for prompt, texts in zip(prompts, candidates, strict=True)]
+        for group in _groups(sizes, self.batch_tokens):
             encoded = backbone.encode(self._packed([prompts[number] for number in group]))
             hidden_NH = backbone.decode(encoded, self._packed([[self.start]] * len(group)))
             self._first_tokens(hidden_NH, group, candidates, scores)
@@ -124,14 +124,14 @@ class CandidateScorer:
         table_VH = self.backbone.embed.token.weight
         log_probs_NV = self.head(hidden_NH, table_VH).float().log_softmax(-1)
         rows = [row for row, number in enumerate(group) for _ in candidates[number]]
-        firsts = [text[0] for number in group for text in candidates[number]]
+        first_tokens = [text[0] for number in group for text in candidates[number]]
         device = log_probs_NV.device
-        values = log_probs_NV[send(torch.tensor(rows), device), send(torch.tensor(firsts), device)]
+        values = log_probs_NV[send(torch.tensor(rows), device), send(torch.tensor(first_tokens), device)]
         if not bool(torch.isfinite(values.sum())):
             raise NotFinite("predictions")
-        taken = iter(values.double().cpu().tolist())
+        remaining = iter(values.double().cpu().tolist())
         for number in group:
-            scores[number] += [next(taken) for _ in candidates[number]]
+            scores[number] += [next(remaining) for _ in candidates[number]]
 
     def _sums(self, hidden_TH: Tensor, labels: Sequence[Ids]) -> list[float]:
         """The log-probability of each text, from a hidden state in front of each of its tokens."""
@@ -151,7 +151,7 @@ class CandidateScorer:
 
 
 def _branch(cache: Cache, rows: Sequence[int]) -> Cache:
-    """These documents of a cache, in one of their own: the first stays as it is."""
+    """These documents of a cache, in one of their branch_cache: the first stays as it is."""
     other = deepcopy(cache)
     other.select(rows)
     return other
@@ -164,12 +164,12 @@ def _repeated(encoded: EncoderState, rows: Sequence[int]) -> EncoderState:
     return EncoderState(encoded.hidden_SH, Segments(tuple(starts), tuple(lengths), segments.device))
 
 
-def _groups(room: Sequence[int], tokens: int) -> Iterator[list[int]]:
+def _groups(sizes: Sequence[int], tokens: int) -> Iterator[list[int]]:
     """Numbers of prompts that are read together: of about equal length, and within so many tokens."""
-    order = sorted(range(len(room)), key=room.__getitem__)
+    order = sorted(range(len(sizes)), key=sizes.__getitem__)
     group: list[int] = []
     for number in order:
-        if group and room[number] * (len(group) + 1) > tokens:
+        if group and sizes[number] * (len(group) + 1) > tokens:
             yield group
             group = []
         group.append(number)

@@ -56,9 +56,9 @@ class Constraints:
             logits_RV = _without_repetition(logits_RV, self.history_RT, self.config.no_repeat_ngram)
         if self.limits_R is not None:
             last_R = self.limits_R == self.step + 1
-            ended_V = torch.full_like(logits_RV[0], -torch.inf)
-            ended_V[self.ends] = 0.0
-            logits_RV = torch.where(last_R[:, None], ended_V, logits_RV)
+            finished_V = torch.full_like(logits_RV[0], -torch.inf)
+            finished_V[self.ends] = 0.0
+            logits_RV = torch.where(last_R[:, None], finished_V, logits_RV)
         return logits_RV
 
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> None:
@@ -74,8 +74,8 @@ class Constraints:
 def _penalized(logits_RV: Tensor, history_RT: Tensor, penalty: float) -> Tensor:
     """Tokens that the text has are less probable (Keskar et al. 2019, section 4.1; negative logits as transformers)."""
     seen_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
-    row, place = ((history_RT != _NONE) & (history_RT < logits_RV.shape[1])).nonzero(as_tuple=True)
-    seen_RV[row, history_RT[row, place]] = True
+    row, column = ((history_RT != _NONE) & (history_RT < logits_RV.shape[1])).nonzero(as_tuple=True)
+    seen_RV[row, history_RT[row, column]] = True
     return torch.where(seen_RV, torch.where(logits_RV < 0, logits_RV * penalty, logits_RV / penalty), logits_RV)
 
 
@@ -175,12 +175,12 @@ class Sampling(TokenByToken):
         uniform_R1 = torch.from_numpy(uniform).to(logits_RV.device)[:, None]
         best = min(self.config.top_k or logits_RV.shape[1], logits_RV.shape[1])
         values_RK, tokens_RK = logits_RV.topk(best)
-        shares_RK = (values_RK.double() / self.config.temperature).softmax(-1)
-        sums_RK = shares_RK.cumsum(-1)
+        fractions_RK = (values_RK.double() / self.config.temperature).softmax(-1)
+        sums_RK = fractions_RK.cumsum(-1)
         total_R1 = sums_RK[:, -1:]
         if self.config.top_p is not None:
-            kept_RK = sums_RK - shares_RK < self.config.top_p
-            total_R1 = (shares_RK * kept_RK).sum(-1, keepdim=True)
+            kept_RK = sums_RK - fractions_RK < self.config.top_p
+            total_R1 = (fractions_RK * kept_RK).sum(-1, keepdim=True)
         place_R1 = (sums_RK <= uniform_R1 * total_R1).sum(-1, keepdim=True).clamp(max=best - 1)
         return tokens_RK.gather(1, place_R1)[:, 0]
 
@@ -211,35 +211,35 @@ _NEVER = -1e9
 
 
 @dataclass
-class _Ended:
-    """The best ended texts of N prompts. scores_NB: normalised. tokens_NBL, lengths_NB: their tokens. there_NB: whether
+class FinishedTexts:
+    """The best ended texts of N prompts. scores_NB: normalised. tokens_NBL, lengths_NB: their tokens. valid_NB: whether
     there is one."""
 
     scores_NB: Tensor
     tokens_NBL: Tensor
     lengths_NB: Tensor
-    there_NB: Tensor
+    valid_NB: Tensor
 
     @classmethod
-    def none(cls, prompts: int, beams: int, longest: int, device: torch.device) -> _Ended:
+    def none(cls, prompts: int, beams: int, longest: int, device: torch.device) -> FinishedTexts:
         zeros = torch.zeros(prompts, beams, longest, dtype=torch.int64, device=device)
         scores = torch.full((prompts, beams), _NEVER, device=device)
         return cls(scores, zeros, zeros[..., 0].clone(), zeros[..., 0].bool())
 
-    def merge(self, scores_NC: Tensor, tokens_NCL: Tensor, length: int, ended_NC: Tensor) -> None:
+    def merge(self, scores_NC: Tensor, tokens_NCL: Tensor, length: int, finished_NC: Tensor) -> None:
         """Let candidates in where they are better."""
         beams = self.scores_NB.shape[1]
-        scores = torch.cat([self.scores_NB, torch.where(ended_NC, scores_NC, _NEVER)], 1)
+        scores = torch.cat([self.scores_NB, torch.where(finished_NC, scores_NC, _NEVER)], 1)
         self.scores_NB, best_NB = scores.topk(beams)
         tokens = torch.cat([self.tokens_NBL, tokens_NCL], 1)
         self.tokens_NBL = tokens.gather(1, best_NB[..., None].expand(-1, -1, tokens.shape[2]))
         lengths = torch.cat([self.lengths_NB, torch.full_like(scores_NC, length, dtype=torch.int64)], 1)
         self.lengths_NB = lengths.gather(1, best_NB)
-        self.there_NB = torch.cat([self.there_NB, ended_NC], 1).gather(1, best_NB)
+        self.valid_NB = torch.cat([self.valid_NB, finished_NC], 1).gather(1, best_NB)
 
     def take(self, left_M: Tensor) -> None:
         self.scores_NB, self.tokens_NBL = self.scores_NB[left_M], self.tokens_NBL[left_M]
-        self.lengths_NB, self.there_NB = self.lengths_NB[left_M], self.there_NB[left_M]
+        self.lengths_NB, self.valid_NB = self.lengths_NB[left_M], self.valid_NB[left_M]
 
     def best(self, row: int, ends: frozenset[int]) -> list[int]:
         """The tokens of a prompt's best text, without the one that ended it."""
@@ -269,7 +269,7 @@ class BeamSearch(Strategy):
         # One text a prompt to begin with.
         scores_NB = torch.zeros(len(active), 1, device=device)
         tokens_NBL = torch.zeros(len(active), 1, longest, dtype=torch.int64, device=device)
-        ended = _Ended.none(len(active), beams, longest, device)
+        finished = FinishedTexts.none(len(active), beams, longest, device)
         step = 0
         while True:
             prompts, wide = len(active), scores_NB.shape[1]
@@ -283,19 +283,19 @@ class BeamSearch(Strategy):
             end_NC = torch.isin(token_NC, ends_E) | full_N1
             # Of candidates that end, those among the best `beams` alone count.
             counts_NC = end_NC & (torch.arange(candidates, device=device) < beams)
-            ended.merge(sums_NC / step**self.config.length_penalty, tokens_NCL, step, counts_NC)
+            finished.merge(sums_NC / step**self.config.length_penalty, tokens_NCL, step, counts_NC)
             live_NB, next_NB = (sums_NC + end_NC * _NEVER).topk(beams)
-            done = (self._settled(ended, live_NB, step, active, request) | full_N1[:, 0]).tolist()
+            done = (self._is_settled(finished, live_NB, step, active, request) | full_N1[:, 0]).tolist()
             for row, number in enumerate(active):
                 if done[row]:
-                    texts[number] = ended.best(row, ends)
+                    texts[number] = finished.best(row, ends)
                     for token in texts[number]:
                         request.watch(number, token)
             left = [row for row in range(prompts) if not done[row]]
             if not left:
                 return texts
             left_M = torch.tensor(left, device=device)
-            ended.take(left_M)
+            finished.take(left_M)
             active, next_NB, scores_NB = [active[row] for row in left], next_NB[left_M], live_NB[left_M]
             tokens_NBL = tokens_NCL[left_M].gather(1, next_NB[..., None].expand(-1, -1, longest))
             rows = (parent_NC[left_M].gather(1, next_NB) + left_M[:, None] * wide).flatten().tolist()
@@ -303,7 +303,9 @@ class BeamSearch(Strategy):
             constraints.advance(chosen_R, rows)
             log_probs_RV = scored(decoding.advance(chosen_R, rows))
 
-    def _settled(self, ended: _Ended, live_NB: Tensor, step: int, active: list[int], request: Request) -> Tensor:
+    def _is_settled(
+        self, finished: FinishedTexts, live_NB: Tensor, step: int, active: list[int], request: Request
+    ) -> Tensor:
         """(N,) whether nothing that is still searched is expected to be better than what has ended."""
         config = self.config
         lengths = [float(step)] * len(active)
@@ -311,6 +313,6 @@ class BeamSearch(Strategy):
             lengths = [float(request.limits[number]) for number in active]
         lengths_N = torch.tensor(lengths, device=live_NB.device)
         best_N1 = (live_NB[:, 0] / lengths_N**config.length_penalty)[:, None]
-        worst_NB = torch.where(ended.there_NB, ended.scores_NB.amin(1, keepdim=True), _NEVER)
-        settled_N = ~(best_N1 > worst_NB).any(1)
-        return settled_N | ended.there_NB.all(1) if config.early_stopping is True else settled_N
+        worst_NB = torch.where(finished.valid_NB, finished.scores_NB.amin(1, keepdim=True), _NEVER)
+        decided_N = ~(best_N1 > worst_NB).any(1)
+        return decided_N | finished.valid_NB.all(1) if config.early_stopping is True else decided_N

@@ -104,8 +104,8 @@ def resampled_rows(count: int, resamples: int, seed: int = 0) -> Iterator[np.nda
     same rows are resampled alike."""
     block = max(_BLOCK // count, 1)
     for first in range(0, resamples, block):
-        shares_BN = uniform(seed, "sample", _EPOCH, np.arange(first, min(first + block, resamples)), count)
-        yield from np.minimum((shares_BN * count).astype(np.int64), count - 1)
+        fractions_BN = uniform(seed, "sample", _EPOCH, np.arange(first, min(first + block, resamples)), count)
+        yield from np.minimum((fractions_BN * count).astype(np.int64), count - 1)
 
 
 def interval(values_B: Sequence[float] | np.ndarray) -> Interval:

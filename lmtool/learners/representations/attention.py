@@ -88,13 +88,15 @@ _MOSTLY = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A head of a layer, both counted from 1. shares: the mean weight on each of PATTERNS. mostly: the one with half of
-    the weight or more, and more than an even spread has; "" where there is none. entropy: of its weights, mean over the
-    tokens, as a share of the largest."""
+    """A head of a layer, both counted from 1.
+
+    fractions: the mean weight on each of PATTERNS. mostly: the pattern with at least half of the weight, and more than
+    uniform weights give it; "" if there is none. entropy: mean over the tokens, as a fraction of the maximum.
+    """
 
     layer: int
     number: int
-    shares: dict[str, float]
+    fractions: dict[str, float]
     mostly: str
     entropy: float
 
@@ -108,25 +110,25 @@ def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[Head]:
     for layer, weights_ALL in enumerate(weights_WALL, 1):
         for number, weights_LL in enumerate(weights_ALL, 1):
             own_LL = weights_LL[asking]
-            shares = {
+            fractions = {
                 "previous": _mean(own_LL, asking - 1),
                 "next": _mean(own_LL, asking + 1),
                 "first": float(own_LL[:, 0].mean()),
                 "itself": _mean(own_LL, asking),
                 "separators": float(own_LL[:, separators].sum(1).mean()),
             }
-            best = max(shares, key=lambda name: shares[name])
+            best = max(fractions, key=lambda name: fractions[name])
             surprise = -(own_LL * np.log(np.maximum(own_LL, 1e-30))).sum(1).mean() / np.log(max(length, 2))
-            heads.append(Head(layer, number, shares, best if shares[best] >= _MOSTLY else "", float(surprise)))
+            heads.append(Head(layer, number, fractions, best if fractions[best] >= _MOSTLY else "", float(surprise)))
     return heads
 
 
 def _mean(weights_QL: np.ndarray, at_Q: np.ndarray) -> float:
     """The mean weight on one key of each query, of those that have it."""
-    there = (at_Q >= 0) & (at_Q < weights_QL.shape[1])
-    if not there.any():
+    inside_Q = (at_Q >= 0) & (at_Q < weights_QL.shape[1])
+    if not inside_Q.any():
         return 0.0
-    return float(weights_QL[np.flatnonzero(there), at_Q[there]].mean())
+    return float(weights_QL[np.flatnonzero(inside_Q), at_Q[inside_Q]].mean())
 
 
 # What positions do to attention, by themselves: the score of every place for every other one, all words being equal.

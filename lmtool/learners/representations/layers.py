@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lmtool.data.examples import Examples, Plan, batch_borders
+from lmtool.data.examples import Examples, Plan, batch_boundaries
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
@@ -126,7 +126,7 @@ class TokenTargets:
         self.store, self.template, self.offset, self.classes_V = store, template, offset, classes_V
         self.text_V = np.ones(len(classes_V), dtype=bool)
         self.text_V[[number for number in tokenizer.special_ids if number < len(classes_V)]] = False
-        self._plan = Plan(windows_D, windows_D["length"].astype(np.int64) + template.overhead)
+        self._plan = Plan(windows_D, windows_D["length"].astype(np.int64) + template.special_count)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -147,7 +147,7 @@ class TokenTargets:
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         return Batch(assembled.packed(), {TERM: target}, numbers, torch.zeros(len(numbers), dtype=torch.int32))
 
-    def facts(self) -> dict[str, object]:
+    def metadata(self) -> dict[str, object]:
         return {"windows": len(self._plan)}
 
 
@@ -185,12 +185,12 @@ def cached(
     of each text, pooled. UserError where the term predicts no classes."""
     plan, device = examples.plan(0), states.precision.device
     order = Permutation(len(plan), seed, "sample", _DRAW)(np.arange(len(plan)))
-    borders = batch_borders(plan.lengths[order], None, batch_tokens)
+    boundaries = batch_boundaries(plan.lengths[order], None, batch_tokens)
     kept: list[Tensor] = []
     labels: list[Tensor] = []
     groups: list[np.ndarray] = []
     count = 0
-    for start, end in zip(borders[:-1], borders[1:], strict=True):
+    for start, end in zip(boundaries[:-1], boundaries[1:], strict=True):
         if count >= limit:
             break
         chosen = order[start:end]

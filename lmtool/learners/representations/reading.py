@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, get_args
 
-from lmtool.data.formats import differing_layout
+from lmtool.data.formats import layout_difference
 from lmtool.errors import UserError
 from lmtool.learners.representations.vectors import Embedder, HiddenStates, Pooling, SentenceModules, depth_of
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ def _of_sentences(
     how. UserError, naming it, for what lmtool does not do."""
     tokenizer, layout, model = tokenizer_of(loaded, published.checkpoint), layout_of(loaded), loaded.config
     tokenizer = tokenizer.parsing(not read_settings(published.path).get("split_special_tokens"))
-    problem = differing_layout(tokenizer, layout)
+    problem = layout_difference(tokenizer, layout)
     if problem is not None:
         raise refused(published, f"tokenizer.json lays out texts as {problem}")
     if model.architecture == "encoder_decoder" and model.token_states != "inputs":

@@ -57,10 +57,10 @@ class SentenceModules(nn.Module):
             dense = _Dense(module)
             tensors = {name: tensor.float() for name, tensor in read_file(path).items()}
             shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-            wanted = {name: tuple(tensor.shape) for name, tensor in dense.state_dict().items()}
-            if shapes != wanted or width != module.inputs:
+            expected = {name: tuple(tensor.shape) for name, tensor in dense.state_dict().items()}
+            if shapes != expected or width != module.inputs:
                 raise UserError(
-                    f"{path}: it has {shapes}; of {width} inputs are read {wanted}", "copy the folder again"
+                    f"{path}: it has {shapes}; of {width} inputs are read {expected}", "copy the folder again"
                 )
             dense.load_state_dict(tensors)
             self.behind.append(dense)

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from lmtool.data.formats import ragged_ranges
-from lmtool.learners.inspection import Drawn, Tally
+from lmtool.learners.inspection import RunningStatistics, SampledBatch
 from lmtool.learners.model import labels_of
 from lmtool.objectives.checks.language import StreamInspector, within
 from lmtool.objectives.corruption.masking import budget
@@ -32,50 +32,50 @@ from lmtool.types import Packed
 class NoisyInspector(StreamInspector):
     """Of `NoisyWindows`."""
 
-    def fact(self, tally: Tally) -> str:
+    def fact(self, stats: RunningStatistics) -> str:
         """What each noise does, one after the other."""
-        shares = {
+        fractions = {
             "masked share of words": "of the words are masked, a mask for each span",
             "masked share of tokens": "of the tokens are masked",
             "deleted share of tokens": "of the tokens are deleted, and no mask says where",
         }
-        measured = ((tally.measured(name), words) for name, words in shares.items())
+        measured = ((stats.measured(name), words) for name, words in fractions.items())
         noises = [f"{share:.1%} {words}" for share, words in measured if share is not None]
         noises += ["sentences are put in a random order"] * (self.examples.config.sentence_permutation > 0)
         noises += ["texts are rotated around a random token"] * (self.examples.config.document_rotation > 0)
         return "; ".join([*noises, "the output is the original text"])
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         """Each noise of the configuration by itself: the texts before it and after it."""
         examples = self.examples
         texts = examples.texts(drawn.rows, drawn.numbers, drawn.epoch)
         before = texts
         for name, after in examples.stages(texts, drawn.rows["start"]).items():
             if name == "sentence_permutation":
-                _permuted(tally, examples, before, after, drawn.rows)
+                _permuted(stats, examples, before, after, drawn.rows)
             elif name == "text_infilling":
-                _infilled(tally, examples, before, after)
+                _infilled(stats, examples, before, after)
             elif name == "token_masking":
-                _masked(tally, examples, before, after)
+                _masked(stats, examples, before, after)
             elif name == "token_deletion":
                 gone = before.lengths - after.lengths
                 wanted = np.minimum(budget(before.lengths, examples.config.token_deletion), before.lengths - 1)
-                tally.exact("deleted share of tokens", gone.sum(), wanted.sum(), before.lengths.sum())
-                tally.none("texts off their number of deletions", (gone != wanted).sum())
+                stats.exact("deleted share of tokens", gone.sum(), wanted.sum(), before.lengths.sum())
+                stats.none("texts off their number of deletions", (gone != wanted).sum())
             elif name == "document_rotation":
-                _rotated(tally, examples.config.document_rotation, before, after)
+                _rotated(stats, examples.config.document_rotation, before, after)
             before = after
         labels = labels_of(drawn.batch, examples.config.name).numpy()
         special = examples.vocabulary.special
-        tally.none(
+        stats.none(
             "outputs that are not the text",
             not np.array_equal(labels[~special[labels]], texts.tokens[~special[texts.tokens]]),
         )
 
 
-def _permuted(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts, rows: np.ndarray) -> None:
+def _permuted(stats: RunningStatistics, examples: NoisyWindows, before: Texts, after: Texts, rows: np.ndarray) -> None:
     order = np.lexsort((before.tokens, before.owners)), np.lexsort((after.tokens, after.owners))
-    tally.none("tokens lost by the permutation", (before.tokens[order[0]] != after.tokens[order[1]]).sum())
+    stats.none("tokens lost by the permutation", (before.tokens[order[0]] != after.tokens[order[1]]).sum())
     sentences = examples.sentences(before, rows["start"])
     kept, chances = [], []
     sentences_of = np.split(sentences, before.starts[1:])
@@ -88,49 +88,49 @@ def _permuted(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts,
             kept.append(noised.tobytes().startswith(first))
             chances.append(1 - max(moved - 1, 0) / len(parts))
     if kept:
-        tally.share("first sentences that stay first", sum(kept), len(kept), np.array(chances))
+        stats.share("first sentences that stay first", sum(kept), len(kept), np.array(chances))
 
 
-def _infilled(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts) -> None:
+def _infilled(stats: RunningStatistics, examples: NoisyWindows, before: Texts, after: Texts) -> None:
     config, vocabulary = examples.config, examples.vocabulary
     infilled = examples.infilled(before)
-    shares, drawn, mean = poisson_shares(config.poisson_mean), infilled.drawn, config.poisson_mean
+    fractions, drawn, mean = poisson_shares(config.poisson_mean), infilled.drawn, config.poisson_mean
     # Lengths are drawn until they are enough, so their number depends on them: each is held against the definition
     # given those before it, of which the bound knows nothing but the variance.
-    tally.mean("words of a span as drawn", drawn.sum(), len(drawn), len(drawn) * mean, len(drawn) * mean, 1.0)
+    stats.mean("words of a span as drawn", drawn.sum(), len(drawn), len(drawn) * mean, len(drawn) * mean, 1.0)
     for length in range(int(2 * mean) + 2):
-        tally.share(f"spans of {length} as drawn", (drawn == length).sum(), len(drawn), float(shares[length]))
+        stats.share(f"spans of {length} as drawn", (drawn == length).sum(), len(drawn), float(fractions[length]))
     opens = vocabulary.starts_word[before.tokens] | (before.positions == 0)
     words = np.bincount(before.owners[opens], minlength=len(before.lengths))
     wanted = np.ceil(words * config.text_infilling - 1e-9)
-    tally.exact("masked share of words", infilled.masked.sum(), wanted.sum(), words.sum())
-    tally.none("texts off their number of masked words", (infilled.masked != wanted).sum())
+    stats.exact("masked share of words", infilled.masked.sum(), wanted.sum(), words.sum())
+    stats.none("texts off their number of masked words", (infilled.masked != wanted).sum())
     if config.random:
         plain = infill(before, vocabulary, config.text_infilling, config.poisson_mean, 0.0, examples.room)
-        _randomised(tally, examples, "spans", after, plain.texts.tokens == vocabulary.mask)
+        _randomised(stats, examples, "spans", after, plain.texts.tokens == vocabulary.mask)
 
 
-def _masked(tally: Tally, examples: NoisyWindows, before: Texts, after: Texts) -> None:
+def _masked(stats: RunningStatistics, examples: NoisyWindows, before: Texts, after: Texts) -> None:
     config, mask = examples.config, examples.vocabulary.mask
     plain = mask_each(before, examples.vocabulary, config.token_masking, 0.0)
     new = plain.tokens != before.tokens
     some = np.bincount(before.owners, before.tokens != mask, len(before.lengths)).astype(np.int64)
     masked, wanted = np.bincount(after.owners, new, len(before.lengths)), budget(some, config.token_masking)
-    tally.exact("masked share of tokens", masked.sum(), wanted.sum(), some.sum())
-    tally.none("texts off their number of masks", (masked != wanted).sum())
-    tally.none("tokens changed but not masked", (~new & (after.tokens != before.tokens)).sum())
+    stats.exact("masked share of tokens", masked.sum(), wanted.sum(), some.sum())
+    stats.none("texts off their number of masks", (masked != wanted).sum())
+    stats.none("tokens changed but not masked", (~new & (after.tokens != before.tokens)).sum())
     if config.random:
-        _randomised(tally, examples, "tokens", after, new)
+        _randomised(stats, examples, "tokens", after, new)
     else:
-        tally.none("masked tokens that show another", (after.tokens[new] != mask).sum())
+        stats.none("masked tokens that show another", (after.tokens[new] != mask).sum())
 
 
-def _randomised(tally: Tally, examples: NoisyWindows, unit: str, after: Texts, masks_T: np.ndarray) -> None:
+def _randomised(stats: RunningStatistics, examples: NoisyWindows, unit: str, after: Texts, masks_T: np.ndarray) -> None:
     shown = after.tokens[masks_T] != examples.vocabulary.mask
-    tally.share(f"masked {unit} that show a random token", shown.sum(), masks_T.sum(), examples.config.random)
+    stats.share(f"masked {unit} that show a random token", shown.sum(), masks_T.sum(), examples.config.random)
 
 
-def _rotated(tally: Tally, share: float, before: Texts, after: Texts) -> None:
+def _rotated(stats: RunningStatistics, share: float, before: Texts, after: Texts) -> None:
     """A text looks as it was by chance too: of its n beginnings, those a whole number of periods away."""
     strange, kept, periods = 0, 0, []
     for original, other in zip(_each(before), _each(after), strict=True):
@@ -139,8 +139,8 @@ def _rotated(tally: Tally, share: float, before: Texts, after: Texts) -> None:
         strange += len(shown) != len(text) or shown not in text * 2
         kept += shown == text
         periods.append((text * 2).find(text, 1))
-    tally.none("texts that are no rotation of what they were", strange)
-    tally.share("texts that begin as they did", kept, len(periods), 1 - share * (1 - 1 / np.array(periods)))
+    stats.none("texts that are no rotation of what they were", strange)
+    stats.share("texts that begin as they did", kept, len(periods), 1 - share * (1 - 1 / np.array(periods)))
 
 
 def _each(texts: Texts) -> list[np.ndarray]:
@@ -155,8 +155,8 @@ class CorruptedSpansInspector(StreamInspector):
 
     drops_lone_tokens = True
 
-    def fact(self, tally: Tally) -> str:
-        share, length = tally.measured("corrupted share of text"), tally.measured("tokens of a span")
+    def fact(self, stats: RunningStatistics) -> str:
+        share, length = stats.measured("corrupted share of text"), stats.measured("tokens of a span")
         if share is None or length is None:
             return ""
         return (
@@ -164,7 +164,7 @@ class CorruptedSpansInspector(StreamInspector):
             "a sentinel stands for each, and the output is what was cut"
         )
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         examples, batch = self.examples, drawn.batch
         lengths = drawn.rows["length"].astype(np.int64)
         corrupted = examples.corrupted(drawn.rows, drawn.numbers, drawn.epoch)
@@ -176,10 +176,10 @@ class CorruptedSpansInspector(StreamInspector):
             targets=within(template, outputs, labels_of(batch, examples.config.name)),
         )
         noise, spans = noise_counts(lengths, examples.config)
-        tally.exact("corrupted share of text", corrupted.noise.sum(), noise.sum(), lengths.sum())
-        tally.note("tokens of a span", noise.sum(), spans.sum())
+        stats.exact("corrupted share of text", corrupted.noise.sum(), noise.sum(), lengths.sum())
+        stats.note("tokens of a span", noise.sum(), spans.sum())
         documents = np.repeat(np.arange(len(lengths)), lengths)
-        tally.none(
+        stats.none(
             "examples off their number of corrupted tokens", (np.bincount(documents, corrupted.noise) != noise).sum()
         )
         text = examples.stream.read(drawn.rows["start"], lengths)
@@ -189,15 +189,15 @@ class CorruptedSpansInspector(StreamInspector):
         ):
             marks = np.isin(side, examples.sentinels)
             counts = np.bincount(np.repeat(np.arange(len(lengths)), sizes), marks, len(lengths)).astype(np.int64)
-            tally.none(f"examples off their number of sentinels in the {name}", (counts != spans).sum())
+            stats.none(f"examples off their number of sentinels in the {name}", (counts != spans).sum())
             number = ragged_ranges(np.zeros_like(counts), counts) % len(examples.sentinels)
-            tally.none(f"sentinels out of order in the {name}", (side[marks] != examples.sentinels[number]).sum())
-        tally.none("batches whose sides do not give back the text", not _restores(corrupted, examples.sentinels, text))
+            stats.none(f"sentinels out of order in the {name}", (side[marks] != examples.sentinels[number]).sum())
+        stats.none("batches whose sides do not give back the text", not _restores(corrupted, examples.sentinels, text))
         # Of all ways to cut n tokens into k pieces, (k-1)/(n-1) begin with a piece of one token.
         starts = np.cumsum(lengths) - lengths
         several = spans > 1
         chances = ((spans - 1) / np.maximum(lengths - noise - 1, 1))[several]
-        tally.share("first spans behind one token", corrupted.noise[starts + 1][several].sum(), several.sum(), chances)
+        stats.share("first spans behind one token", corrupted.noise[starts + 1][several].sum(), several.sum(), chances)
 
 
 def _restores(corrupted: Corrupted, sentinels: np.ndarray, text: np.ndarray) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from lmtool.data.formats import FormatTemplate, ragged_ranges
-from lmtool.learners.inspection import Drawn, Inspector, Tally
-from lmtool.learners.model import labels_of, places_of
+from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.characters import FILL, TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS
 from lmtool.objectives.examples.words import BACKWARD, FORWARD, Pairs
 from lmtool.types import Packed
@@ -27,27 +27,27 @@ class StreamInspector(Inspector):
 
     drops_lone_tokens = False
 
-    def texts(self, drawn: Drawn) -> list[list[str]]:
+    def texts(self, drawn: SampledBatch) -> list[list[str]]:
         """The documents of each window; the tokens that separate them are left out."""
         return [self._documents(int(row["start"]), int(row["length"])) for row in drawn.rows]
 
     def _documents(self, start: int, length: int) -> list[str]:
         stream = self.examples.stream
         ids = stream.read(np.array([start]), np.array([length]))
-        within = stream.borders[(stream.borders > start) & (stream.borders < start + length)] - start
+        within = stream.boundaries[(stream.boundaries > start) & (stream.boundaries < start + length)] - start
         return [self.tokenizer.decode(part.tolist()) for part in np.split(ids, within)]
 
-    def check_plan(self, tally: Tally) -> None:
+    def check_plan(self, stats: RunningStatistics) -> None:
         """What of the text is in no window."""
-        rows, borders = self.examples.plan(0).rows, self.examples.stream.borders
+        rows, boundaries = self.examples.plan(0).rows, self.examples.stream.boundaries
         rows = rows[np.argsort(rows["start"], kind="stable")]  # lanes go by steps
         start = rows["start"]
         ends = np.maximum.accumulate(start + rows["length"])
-        gaps = np.maximum(np.append(start, borders[-1]) - np.append(0, ends), 0)
+        gaps = np.maximum(np.append(start, boundaries[-1]) - np.append(0, ends), 0)
         left = ragged_ranges(np.append(0, ends), gaps)
-        lone = np.isin(left + 1, borders).sum() if self.drops_lone_tokens else 0
-        tally.exact("left out share of text", len(left), lone, borders[-1])
-        super().check_plan(tally)
+        lone = np.isin(left + 1, boundaries).sum() if self.drops_lone_tokens else 0
+        stats.exact("left out share of text", len(left), lone, boundaries[-1])
+        super().check_plan(stats)
 
 
 # Next tokens: every token but a window's first is predicted, by the one before it.
@@ -56,16 +56,16 @@ class StreamInspector(Inspector):
 class CausalInspector(StreamInspector):
     """Of `CausalWindows`."""
 
-    def fact(self, tally: Tally) -> str:
+    def fact(self, stats: RunningStatistics) -> str:
         return "every token is predicted from those before it, all of a text in one pass"
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         batch = drawn.batch
-        at, labels = places_of(batch, "clm").numpy(), labels_of(batch, "clm").numpy()
+        at, labels = indices_of(batch, "clm").numpy(), labels_of(batch, "clm").numpy()
         tokens = batch.inputs.tokens.numpy()
-        tally.note("predicted share of tokens", len(at), len(tokens))
-        tally.none("labels that are not the next token", (tokens[at + 1] != labels).sum())
-        tally.none("tokens without a prediction", len(tokens) - len(drawn.rows) - len(np.unique(at)))
+        stats.note("predicted share of tokens", len(at), len(tokens))
+        stats.none("labels that are not the next token", (tokens[at + 1] != labels).sum())
+        stats.none("tokens without a prediction", len(tokens) - len(drawn.rows) - len(np.unique(at)))
 
 
 # Running text in lanes: every lane one piece of the text, every token but the first predicted once, and where a
@@ -81,7 +81,7 @@ _DRAWN = 24
 class LanesInspector(StreamInspector):
     """Of `CausalSegments`. The first examples are those of one lane, one after the other."""
 
-    def fact(self, tally: Tally) -> str:
+    def fact(self, stats: RunningStatistics) -> str:
         return (
             f"every token is predicted from those before it; the text is read in {self.examples.lanes} lanes, each "
             "behind what it has read before"
@@ -90,7 +90,7 @@ class LanesInspector(StreamInspector):
     def first(self, n: int) -> np.ndarray:
         return np.flatnonzero(self.examples.plan(0).rows["lane"] == 0)[:n]
 
-    def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
+    def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
         memory = getattr(self.learner.backbone.config, "memory_length", None)
         for entry, row in zip(super().entries(drawn), drawn.rows, strict=True):
             read = int(row["before"])
@@ -109,27 +109,27 @@ class LanesInspector(StreamInspector):
         start = 0 if memory is None else max(0, before - memory)
         return "".join("x" if at >= before else kept if at >= start else "." for at in places)
 
-    def check_plan(self, tally: Tally) -> None:
+    def check_plan(self, stats: RunningStatistics) -> None:
         """What of the text is read by no segment, or twice, and whether each stands right behind the one before it."""
         rows, places = self.examples.plan(0).rows, len(self.examples.stream) - 1
         ordered = rows[np.argsort(rows["start"], kind="stable")]
         ends = ordered["start"] + ordered["length"]
         gaps = np.append(ordered["start"], places) - np.append(0, ends)
-        tally.exact("left out share of text", np.maximum(gaps, 0).sum() + np.maximum(-gaps, 0).sum(), 0, places)
+        stats.exact("left out share of text", np.maximum(gaps, 0).sum() + np.maximum(-gaps, 0).sum(), 0, places)
         follows = ordered["lane"][1:] == ordered["lane"][:-1]
         carried = ordered["before"][1:] == np.where(follows, ordered["before"][:-1] + ordered["length"][:-1], 0)
-        tally.none("segments that do not follow the one before in their lane", (~carried).sum())
-        tally.note("lanes", self.examples.lanes, 0)
-        super(StreamInspector, self).check_plan(tally)
+        stats.none("segments that do not follow the one before in their lane", (~carried).sum())
+        stats.note("lanes", self.examples.lanes, 0)
+        super(StreamInspector, self).check_plan(stats)
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         rows, labels = drawn.rows, labels_of(drawn.batch, "clm").numpy()
-        tally.note("predicted share of tokens", len(labels), drawn.batch.tokens)
+        stats.note("predicted share of tokens", len(labels), drawn.batch.tokens)
         after = self.examples.stream.read(rows["start"] + 1, rows["length"].astype(np.int64))
-        tally.none("labels that are not the next token", (after != labels).sum())
+        stats.none("labels that are not the next token", (after != labels).sum())
         lanes = drawn.batch.lanes
         said = () if lanes is None else lanes.read
-        tally.none("tokens read before of which a batch knows nothing", rows["before"].sum() - sum(said))
+        stats.none("tokens read before of which a batch knows nothing", rows["before"].sum() - sum(said))
 
 
 # What the two sides of an encoder-decoder's examples hold besides what their format puts around it.
@@ -151,47 +151,53 @@ class PrefixesInspector(StreamInspector):
 
     drops_lone_tokens = True
 
-    def fact(self, tally: Tally) -> str:
+    def fact(self, stats: RunningStatistics) -> str:
         return "a text is split at a random place: what is before it is read, what is behind it is predicted"
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         lengths = drawn.rows["length"].astype(np.int64)
         prefixes = self.examples.prefixes(drawn.rows, drawn.numbers, drawn.epoch)
-        tally.none("splits that leave a side empty", ((prefixes < 1) | (prefixes >= lengths)).sum())
+        stats.none("splits that leave a side empty", ((prefixes < 1) | (prefixes >= lengths)).sum())
         free = lengths > 2
         places = (prefixes[free] - 1) / (lengths[free] - 2)
         variance = float((lengths[free] / (12 * (lengths[free] - 2))).sum())
-        tally.mean("place of the split, 0 to 1", places.sum(), free.sum(), free.sum() / 2, variance, 0.5)
-        self.check_sides(tally, drawn, lengths, prefixes)
+        stats.mean("place of the split, 0 to 1", places.sum(), free.sum(), free.sum() / 2, variance, 0.5)
+        self.check_sides(stats, drawn, lengths, prefixes)
 
-    def check_sides(self, tally: Tally, drawn: Drawn, lengths: np.ndarray, prefixes: np.ndarray) -> None:
+    def check_sides(
+        self, stats: RunningStatistics, drawn: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
+    ) -> None:
         """Enter what holds of both sides of the splits, of texts of `lengths` (N,) behind their `prefixes` (N,)."""
 
 
 class MaskedPrefixesInspector(PrefixesInspector):
     """Of `MaskedPrefixes`."""
 
-    def check_sides(self, tally: Tally, drawn: Drawn, lengths: np.ndarray, prefixes: np.ndarray) -> None:
+    def check_sides(
+        self, stats: RunningStatistics, drawn: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
+    ) -> None:
         batch = drawn.batch
-        at, labels = places_of(batch, "prefix_lm").numpy(), labels_of(batch, "prefix_lm").numpy()
+        at, labels = indices_of(batch, "prefix_lm").numpy(), labels_of(batch, "prefix_lm").numpy()
         tokens = batch.inputs.tokens.numpy()
         positions, documents = batch.inputs.positions.numpy()[at], batch.inputs.documents.numpy()[at]
-        tally.none("labels that are not the next token", (tokens[at + 1] != labels).sum())
-        tally.none("labels within the prefix", (positions + 1 < prefixes[documents]).sum())
-        tally.none("tokens behind the split without a prediction", (lengths - prefixes).sum() - len(at))
+        stats.none("labels that are not the next token", (tokens[at + 1] != labels).sum())
+        stats.none("labels within the prefix", (positions + 1 < prefixes[documents]).sum())
+        stats.none("tokens behind the split without a prediction", (lengths - prefixes).sum() - len(at))
 
 
 class EncodedPrefixesInspector(PrefixesInspector):
     """Of `EncodedPrefixes`."""
 
-    def check_sides(self, tally: Tally, drawn: Drawn, lengths: np.ndarray, prefixes: np.ndarray) -> None:
+    def check_sides(
+        self, stats: RunningStatistics, drawn: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
+    ) -> None:
         batch, examples, start = drawn.batch, self.examples, drawn.rows["start"]
         template, outputs = examples.sides.template, cast(Packed, batch.outputs)
         before = within(template, batch.inputs, batch.inputs.tokens)
         behind = within(template, outputs, labels_of(batch, "prefix_lm"))
         both = np.array_equal(before, examples.stream.read(start, prefixes))
         both = both and np.array_equal(behind, examples.stream.read(start + prefixes, lengths - prefixes))
-        tally.none("batches whose sides do not give back the text", not both)
+        stats.none("batches whose sides do not give back the text", not both)
 
 
 # Words in windows: each is predicted from both sides, and is read by its characters.
@@ -205,29 +211,29 @@ _CHECKED_WORDS = 12
 class WordInspector(StreamInspector):
     """Of `WordWindows`."""
 
-    def fact(self, tally: Tally) -> str:
+    def fact(self, stats: RunningStatistics) -> str:
         return "every word is predicted twice: from the words before it (→), and from those behind it (←)"
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         inputs = drawn.batch.inputs
         tokens, starts = inputs.tokens.numpy(), np.array(inputs.starts)
         first_W, number_W = self.examples.words(tokens, starts)
         unknown = self.examples.unknown
         texts = len(inputs.lengths)
-        tally.note("tokens a word", len(tokens), len(first_W))
-        tally.note("share of words predicted as unknown", (number_W == unknown).sum(), len(first_W))
+        stats.note("tokens a word", len(tokens), len(first_W))
+        stats.note("share of words predicted as unknown", (number_W == unknown).sum(), len(first_W))
         reader = self.learner.backbone.reader
         bytes_W = np.add.reduceat(reader.entry_lengths()[tokens], first_W)
-        tally.note(f"share of words cut to {reader.longest} bytes", (bytes_W > reader.longest).sum(), len(first_W))
+        stats.note(f"share of words cut to {reader.longest} bytes", (bytes_W > reader.longest).sum(), len(first_W))
         for term, ahead in ((FORWARD, 1), (BACKWARD, -1)):
-            at, labels = places_of(drawn.batch, term).numpy(), labels_of(drawn.batch, term).numpy()
+            at, labels = indices_of(drawn.batch, term).numpy(), labels_of(drawn.batch, term).numpy()
             word_M = np.searchsorted(first_W, at)
-            tally.none(
+            stats.none(
                 f"{term} labels that are not the next word on its way", (number_W[word_M + ahead] != labels).sum()
             )
-            tally.none(f"words that {term} lacks", len(first_W) - texts - len(np.unique(word_M + ahead)))
+            stats.none(f"words that {term} lacks", len(first_W) - texts - len(np.unique(word_M + ahead)))
 
-    def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
+    def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
         """With the words of each example drawn: their symbols, and what each direction predicts there."""
         inputs = drawn.batch.inputs
         tokens, starts = inputs.tokens.numpy(), np.array(inputs.starts)
@@ -236,7 +242,7 @@ class WordInspector(StreamInspector):
         symbols_UL, number_W = reader.symbols(inputs, reader.words(inputs))
         symbols_WL = symbols_UL[number_W].tolist()
         targets = {
-            term: dict(zip(places_of(drawn.batch, term).tolist(), labels_of(drawn.batch, term).tolist(), strict=True))
+            term: dict(zip(indices_of(drawn.batch, term).tolist(), labels_of(drawn.batch, term).tolist(), strict=True))
             for term in (FORWARD, BACKWARD)
         }
         for number, entry in enumerate(super().entries(drawn)):
@@ -282,8 +288,8 @@ _DECADES = 8
 class WordPairsInspector(StreamInspector):
     """Of `WordPairs`."""
 
-    def fact(self, tally: Tally) -> str:
-        kept, pairs = tally.measured("words kept"), tally.measured("pairs of a word that is kept")
+    def fact(self, stats: RunningStatistics) -> str:
+        kept, pairs = stats.measured("words kept"), stats.measured("pairs of a word that is kept")
         if kept is None or pairs is None:
             return ""
         negatives = self.examples.config.negatives
@@ -299,40 +305,40 @@ class WordPairsInspector(StreamInspector):
         rank_V[np.argsort(-counts_V, kind="stable")] = np.arange(len(counts_V))
         return np.searchsorted(10 ** np.arange(_DECADES), rank_V, side="right")
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         pairs = self.examples.pairs(drawn.rows, drawn.numbers, drawn.epoch)
         tokens, config = pairs.tokens, self.examples.config
         special = np.isin(tokens, sorted(self.tokenizer.special_ids))
-        tally.note("unknown words, left out of the text", special.sum(), len(tokens), is_share=True)
-        tally.none("special tokens kept", (special & pairs.kept).sum())
+        stats.note("unknown words, left out of the text", special.sum(), len(tokens), is_share=True)
+        stats.none("special tokens kept", (special & pairs.kept).sum())
         chance_T = self.examples.counts.kept[tokens[~special]]
-        tally.share("words kept", pairs.kept.sum(), len(chance_T), chance_T)
+        stats.share("words kept", pairs.kept.sum(), len(chance_T), chance_T)
         frequent = chance_T < 1
-        tally.share("frequent words kept", pairs.kept[~special][frequent].sum(), frequent.sum(), chance_T[frequent])
+        stats.share("frequent words kept", pairs.kept[~special][frequent].sum(), frequent.sum(), chance_T[frequent])
         for words in range(1, config.window + 1):
             side = "1 word" if words == 1 else f"{words} words"
             reaches = (pairs.reach == words).sum()
-            tally.share(f"windows of {side} on either side", reaches, len(pairs.reach), 1 / config.window)
-        self._check_pairs(tally, pairs)
-        self._check_negatives(tally, pairs.negatives.reshape(-1))
+            stats.share(f"windows of {side} on either side", reaches, len(pairs.reach), 1 / config.window)
+        self._check_pairs(stats, pairs)
+        self._check_negatives(stats, pairs.negatives.reshape(-1))
 
-    def _check_pairs(self, tally: Tally, pairs: Pairs) -> None:
+    def _check_pairs(self, stats: RunningStatistics, pairs: Pairs) -> None:
         """They are all words within reach, and no others."""
         row_K = np.repeat(np.arange(len(pairs.lengths)), pairs.lengths)
         place_K = np.arange(len(row_K)) - np.repeat(np.cumsum(pairs.lengths) - pairs.lengths, pairs.lengths)
         distance_M = np.abs(pairs.center - pairs.context)
-        tally.note("pairs of a word that is kept", len(pairs.center), len(row_K))
-        tally.none("pairs across documents", (row_K[pairs.center] != row_K[pairs.context]).sum())
-        tally.none("pairs of a word with itself", (distance_M == 0).sum())
-        tally.none("pairs out of reach", (distance_M > pairs.reach[pairs.center]).sum())
+        stats.note("pairs of a word that is kept", len(pairs.center), len(row_K))
+        stats.none("pairs across documents", (row_K[pairs.center] != row_K[pairs.context]).sum())
+        stats.none("pairs of a word with itself", (distance_M == 0).sum())
+        stats.none("pairs out of reach", (distance_M > pairs.reach[pairs.center]).sum())
         before_K = np.minimum(pairs.reach, place_K)
         behind_K = np.minimum(pairs.reach, pairs.lengths[row_K] - 1 - place_K)
-        tally.exact("pairs, of all within reach", len(pairs.center), *[(before_K + behind_K).sum()] * 2)
+        stats.exact("pairs, of all within reach", len(pairs.center), *[(before_K + behind_K).sum()] * 2)
 
-    def _check_negatives(self, tally: Tally, drawn: np.ndarray) -> None:
+    def _check_negatives(self, stats: RunningStatistics, drawn: np.ndarray) -> None:
         noise_V, ranks_V = self.examples.counts.noise, self._ranks
-        hits, shares = np.bincount(ranks_V[drawn], minlength=_DECADES), np.bincount(ranks_V, noise_V, _DECADES)
+        hits, fractions = np.bincount(ranks_V[drawn], minlength=_DECADES), np.bincount(ranks_V, noise_V, _DECADES)
         for decade in range(_DECADES):
-            if shares[decade] > 0:
+            if fractions[decade] > 0:
                 ranks = f"rank {10 ** (decade - 1) + 1:,} to {10**decade:,}" if decade else "rank 1"
-                tally.share(f"negatives of {ranks}", hits[decade], len(drawn), float(shares[decade]))
+                stats.share(f"negatives of {ranks}", hits[decade], len(drawn), float(fractions[decade]))

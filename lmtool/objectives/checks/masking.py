@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool.learners.inspection import Drawn, Inspector, Tally
-from lmtool.learners.model import places_of
+from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
+from lmtool.learners.model import indices_of
 from lmtool.objectives.checks.language import StreamInspector
 from lmtool.objectives.corruption.masking import Masked, budget
 
@@ -42,19 +42,19 @@ class MaskingInspector(Inspector):
         super().__init__(learner, examples, max_length)
         self.config, self.vocabulary = examples.config, examples.masks.vocabulary
 
-    def fact(self, tally: Tally) -> str:
-        shares = [tally.measured(name) for name in BRANCHES]
+    def fact(self, stats: RunningStatistics) -> str:
+        fractions = [stats.measured(name) for name in BRANCHES]
         words = ("[MASK]", "another token", "what was there")
-        read = ", ".join(f"{share:.1%} {word}" for share, word in zip(shares, words, strict=True) if share)
+        read = ", ".join(f"{share:.1%} {word}" for share, word in zip(fractions, words, strict=True) if share)
         if not read:
-            return super().fact(tally)
-        return f"{super().fact(tally)}; of these the model reads {read}"
+            return super().fact(stats)
+        return f"{super().fact(stats)}; of these the model reads {read}"
 
     def repeats(self, epoch: int) -> bool:
         """Static masks come again."""
         return self.config.drawn_epoch(epoch) != epoch
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         whole = self.examples.assemble(drawn.rows)
         masked = self.examples.masked(whole, drawn.numbers, drawn.epoch)
         shown, at = drawn.batch.inputs.tokens.numpy(), masked.at
@@ -63,63 +63,71 @@ class MaskingInspector(Inspector):
         eligible, selected = (
             np.bincount(documents[places], minlength=len(drawn.rows)) for places in (np.flatnonzero(text), at)
         )
-        tally.none("special tokens predicted", (~text[at]).sum())
-        tally.none("labels that are not the text", (masked.labels != whole.tokens[at]).sum())
+        stats.none("special tokens predicted", (~text[at]).sum())
+        stats.none("labels that are not the text", (masked.labels != whole.tokens[at]).sum())
         changed = np.flatnonzero(shown != whole.tokens)
-        tally.none("tokens changed but not predicted", (~np.isin(changed, at)).sum())
-        self.check_masks(tally, Masks(masked, whole.tokens, shown, text, eligible, selected))
+        stats.none("tokens changed but not predicted", (~np.isin(changed, at)).sum())
+        self.check_masks(stats, Masks(masked, whole.tokens, shown, text, eligible, selected))
 
-    def check_masks(self, tally: Tally, masks: Masks) -> None:
+    def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         """Enter which tokens are masked, and what stands in their place."""
         config, vocabulary, at, text = self.config, self.vocabulary, masks.masked.at, masks.text
         regular = int((~vocabulary.special).sum())
         check_branches(
-            tally, config.mask, config.random, masks.shown[at], masks.masked.labels, regular, vocabulary.mask
+            stats, config.mask, config.random, masks.shown[at], masks.masked.labels, regular, vocabulary.mask
         )
         if config.whole_word:
-            tally.note("predicted share of text", len(at), text.sum())
+            stats.note("predicted share of text", len(at), text.sum())
             opens = text & (vocabulary.starts_word[masks.tokens] | ~np.append(False, text[:-1]))
             word = np.cumsum(opens)[text]
             taken = np.isin(np.flatnonzero(text), at)
             share = np.bincount(word, taken) / np.maximum(np.bincount(word), 1)
-            tally.none("words partly predicted", ((share > 0) & (share < 1)).sum())
+            stats.none("words partly predicted", ((share > 0) & (share < 1)).sum())
         elif config.select == "bernoulli":
-            tally.share("predicted share of text", len(at), text.sum(), config.probability)
+            stats.share("predicted share of text", len(at), text.sum(), config.probability)
         else:
-            check_budget(tally, masks.selected, budget(masks.eligible, config.probability), masks.eligible)
+            check_budget(stats, masks.selected, budget(masks.eligible, config.probability), masks.eligible)
 
 
 class MaskedWindowsInspector(MaskingInspector, StreamInspector):
     """Of `MaskedWindows`."""
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
-        super().check(tally, drawn)
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
+        super().check(stats, drawn)
         share, rows = self.config.short_window_probability, drawn.rows
         if not share:
             return
         short, room = rows["short"] == 1, self.examples.room
-        tally.share("windows that aim at a shorter length", short.sum(), len(rows), share)
-        ends = np.isin(rows["start"] + rows["length"], self.examples.stream.borders)
-        tally.none("windows cut although there is text", (~short & ~ends & (rows["length"] != room)).sum())
-        tally.note(
+        stats.share("windows that aim at a shorter length", short.sum(), len(rows), share)
+        ends = np.isin(rows["start"] + rows["length"], self.examples.stream.boundaries)
+        stats.none("windows cut although there is text", (~short & ~ends & (rows["length"] != room)).sum())
+        stats.note(
             "length of the shorter ones, as a share of the longest", rows["length"][short].sum(), short.sum() * room
         )
 
 
-def check_budget(tally: Tally, selected_N: np.ndarray, budget_N: np.ndarray, eligible_N: np.ndarray) -> None:
+def check_budget(
+    stats: RunningStatistics, selected_N: np.ndarray, budget_N: np.ndarray, eligible_N: np.ndarray
+) -> None:
     """How many of each example's tokens are predicted, where their number is exact."""
-    tally.exact("predicted share of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
-    tally.none("examples off their budget", (selected_N != budget_N).sum())
+    stats.exact("predicted share of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
+    stats.none("examples off their budget", (selected_N != budget_N).sum())
 
 
 def check_branches(
-    tally: Tally, mask: float, random: float, shown_M: np.ndarray, labels_M: np.ndarray, regular: int, mask_id: int
+    stats: RunningStatistics,
+    mask: float,
+    random: float,
+    shown_M: np.ndarray,
+    labels_M: np.ndarray,
+    regular: int,
+    mask_id: int,
 ) -> None:
     """What stands in the place of predicted tokens. A random token may be the same one: it looks unchanged then."""
     hidden, same = shown_M == mask_id, shown_M == labels_M
-    tally.share(BRANCHES[0], hidden.sum(), len(labels_M), mask)
-    tally.share(BRANCHES[1], (~hidden & ~same).sum(), len(labels_M), random * (1 - 1 / regular))
-    tally.share(BRANCHES[2], (~hidden & same).sum(), len(labels_M), 1 - mask - random + random / regular)
+    stats.share(BRANCHES[0], hidden.sum(), len(labels_M), mask)
+    stats.share(BRANCHES[1], (~hidden & ~same).sum(), len(labels_M), random * (1 - 1 / regular))
+    stats.share(BRANCHES[2], (~hidden & same).sum(), len(labels_M), 1 - mask - random + random / regular)
 
 
 # Pairs of segments: their classes, where their segments come from, and what is cut of them.
@@ -132,60 +140,60 @@ _CLASSES = {"nsp": ("the second follows", "the second is random"), "sop": ("in o
 class MaskedPairsInspector(MaskingInspector):
     """Of `MaskedPairs`."""
 
-    def label(self, value: Any, of_place: bool) -> Any:
-        return super().label(value, True) if of_place else _CLASSES[self.examples.config.pairs][value]
+    def label(self, value: Any, describe_position: bool) -> Any:
+        return super().label(value, True) if describe_position else _CLASSES[self.examples.config.pairs][value]
 
-    def texts(self, drawn: Drawn) -> list[list[str]]:
+    def texts(self, drawn: SampledBatch) -> list[list[str]]:
         """The two segments of each pair."""
         tokens = self.examples.store.tokens
         spans = [[(int(row[f"{side}_start"]), int(row[f"{side}_length"])) for side in "ab"] for row in drawn.rows]
         return [[self.tokenizer.decode(tokens[at : at + length].tolist()) for at, length in pair] for pair in spans]
 
-    def fact(self, tally: Tally) -> str:
+    def fact(self, stats: RunningStatistics) -> str:
         """Further: how many pairs are of the second class."""
         names = {"nsp": "random second segments in all", "sop": "pairs that are swapped"}
-        share = tally.measured(names[self.examples.config.pairs])
+        share = stats.measured(names[self.examples.config.pairs])
         pairs = {"nsp": "the second text of {} of the pairs is a random one", "sop": "{} of the pairs are swapped"}
         words = "" if share is None else pairs[self.examples.config.pairs].format(f"{share:.1%}")
-        return "; ".join(filter(None, (super().fact(tally), words)))
+        return "; ".join(filter(None, (super().fact(stats), words)))
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
-        super().check(tally, drawn)
-        self.check_pairs(tally, drawn)
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
+        super().check(stats, drawn)
+        self.check_pairs(stats, drawn)
 
-    def check_pairs(self, tally: Tally, drawn: Drawn) -> None:
+    def check_pairs(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         """Enter where segments come from, and what is cut."""
-        self._check_cut(tally, drawn.rows)
-        self._check_classes(tally, drawn.rows)
+        self._check_cut(stats, drawn.rows)
+        self._check_classes(stats, drawn.rows)
         if self.config.pair_of == "segments":
             share = self.config.short_sequence_probability
-            tally.share("pairs that aim at a shorter length", drawn.rows["short"].sum(), len(drawn.rows), share)
+            stats.share("pairs that aim at a shorter length", drawn.rows["short"].sum(), len(drawn.rows), share)
 
-    def _check_classes(self, tally: Tally, rows: np.ndarray) -> None:
+    def _check_classes(self, stats: RunningStatistics, rows: np.ndarray) -> None:
         label, choice = rows["label"] == 1, rows["choice"] == 1
         offsets = self.examples.store.document_offsets
         a, b = (np.searchsorted(offsets, rows[f"{side}_start"], side="right") for side in "ab")
         if self.examples.config.pairs == "sop":
-            tally.share("pairs that are swapped", label.sum(), len(rows), 0.5)
-            tally.none("pairs of two documents", (a != b).sum())
+            stats.share("pairs that are swapped", label.sum(), len(rows), 0.5)
+            stats.none("pairs of two documents", (a != b).sum())
             first, second = (
                 np.where(label, rows["b_start"], rows["a_start"]),
                 np.where(label, rows["a_start"], rows["b_start"]),
             )
-            tally.none("pairs in another order than their class says", (first >= second).sum())
+            stats.none("pairs in another order than their class says", (first >= second).sum())
             return
-        tally.share("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
-        tally.note("random second segments in all", label.sum(), len(rows), is_share=True)
-        tally.none("pairs without a choice that follow", (~choice & ~label).sum())
-        tally.none("random segments of the same document", (label & (a == b)).sum())
-        tally.none("following segments of another document", (~label & (a != b)).sum())
+        stats.share("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
+        stats.note("random second segments in all", label.sum(), len(rows), is_share=True)
+        stats.none("pairs without a choice that follow", (~choice & ~label).sum())
+        stats.none("random segments of the same document", (label & (a == b)).sum())
+        stats.none("following segments of another document", (~label & (a != b)).sum())
 
-    def _check_cut(self, tally: Tally, rows: np.ndarray) -> None:
+    def _check_cut(self, stats: RunningStatistics, rows: np.ndarray) -> None:
         """Pairs too long for an example lose tokens."""
         cut = self.examples.cut(rows)
         length = rows["a_length"].astype(np.int64) + rows["b_length"]
-        tally.note("truncated fraction", cut.sum(), len(rows))
-        tally.none("pairs cut although they fit", (cut & (length != self.examples.limit)).sum())
+        stats.note("truncated fraction", cut.sum(), len(rows))
+        stats.none("pairs cut although they fit", (cut & (length != self.examples.limit)).sum())
 
 
 # What a generator, as it is, writes in the masked places, beside its own probabilities.
@@ -195,14 +203,14 @@ class GeneratorInspector(MaskedWindowsInspector):
     """Of a learner with weights, whose `sampled` and `original` give the text that its model reads, and the text as it
     was."""
 
-    def fact(self, tally: Tally) -> str:
-        share = tally.measured("replaced share of tokens")
-        words = super().fact(tally).replace("the model reads", "it reads")
+    def fact(self, stats: RunningStatistics) -> str:
+        share = stats.measured("replaced share of tokens")
+        words = super().fact(stats).replace("the model reads", "it reads")
         if share is None:
             return words
         return f"{share:.1%} of the tokens that the model reads are replaced, by a generator for which {words}"
 
-    def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
+    def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
         """Further: `filled`, the text that the model reads; where it is to find the replaced tokens, these are its
         targets."""
         batch, host = drawn.batch, torch.device("cpu")
@@ -216,20 +224,20 @@ class GeneratorInspector(MaskedWindowsInspector):
             targets = entry.pop("targets") | dict.fromkeys(made_in_step, places)
             yield {**entry, "filled": self.side(filled, range(number, number + 1)), "targets": targets}
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
-        super().check(tally, drawn)
-        tally.remarks["replaced share of tokens"] = "masked share x the generator's probability of another token there"
-        tally.remarks["surprise of a sample, nats"] = "entropy of the generator's probabilities"
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
+        super().check(stats, drawn)
+        stats.remarks["replaced share of tokens"] = "masked share x the generator's probability of another token there"
+        stats.remarks["surprise of a sample, nats"] = "entropy of the generator's probabilities"
         batch = drawn.batch.to(self.learner.device)
         sampled = self.learner.sampled(batch, drawn.epoch)
         other = (sampled.filled.tokens != self.learner.original(batch)).cpu().numpy()
-        at = places_of(batch, "mlm").cpu().numpy()
+        at = indices_of(batch, "mlm").cpu().numpy()
         chances = sampled.other_M.cpu().numpy()
         variance = (chances * (1 - chances)).sum()
-        tally.mean("replaced share of tokens", other.sum(), len(other), chances.sum(), variance, 1.0)
-        tally.note("samples that are the original token", (~other[at]).sum(), len(at), is_share=True)
-        tally.none("tokens replaced that were not masked", other.sum() - other[at].sum())
+        stats.mean("replaced share of tokens", other.sum(), len(other), chances.sum(), variance, 1.0)
+        stats.note("samples that are the original token", (~other[at]).sum(), len(at), is_share=True)
+        stats.none("tokens replaced that were not masked", other.sum() - other[at].sum())
         surprise, entropy, variance = (
             float(values.sum()) for values in (sampled.surprise_M, sampled.entropy_M, sampled.variance_M)
         )
-        tally.mean("surprise of a sample, nats", surprise, len(at), entropy, variance, sampled.bound)
+        stats.mean("surprise of a sample, nats", surprise, len(at), entropy, variance, sampled.bound)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from lmtool.learners.inspection import Drawn, Inspector, Tally
+from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.objectives.checks.language import StreamInspector
 from lmtool.objectives.checks.masking import (
     MaskedPairsInspector,
@@ -28,46 +28,46 @@ from lmtool.objectives.corruption.permutation import Permuted, ngram_shares
 class SpanInspector(MaskingInspector):
     """Of examples with masks over runs of words."""
 
-    def fact(self, tally: Tally) -> str:
-        mean = tally.measured("words of a span as drawn")
-        return super().fact(tally) + ("" if mean is None else f"; in spans of {mean:.1f} words on average")
+    def fact(self, stats: RunningStatistics) -> str:
+        mean = stats.measured("words of a span as drawn")
+        return super().fact(stats) + ("" if mean is None else f"; in spans of {mean:.1f} words on average")
 
-    def check_masks(self, tally: Tally, masks: Masks) -> None:
+    def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         spans = cast(MaskedSpans, masks.masked)
-        self._check_lengths(tally, spans.drawn)
-        self._check_branches(tally, spans, masks.shown[spans.at])
+        self._check_lengths(stats, spans.drawn)
+        self._check_branches(stats, spans, masks.shown[spans.at])
         starts = self.vocabulary.starts_word[spans.labels[np.searchsorted(spans.at, spans.spans[:, 0])]]
         # A window may begin within a word, and so may a span that begins with the window.
         within = ~starts & masks.text[spans.spans[:, 0] - 1]
-        tally.none("spans that begin within a word", within.sum())
+        stats.none("spans that begin within a word", within.sum())
         wanted = np.ceil(masks.eligible * self.config.probability - 1e-9)
-        check_budget(tally, masks.selected, wanted, masks.eligible)
+        check_budget(stats, masks.selected, wanted, masks.eligible)
 
-    def _check_lengths(self, tally: Tally, drawn_D: np.ndarray) -> None:
+    def _check_lengths(self, stats: RunningStatistics, drawn_D: np.ndarray) -> None:
         """The (D,) lengths as drawn follow the configuration's shares."""
-        shares = length_shares(self.config)
-        lengths, count = np.arange(1, len(shares) + 1), len(drawn_D)
-        mean = float(shares @ lengths)
-        variance = float(shares @ lengths**2 - mean**2)
-        tally.mean("words of a span as drawn", drawn_D.sum(), count, count * mean, count * variance, len(shares))
-        for length, share in zip(lengths, shares, strict=True):
-            tally.share(f"spans of {length} as drawn", (drawn_D == length).sum(), count, float(share))
+        fractions = length_shares(self.config)
+        lengths, count = np.arange(1, len(fractions) + 1), len(drawn_D)
+        mean = float(fractions @ lengths)
+        variance = float(fractions @ lengths**2 - mean**2)
+        stats.mean("words of a span as drawn", drawn_D.sum(), count, count * mean, count * variance, len(fractions))
+        for length, share in zip(lengths, fractions, strict=True):
+            stats.share(f"spans of {length} as drawn", (drawn_D == length).sum(), count, float(share))
 
-    def _check_branches(self, tally: Tally, spans: MaskedSpans, shown_M: np.ndarray) -> None:
+    def _check_branches(self, stats: RunningStatistics, spans: MaskedSpans, shown_M: np.ndarray) -> None:
         """What stands in the masked places is decided for each token, or for each span as a whole."""
         config, mask = self.config, self.vocabulary.mask
         regular = int((~self.vocabulary.special).sum())
         if config.replace == "token":
-            check_branches(tally, config.mask, config.random, shown_M, spans.labels, regular, mask)
+            check_branches(stats, config.mask, config.random, shown_M, spans.labels, regular, mask)
             return
         count = len(spans.spans)
         sizes = np.bincount(spans.span_of, minlength=count)
         hidden = np.bincount(spans.span_of, shown_M == mask, count)
         same = np.bincount(spans.span_of, shown_M == spans.labels, count)
-        tally.none("spans partly [MASK]", ((hidden > 0) & (hidden < sizes)).sum())
-        tally.share("spans that are [MASK]", (hidden > 0).sum(), count, config.mask)
+        stats.none("spans partly [MASK]", ((hidden > 0) & (hidden < sizes)).sum())
+        stats.share("spans that are [MASK]", (hidden > 0).sum(), count, config.mask)
         chances = 1 - config.mask - config.random + config.random * float(regular) ** -sizes.astype(float)
-        tally.share("spans that are unchanged", ((hidden == 0) & (same == sizes)).sum(), count, chances)
+        stats.share("spans that are unchanged", ((hidden == 0) & (same == sizes)).sum(), count, chances)
 
 
 class SpanWindowsInspector(SpanInspector, MaskedWindowsInspector):
@@ -90,11 +90,11 @@ _DRAWN = 32
 class PermutationInspector(Inspector):
     """Of examples with ranks."""
 
-    def fact(self, tally: Tally) -> str:
-        words = super().fact(tally)
+    def fact(self, stats: RunningStatistics) -> str:
+        words = super().fact(stats)
         return f"{words}, each from all that are not, and from those before it in a random order" if words else ""
 
-    def entries(self, drawn: Drawn) -> Iterator[dict[str, Any]]:
+    def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
         """Further: `drawing`, the order and both streams' masks of the first tokens."""
         memory = self.learner.backbone.config.remembers
         kept = f"up to {memory} tokens in front, of those that windows before reused: seen by all"
@@ -104,7 +104,7 @@ class PermutationInspector(Inspector):
             drawing = draw_streams(side["pieces"][:_DRAWN], side["rank"][:_DRAWN], asked)
             yield {**entry, "drawing": [*([("memory", kept)] if memory else []), *drawing]}
 
-    def check_permutations(self, tally: Tally, drawn: Drawn) -> None:
+    def check_permutations(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         """Enter what the objective promises."""
         config, vocabulary = self.examples.config, self.examples.masks.vocabulary
         whole = self.examples.assemble(drawn.rows)
@@ -114,47 +114,47 @@ class PermutationInspector(Inspector):
         text = ~vocabulary.special[whole.tokens]
         block = 2 * documents + permuted.blocks
         eligible, selected = (np.bincount(block[places], minlength=2 * len(drawn.rows)) for places in (text, at))
-        check_budget(tally, selected, budget(eligible, 1 / config.context), eligible)
-        tally.none("special tokens predicted", (~text[at]).sum())
-        tally.none("tokens that are not the text", (inputs.tokens.numpy() != whole.tokens).sum())
-        self._check_ngrams(tally, permuted)
+        check_budget(stats, selected, budget(eligible, 1 / config.context), eligible)
+        stats.none("special tokens predicted", (~text[at]).sum())
+        stats.none("tokens that are not the text", (inputs.tokens.numpy() != whole.tokens).sum())
+        self._check_ngrams(stats, permuted)
         starts = vocabulary.starts_word[whole.tokens[permuted.starts]]
         opening = (
             (permuted.starts == 0) | ~text[permuted.starts - 1] | (np.diff(block, prepend=-1)[permuted.starts] != 0)
         )
-        tally.none("n-grams that begin within a word", (~starts & ~opening).sum())
-        _check_order(tally, permuted, inputs.columns["rank"].numpy(), ~text, block)
+        stats.none("n-grams that begin within a word", (~starts & ~opening).sum())
+        _check_order(stats, permuted, inputs.columns["rank"].numpy(), ~text, block)
 
-    def _check_ngrams(self, tally: Tally, permuted: Permuted) -> None:
-        drawn, shares = permuted.drawn, ngram_shares(self.examples.config.longest)
-        lengths, count = np.arange(1, len(shares) + 1), len(drawn)
-        mean = float(shares @ lengths)
-        variance = float(shares @ lengths**2 - mean**2)
+    def _check_ngrams(self, stats: RunningStatistics, permuted: Permuted) -> None:
+        drawn, fractions = permuted.drawn, ngram_shares(self.examples.config.longest)
+        lengths, count = np.arange(1, len(fractions) + 1), len(drawn)
+        mean = float(fractions @ lengths)
+        variance = float(fractions @ lengths**2 - mean**2)
         # Lengths are drawn until they are enough: each is held against the definition given those before it.
-        tally.mean("tokens of an n-gram as drawn", drawn.sum(), count, count * mean, count * variance, len(shares))
-        for length, share in zip(lengths, shares, strict=True):
-            tally.share(f"n-grams of {length} as drawn", (drawn == length).sum(), count, float(share))
+        stats.mean("tokens of an n-gram as drawn", drawn.sum(), count, count * mean, count * variance, len(fractions))
+        for length, share in zip(lengths, fractions, strict=True):
+            stats.share(f"n-grams of {length} as drawn", (drawn == length).sum(), count, float(share))
         left = "predicted tokens that make up for what n-grams left"
-        tally.note(left, permuted.single.sum(), len(permuted.at), is_share=True)
+        stats.note(left, permuted.single.sum(), len(permuted.at), is_share=True)
 
 
 class PermutedWindowsInspector(PermutationInspector, StreamInspector):
     """Of windows of text."""
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
-        self.check_permutations(tally, drawn)
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
+        self.check_permutations(stats, drawn)
 
 
 class PermutedPairsInspector(PermutationInspector, MaskedPairsInspector):
     """Of pairs of segments without a loss."""
 
-    def check(self, tally: Tally, drawn: Drawn) -> None:
-        self.check_permutations(tally, drawn)
-        self.check_pairs(tally, drawn)
+    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
+        self.check_permutations(stats, drawn)
+        self.check_pairs(stats, drawn)
 
 
 def _check_order(
-    tally: Tally, permuted: Permuted, ranks_T: np.ndarray, special_T: np.ndarray, block_T: np.ndarray
+    stats: RunningStatistics, permuted: Permuted, ranks_T: np.ndarray, special_T: np.ndarray, block_T: np.ndarray
 ) -> None:
     """Uniform orders: of two neighbours in a block either comes first in half of the cases; pairs that share no token
     are independent. What is not predicted comes before all that is, and a first block before a second."""
@@ -164,7 +164,7 @@ def _check_order(
     number = np.arange(len(places)) - np.searchsorted(block_T[places], block_T[places])
     first = np.flatnonzero((number[:-1] % 2 == 0) & (block_T[places[:-1]] == block_T[places[1:]]))
     earlier = ranks_T[places[first]] < ranks_T[places[first + 1]]
-    tally.share("neighbours in the order of the text", earlier.sum(), len(first), 0.5)
+    stats.share("neighbours in the order of the text", earlier.sum(), len(first), 0.5)
     # Where the first of them stands in the order is uniform too.
     sizes = np.bincount(block_T[places])[block_T[places]]
     leading = np.flatnonzero((number == 0) & (sizes > 1))
@@ -173,19 +173,19 @@ def _check_order(
     )
     others = sizes[leading] - 1
     share, spread = before[leading] / others, (others + 2) / (12 * others)
-    tally.mean("place of the first one in the order", share.sum(), len(share), len(share) / 2, spread.sum(), 0.5)
+    stats.mean("place of the first one in the order", share.sum(), len(share), len(share) / 2, spread.sum(), 0.5)
     last_B = np.full(int(block_T.max(initial=0)) + 1, -1)
     np.maximum.at(last_B, block_T[~ordered], ranks_T[~ordered])
-    tally.none("ordered tokens not behind what is not predicted", (ranks_T[places] <= last_B[block_T[places]]).sum())
+    stats.none("ordered tokens not behind what is not predicted", (ranks_T[places] <= last_B[block_T[places]]).sum())
     both = np.stack([2 * (block_T[places] // 2), ranks_T[places]])
-    tally.none("ranks given twice", len(places) - np.unique(both, axis=1).shape[1])
+    stats.none("ranks given twice", len(places) - np.unique(both, axis=1).shape[1])
     seconds = (np.diff(block_T, prepend=block_T[:1]) == 1) & (block_T % 2 == 1)
     highest = np.full(len(last_B) + 1, -1)
     np.maximum.at(highest, block_T, ranks_T)
     lowest = np.full(len(last_B) + 1, np.iinfo(np.int64).max)
     np.minimum.at(lowest, block_T, ranks_T)
     own = block_T[seconds]
-    tally.none("second parts not behind the first", (lowest[own] <= highest[own - 1]).sum())
+    stats.none("second parts not behind the first", (lowest[own] <= highest[own - 1]).sum())
 
 
 def draw_streams(pieces: list[str], ranks: list[int], asked: set[int]) -> list[tuple[str, str]]:

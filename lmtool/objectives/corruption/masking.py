@@ -195,8 +195,8 @@ class MaskedSpans(Masked):
 def length_shares(config: SpanConfig) -> np.ndarray:
     """(K,) probability of each length, 1 word first."""
     lengths = np.arange(1, config.longest + 1)
-    shares = (1 - config.geometric) ** (lengths - 1.0) if config.lengths == "geometric" else 1.0 / lengths
-    return shares / shares.sum()
+    fractions = (1 - config.geometric) ** (lengths - 1.0) if config.lengths == "geometric" else 1.0 / lengths
+    return fractions / fractions.sum()
 
 
 def mask_spans(

@@ -143,10 +143,10 @@ def infill(texts: Texts, vocabulary: Vocabulary, share: float, mean: float, rand
 
 def poisson_shares(mean: float) -> np.ndarray:
     """Probabilities of 0, 1, 2, ... as far as double precision tells them from nothing."""
-    shares = [exp(-mean)]
-    while len(shares) < mean or shares[-1] > 1e-17:
-        shares.append(shares[-1] * mean / len(shares))
-    return np.array(shares)
+    fractions = [exp(-mean)]
+    while len(fractions) < mean or fractions[-1] > 1e-17:
+        fractions.append(fractions[-1] * mean / len(fractions))
+    return np.array(fractions)
 
 
 def _lengths(texts: Texts, enough_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
@@ -265,16 +265,16 @@ def noise_counts(lengths_N: np.ndarray, config: SpanCorruptionConfig) -> tuple[n
     return noise_N, np.clip(spans_N, 1, np.minimum(noise_N, lengths_N - noise_N))
 
 
-def text_length(max_length: int, overhead: int, config: SpanCorruptionConfig) -> int:
+def text_length(max_length: int, special_count: int, config: SpanCorruptionConfig) -> int:
     """The longest text of which neither side is longer than max_length: 568 tokens for 512, whose outputs are 114.
 
-    overhead: special tokens the format puts around a side. UserError where not even two tokens fit.
+    special_count: special tokens the format puts around a side. UserError where not even two tokens fit.
     """
     lengths = np.arange(2, 2 + int(np.ceil((max_length + 2) / min(config.density, 1 - config.density))))
     noise, spans = noise_counts(lengths, config)
-    fits = (np.maximum(lengths - noise, noise) + spans + overhead) <= max_length
+    fits = (np.maximum(lengths - noise, noise) + spans + special_count) <= max_length
     if not fits[0]:
-        raise UserError(f"max_length={max_length} leaves no room for a span", f"max_length={overhead + 2} or more")
+        raise UserError(f"max_length={max_length} leaves no room for a span", f"max_length={special_count + 2} or more")
     return int(lengths[np.flatnonzero(fits)[-1]])
 
 

@@ -47,8 +47,8 @@ class Permuted(Masked):
 
 def ngram_shares(longest: int) -> np.ndarray:
     """(longest,) probability of each n, 1 first: in proportion to 1/n."""
-    shares = 1 / np.arange(1, longest + 1)
-    return shares / shares.sum()
+    fractions = 1 / np.arange(1, longest + 1)
+    return fractions / fractions.sum()
 
 
 def permute(

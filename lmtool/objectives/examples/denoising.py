@@ -25,7 +25,7 @@ from lmtool.objectives.corruption.noises import (
     rotate,
     text_length,
 )
-from lmtool.objectives.examples.windows import Sides, Stream, plan_facts, room_for, some, windows
+from lmtool.objectives.examples.windows import Sides, Stream, plan_metadata, room_for, some, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 
@@ -43,15 +43,15 @@ class NoisyWindows:
     ):  # fmt: skip
         self.config, self.sides, self.store, self.split, self.seed = config, sides, store, split, seed
         self.vocabulary = _vocabulary(tokenizer)
-        overhead = sides.template.overhead
-        self.room = room_for(max_length, overhead, 1)
+        special_count = sides.template.special_count
+        self.room = room_for(max_length, special_count, 1)
         # Nothing stands between documents, and none is empty: places of the stream are places of the store.
         self.stream = Stream(store.tokens, store.document_offsets, None)
         rows = windows(self.stream, self.room, documents == "joined")
         lengths = rows["length"].astype(np.int64)
         # A mask put in between may make a short text longer.
         noisy = np.minimum(lengths + np.ceil(lengths * config.text_infilling).astype(np.int64), self.room)
-        self._plan = some(Plan(rows, lengths + noisy + 2 * overhead), split)
+        self._plan = some(Plan(rows, lengths + noisy + 2 * special_count), split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -97,9 +97,9 @@ class NoisyWindows:
         outputs = assemble(self.sides.template, [(whole.tokens, whole.lengths)])
         return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, and the share of its tokens that are predicted."""
-        return {**plan_facts(self._plan, self.store, self.split), "predicted_fraction": 0.5}
+        return {**plan_metadata(self._plan, self.store, self.split), "predicted_fraction": 0.5}
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
@@ -125,15 +125,15 @@ class CorruptedSpans:
         max_length: int, documents: str, split: str, seed: int,
     ):  # fmt: skip
         self.config, self.sides, self.store, self.split, self.seed = config, sides, store, split, seed
-        overhead = sides.template.overhead
-        self.text_length = text_length(max_length, overhead, config)
+        special_count = sides.template.special_count
+        self.text_length = text_length(max_length, special_count, config)
         self.stream = Stream(store.tokens, store.document_offsets, None)
         rows = windows(self.stream, self.text_length, documents == "joined")
         rows = rows[rows["length"] >= 2]
         lengths = rows["length"].astype(np.int64)
         _, spans = noise_counts(lengths, config)
         # Each span has a sentinel on both sides.
-        self._plan = some(Plan(rows, lengths + 2 * spans + 2 * overhead), split)
+        self._plan = some(Plan(rows, lengths + 2 * spans + 2 * special_count), split)
         self.sentinels = np.array(tokenizer.sentinels, dtype=np.int64)
         if len(self.sentinels) < spans.max():
             raise UserError(
@@ -156,8 +156,8 @@ class CorruptedSpans:
         outputs = assemble(self.sides.template, [(corrupted.targets, corrupted.target_lengths)])
         return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, and the share of its tokens that are predicted."""
         return {
-            **plan_facts(self._plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction
+            **plan_metadata(self._plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction
         }  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lmtool.data.examples import Plan
-from lmtool.data.formats import Assembled, FormatTemplate, assemble, text_format
+from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, text_format
 from lmtool.data.loader import segments
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
@@ -21,7 +21,7 @@ from lmtool.objectives.examples.windows import (
     Stream,
     drawn_windows,
     numbers_of,
-    plan_facts,
+    plan_metadata,
     room_for,
     some,
     windows,
@@ -44,16 +44,16 @@ class TokenMasks:
     def __init__(self, config: Any, vocabulary: Vocabulary):
         self.config, self.vocabulary = config, vocabulary
 
-    def masked(self, whole: Assembled, examples_N: np.ndarray, seed: int, epoch: int) -> Masked:
+    def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> Masked:
         """The assembled examples with masks, which are keyed by (seed, epoch, example, position)."""
         numbers_N = np.asarray(examples_N)
         return mask_tokens(self.config, self.vocabulary, whole.tokens, whole.lengths, numbers_N, seed, epoch)
 
-    def packed(self, whole: Assembled, masked: Masked) -> Packed:
+    def packed(self, whole: PackedArrays, masked: Masked) -> Packed:
         """What the model reads."""
         return whole.packed(masked.tokens)
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         """By term, what is predicted of the examples."""
         return {"mlm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))}
 
@@ -62,18 +62,18 @@ class SpanMasks(TokenMasks):
     """Masks over runs of words. The term `sbo`, of a configuration with the boundary objective, predicts the places of
     the spans whose neighbours are text, each with the flat indices of these neighbours."""
 
-    def masked(self, whole: Assembled, examples_N: np.ndarray, seed: int, epoch: int) -> MaskedSpans:
+    def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> MaskedSpans:
         numbers_N = np.asarray(examples_N)
         return mask_spans(self.config, self.vocabulary, whole.tokens, whole.lengths, numbers_N, seed, epoch)
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         targets = super().targets(whole, masked)
         if self.config.boundary:
             assert isinstance(masked, MaskedSpans)
-            borders = masked.spans[masked.span_of] + np.array([-1, 1])
-            within = masked.at - borders[:, 0] - 1
+            boundaries = masked.spans[masked.span_of] + np.array([-1, 1])
+            within = masked.at - boundaries[:, 0] - 1
             kept = masked.bordered[masked.span_of] & (within < self.config.boundary_targets)
-            labels, at, span = (torch.from_numpy(values[kept]) for values in (masked.labels, masked.at, borders))
+            labels, at, span = (torch.from_numpy(values[kept]) for values in (masked.labels, masked.at, boundaries))
             targets["sbo"] = Target(labels, at=at, span=span)
         return targets
 
@@ -81,16 +81,16 @@ class SpanMasks(TokenMasks):
 class Permutations(TokenMasks):
     """Nothing is hidden: the column "rank" says which tokens see which, and the term `plm` predicts some of them."""
 
-    def masked(self, whole: Assembled, examples_N: np.ndarray, seed: int, epoch: int) -> Permuted:
+    def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> Permuted:
         numbers_N = np.asarray(examples_N)
         return permute(self.config, self.vocabulary, whole.tokens, whole.lengths, numbers_N, seed, epoch)
 
-    def packed(self, whole: Assembled, masked: Masked) -> Packed:
+    def packed(self, whole: PackedArrays, masked: Masked) -> Packed:
         assert isinstance(masked, Permuted)
         packed = whole.packed()
         return replace(packed, columns={**packed.columns, "rank": torch.from_numpy(masked.ranks)})
 
-    def targets(self, whole: Assembled, masked: Masked) -> dict[str, Target]:
+    def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         return {"plm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))}
 
 
@@ -115,7 +115,7 @@ class MaskedWindows:
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 1)
         joined = documents == "joined"
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("sep") if joined else None)
-        self.room, self.joined = room_for(max_length, self.template.overhead, 1), joined
+        self.room, self.joined = room_for(max_length, self.template.special_count, 1), joined
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
@@ -127,16 +127,16 @@ class MaskedWindows:
                 if short
                 else windows(self.stream, self.room, self.joined)
             )
-            plan = some(Plan(rows, rows["length"].astype(np.int64) + self.template.overhead), self.split)
+            plan = some(Plan(rows, rows["length"].astype(np.int64) + self.template.special_count), self.split)
             # The epoch before and the one ahead: a prefetching loader looks over the border.
             self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
         return self._plans[drawn]
 
-    def assemble(self, rows: np.ndarray) -> Assembled:
+    def assemble(self, rows: np.ndarray) -> PackedArrays:
         """The windows as they are before masking."""
         return assemble(self.template, [(self.stream.read(rows["start"], rows["length"]), rows["length"])])
 
-    def masked(self, whole: Assembled, examples: np.ndarray, epoch: int) -> Masked:
+    def masked(self, whole: PackedArrays, examples: np.ndarray, epoch: int) -> Masked:
         """Their masks, in an epoch."""
         return self.masks.masked(whole, examples, self.seed, epoch)
 
@@ -149,10 +149,10 @@ class MaskedWindows:
             *numbers_of(examples),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, and the share of tokens that is predicted."""
         return {
-            **plan_facts(self.plan(0), self.store, self.split),
+            **plan_metadata(self.plan(0), self.store, self.split),
             "predicted_fraction": self.config.predicted_fraction,
         }
 
@@ -190,7 +190,7 @@ class PermutedSegments:
         self.config, self.masks, self.masked = windows.config, windows.masks, windows.masked
         self.lanes = min(lanes, len(self.stream))
         rows = segments(len(self.stream), self.lanes, self.config.reuse)
-        self._plan = some(Plan(rows, self._reads(rows) + windows.template.overhead), windows.split)
+        self._plan = some(Plan(rows, self._reads(rows) + windows.template.special_count), windows.split)
 
     def _reads(self, rows: np.ndarray) -> np.ndarray:
         """(N,) tokens of text that windows read."""
@@ -199,7 +199,7 @@ class PermutedSegments:
     def plan(self, epoch: int) -> Plan:
         return self._plan
 
-    def assemble(self, rows: np.ndarray) -> Assembled:
+    def assemble(self, rows: np.ndarray) -> PackedArrays:
         """The windows as they are read."""
         windows = np.zeros(len(rows), dtype=WINDOW)
         windows["start"], windows["length"] = rows["start"], self._reads(rows)
@@ -215,10 +215,10 @@ class PermutedSegments:
             lanes=Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), self.lanes),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, the lanes, how many windows follow each other in one, and how far apart they begin."""
-        facts = plan_facts(self._plan, self._windows.store, self._windows.split)
+        metadata = plan_metadata(self._plan, self._windows.store, self._windows.split)
         along = -(-len(self._plan) // self.lanes)
         share = self.config.predicted_fraction
         own = {"lanes": self.lanes, "segments_per_lane": along, "segments_apart": self.config.reuse}
-        return {**facts, "predicted_fraction": share, **own}
+        return {**metadata, "predicted_fraction": share, **own}

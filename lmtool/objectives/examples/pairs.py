@@ -10,13 +10,13 @@ import torch
 
 from lmtool import random_streams
 from lmtool.data.examples import Plan
-from lmtool.data.formats import Assembled, FormatTemplate, assemble, ragged_ranges, text_format, truncate_pair
+from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format, truncate_pair
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import PairsConfig
 from lmtool.objectives.corruption.masking import Masked, Vocabulary
 from lmtool.objectives.examples.masked import TokenMasks
-from lmtool.objectives.examples.windows import numbers_of, plan_facts, room_for, some
+from lmtool.objectives.examples.windows import numbers_of, plan_metadata, room_for, some
 from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
@@ -79,8 +79,8 @@ def sentence_pairs(
     Raises ValueError where fewer than two documents have text (nsp).
     """
     sentence_offsets = np.asarray(sentence_offsets, dtype=np.int64)
-    borders = np.asarray(document_sentences, dtype=np.int64)
-    starts, ends = borders[:-1], borders[1:]
+    boundaries = np.asarray(document_sentences, dtype=np.int64)
+    starts, ends = boundaries[:-1], boundaries[1:]
     full = ends > starts
     documents = None if full.all() else np.flatnonzero(full)
     if documents is not None:
@@ -218,7 +218,7 @@ class MaskedPairs:
         self.config, self.store, self.split, self.seed = config, store, split, seed
         self.masks = masks(config, Vocabulary.of(tokenizer))
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
-        self.limit = room_for(max_length, self.template.overhead, 2)
+        self.limit = room_for(max_length, self.template.special_count, 2)
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
@@ -230,13 +230,13 @@ class MaskedPairs:
                 self.config.short_sequence_probability, self.seed, drawn,
                 "sop" if self.config.pairs == "sop" else "nsp", self.config.pair_of == "sentences",
             )  # fmt: skip
-            lengths = rows["a_length"].astype(np.int64) + rows["b_length"] + self.template.overhead
+            lengths = rows["a_length"].astype(np.int64) + rows["b_length"] + self.template.special_count
             plan = some(Plan(rows, lengths), self.split)
             # The epoch before and the one ahead: a prefetching loader looks over the border.
             self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
         return self._plans[drawn]
 
-    def assemble(self, rows: np.ndarray) -> Assembled:
+    def assemble(self, rows: np.ndarray) -> PackedArrays:
         """The pairs as they are before masking."""
         texts = []
         for side in ("a", "b"):
@@ -245,7 +245,7 @@ class MaskedPairs:
             texts.append((ids, lengths))
         return assemble(self.template, texts)
 
-    def masked(self, whole: Assembled, examples: np.ndarray, epoch: int) -> Masked:
+    def masked(self, whole: PackedArrays, examples: np.ndarray, epoch: int) -> Masked:
         """Their masks, in an epoch."""
         return self.masks.masked(whole, examples, self.seed, epoch)
 
@@ -271,28 +271,28 @@ class MaskedPairs:
             closes |= ends == starts[::-1]
         return ~(opens & closes).all(0)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of the first epoch, and the shares of tokens predicted and of pairs with a random (nsp) or an earlier
         (sop) second segment."""
         plan = self.plan(0)
         share = float(plan.rows["label"].mean())
-        full = plan.rows[plan.lengths == self.limit + self.template.overhead]
-        facts = {
-            **plan_facts(plan, self.store, self.split),
+        full = plan.rows[plan.lengths == self.limit + self.template.special_count]
+        metadata = {
+            **plan_metadata(plan, self.store, self.split),
             "predicted_fraction": self.config.predicted_fraction,
             "truncated_fraction": int(self.cut(full).sum()) / len(plan),
         }
         if self.config.pairs == "sop":
-            return {**facts, "swapped_fraction": share}
+            return {**metadata, "swapped_fraction": share}
         lone = self._lone
-        facts |= {"random_next_fraction": share, "documents_of_one_sentence": int(lone.sum())}
+        metadata |= {"random_next_fraction": share, "documents_of_one_sentence": int(lone.sum())}
         if share > _MOSTLY_RANDOM and self.config.pairs == "nsp":
-            facts["warnings"] = [
+            metadata["warnings"] = [
                 f"{share:.0%} of the second segments are random ones, where next-sentence prediction means half: "
                 f"{lone.mean():.0%} of the {self.split} documents are one sentence, which none follows; "
                 "data.document=file makes longer ones, objective.pairs=none does without"
             ]
-        return facts
+        return metadata
 
     @property
     def _lone(self) -> np.ndarray:

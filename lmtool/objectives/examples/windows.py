@@ -10,7 +10,7 @@ import torch
 
 from lmtool import random_streams
 from lmtool.data.examples import Plan
-from lmtool.data.formats import Assembled, FormatTemplate, assemble, ragged_ranges, text_format
+from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format
 from lmtool.data.loader import segments
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
@@ -24,13 +24,13 @@ from lmtool.types import Batch, Lanes, Packed, Target
 # Shape letters: N examples of a batch.
 
 
-def room_for(max_length: int, overhead: int, texts: int) -> int:
+def room_for(max_length: int, special_count: int, texts: int) -> int:
     """Tokens of text that fit; raises UserError where a text would have fewer than two."""
-    room = max_length - overhead
+    room = max_length - special_count
     if room < 2 * texts:
         raise UserError(
-            f"max_length={max_length} leaves {max(room, 0)} tokens of text beside {overhead} special ones",
-            f"max_length={overhead + 2 * texts} or more",
+            f"max_length={max_length} leaves {max(room, 0)} tokens of text beside {special_count} special ones",
+            f"max_length={special_count + 2 * texts} or more",
         )
     return room
 
@@ -49,15 +49,15 @@ def numbers_of(examples_N: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(examples_N), torch.zeros(len(examples_N), dtype=torch.int32)
 
 
-def plan_facts(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
+def plan_metadata(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
     """What the screens say of an objective's examples, and of the store that they are cut from."""
     return {
         "split": split,
         "documents": int(len(store.document_offsets) - 1),
-        "documents_without_tokens": int(store.facts.get("documents_without_tokens", 0)),
+        "documents_without_tokens": int(store.metadata.get("documents_without_tokens", 0)),
         "store_tokens": int(store.document_offsets[-1]),
         "truncated_fraction": 0.0,  # long documents are split
-        **plan.facts(),
+        **plan.metadata(),
     }
 
 
@@ -90,16 +90,16 @@ class Stream:
             offsets = offsets[np.append(True, full)]
         self.tokens, self.separator = tokens, separator
         # Without a separator a place in the stream is one in the store, and nothing is held beside its file.
-        self.offsets, self.borders = offsets, offsets if separator is None else offsets + np.arange(len(offsets))
+        self.offsets, self.boundaries = offsets, offsets if separator is None else offsets + np.arange(len(offsets))
 
     def __len__(self) -> int:
-        return int(self.borders[-1])
+        return int(self.boundaries[-1])
 
     def read(self, starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
         """(T,) int64: the ids of N runs, laid end to end."""
         places = ragged_ranges(starts_N, lengths_N)
-        document = np.searchsorted(self.borders, places, side="right") - 1
-        first, within = self.offsets[document], places - self.borders[document]
+        document = np.searchsorted(self.boundaries, places, side="right") - 1
+        first, within = self.offsets[document], places - self.boundaries[document]
         ended = within == self.offsets[document + 1] - first
         ids = np.asarray(self.tokens[first + np.where(ended, 0, within)], dtype=np.int64)
         return ids if self.separator is None else np.where(ended, self.separator, ids)
@@ -111,14 +111,14 @@ def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.nda
     joined: cut through documents, so that only the last window is shorter; else within each document. A further window
     that would hold nothing but the overlap is left out; so is a single token, where windows share any.
     """
-    borders = np.array([0, len(stream)]) if joined else stream.borders
+    boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     stride = size - overlap
-    lengths = np.diff(borders)
+    lengths = np.diff(boundaries)
     counts = np.where(lengths > min(overlap, 1), np.maximum(-(-(lengths - overlap) // stride), 1), 0)
     owner = np.repeat(np.arange(len(counts)), counts)
     offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * stride
     rows = np.empty(len(owner), dtype=WINDOW)
-    rows["start"] = borders[owner] + offset
+    rows["start"] = boundaries[owner] + offset
     rows["length"] = np.minimum(size, lengths[owner] - offset)
     return rows
 
@@ -127,8 +127,8 @@ def drawn_windows(stream: Stream, size: int, joined: bool, short: float, seed: i
     """(E,) records of `DRAWN_WINDOW`: consecutive windows as of `windows`, but each aims at a length of its own with
     probability `short`, uniform over 2 to `size`, as BERT's script draws them for its pairs (short_seq_prob of
     create_pretraining_data.py). A pure function of its arguments."""
-    borders = np.array([0, len(stream)]) if joined else stream.borders
-    lengths = np.diff(borders)
+    boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
+    lengths = np.diff(boundaries)
     mean = (1 - short) * size + short * (size + 2) / 2
     counts = np.ceil(1.1 * lengths / mean).astype(np.int64) + 4
     documents, cut = np.arange(len(lengths)), [np.empty(0, dtype=DRAWN_WINDOW)]
@@ -145,7 +145,7 @@ def drawn_windows(stream: Stream, size: int, joined: bool, short: float, seed: i
         aim = np.where(rows["short"] == 1, 2 + (length * (size - 1)).astype(np.int64), size)
         ends = np.cumsum(aim)
         start = ends - aim - np.repeat(ends[last - counts] - aim[last - counts], counts)
-        rows["start"], rows["length"] = borders[owner] + start, np.minimum(aim, lengths[owner] - start)
+        rows["start"], rows["length"] = boundaries[owner] + start, np.minimum(aim, lengths[owner] - start)
         whole = (start + aim)[last - 1] >= lengths[documents]
         cut.append(rows[np.repeat(whole, counts) & (start < lengths[owner])])
         documents, counts = documents[~whole], 2 * counts[~whole]
@@ -163,7 +163,7 @@ class Sides:
         self.template = FormatTemplate.of(text_format(backbone.config.text_format, tokenizer), 1)
         self.start = tokenizer.role(backbone.config.start_role)
 
-    def batch(self, inputs: Packed, outputs: Assembled, term: str, examples_N: np.ndarray) -> Batch:
+    def batch(self, inputs: Packed, outputs: PackedArrays, term: str, examples_N: np.ndarray) -> Batch:
         """Inputs as the encoder reads them, and the whole outputs as they are to be predicted."""
         labels = torch.from_numpy(outputs.tokens)
         target = Target(labels, at=torch.arange(len(labels)), side="outputs")
@@ -208,8 +208,8 @@ class CausalWindows:
         rows = np.empty(len(cut), dtype=_CAUSAL)
         for name in WINDOW.names or ():
             rows[name] = cut[name]
-        borders = self.stream.borders[:1] if documents == "joined" else self.stream.borders
-        rows["known"] = np.where(np.isin(cut["start"], borders), 1, overlap)
+        boundaries = self.stream.boundaries[:1] if documents == "joined" else self.stream.boundaries
+        rows["known"] = np.where(np.isin(cut["start"], boundaries), 1, overlap)
         self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
 
     def plan(self, epoch: int) -> Plan:
@@ -220,16 +220,16 @@ class CausalWindows:
         tokens = self.stream.read(rows["start"], lengths)
         starts = np.cumsum(lengths) - lengths
         at = ragged_ranges(starts + known - 1, lengths - known)
-        packed = Assembled(tokens, lengths, {}).packed()
+        packed = PackedArrays(tokens, lengths, {}).packed()
         return Batch(
             packed, {"clm": Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))}, *numbers_of(examples)
         )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, and the share of tokens that predict."""
-        facts, rows = plan_facts(self._plan, self.store, self.split), self._plan.rows
+        metadata, rows = plan_metadata(self._plan, self.store, self.split), self._plan.rows
         predicted = int(rows["length"].sum(dtype=np.int64) - rows["known"].sum(dtype=np.int64))
-        return {**facts, "predicted_fraction": predicted / facts["tokens"]}
+        return {**metadata, "predicted_fraction": predicted / metadata["tokens"]}
 
 
 class CausalSegments:
@@ -251,17 +251,17 @@ class CausalSegments:
         lengths = rows["length"].astype(np.int64)
         tokens, labels = (self.stream.read(rows["start"] + ahead, lengths) for ahead in (0, 1))
         return Batch(
-            Assembled(tokens, lengths, {}).packed(),
+            PackedArrays(tokens, lengths, {}).packed(),
             {"clm": Target(torch.from_numpy(labels), at=torch.arange(len(tokens)))},
             *numbers_of(examples),
             lanes=Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), self.lanes),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, the lanes, and how many segments follow each other in one."""
-        facts = plan_facts(self._plan, self._windows.store, self._windows.split)
+        metadata = plan_metadata(self._plan, self._windows.store, self._windows.split)
         along = -(-len(self._plan) // self.lanes)
-        return {**facts, "predicted_fraction": 1.0, "lanes": self.lanes, "segments_per_lane": along}
+        return {**metadata, "predicted_fraction": 1.0, "lanes": self.lanes, "segments_per_lane": along}
 
 
 class CarriedWindows(CausalWindows):
@@ -285,12 +285,12 @@ class _Splits:
     """Windows of text, split anew in each epoch."""
 
     def __init__(
-        self, stream: Stream, store: TokenStore, size: int, joined: bool, overhead: int, split: str, seed: int
+        self, stream: Stream, store: TokenStore, size: int, joined: bool, special_count: int, split: str, seed: int
     ):
         self.stream, self.store, self.split, self.seed = stream, store, split, seed
         rows = windows(stream, size, joined)
         rows = rows[rows["length"] >= 2]
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64) + overhead), split)
+        self._plan = some(Plan(rows, rows["length"].astype(np.int64) + special_count), split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -299,9 +299,9 @@ class _Splits:
         """(N,) where some windows are split."""
         return prefix_lengths(rows["length"], examples, self.seed, epoch)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, and the share of its tokens that are predicted."""
-        return {**plan_facts(self._plan, self.store, self.split), "predicted_fraction": 0.5}
+        return {**plan_metadata(self._plan, self.store, self.split), "predicted_fraction": 0.5}
 
 
 class MaskedPrefixes(_Splits):
@@ -316,7 +316,7 @@ class MaskedPrefixes(_Splits):
         lengths = rows["length"].astype(np.int64)
         tokens, prefixes = self.stream.read(rows["start"], lengths), self.prefixes(rows, examples, epoch)
         at = ragged_ranges(np.cumsum(lengths) - lengths + prefixes - 1, lengths - prefixes)
-        packed = replace(Assembled(tokens, lengths, {}).packed(), prefixes=tuple(prefixes.tolist()))
+        packed = replace(PackedArrays(tokens, lengths, {}).packed(), prefixes=tuple(prefixes.tolist()))
         target = Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))
         return Batch(packed, {"prefix_lm": target}, *numbers_of(examples))
 
@@ -326,10 +326,10 @@ class EncodedPrefixes(_Splits):
 
     def __init__(self, sides: Sides, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
         self.sides = sides
-        overhead = sides.template.overhead
+        special_count = sides.template.special_count
         stream = Stream(store.tokens, store.document_offsets, None)
-        size = room_for(max_length, overhead, 1)
-        super().__init__(stream, store, size, documents == "joined", 2 * overhead, split, seed)
+        size = room_for(max_length, special_count, 1)
+        super().__init__(stream, store, size, documents == "joined", 2 * special_count, split, seed)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths, prefixes = rows["length"].astype(np.int64), self.prefixes(rows, examples, epoch)

@@ -12,11 +12,11 @@ import torch
 
 from lmtool import random_streams
 from lmtool.data.examples import Plan
-from lmtool.data.formats import Assembled
+from lmtool.data.formats import PackedArrays
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
-from lmtool.objectives.examples.windows import WINDOW, Stream, numbers_of, plan_facts, room_for, some, windows
+from lmtool.objectives.examples.windows import WINDOW, Stream, numbers_of, plan_metadata, room_for, some, windows
 from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
@@ -84,7 +84,7 @@ class WordWindows:
             FORWARD: _target(number_W[before + 1], first_W[before]),
             BACKWARD: _target(number_W[before], first_W[before + 1]),
         }
-        return Batch(Assembled(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
+        return Batch(PackedArrays(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
 
     def counts(self, words: int) -> np.ndarray:
         """(words,) how often each word of the vocabulary stands in the stream, the ends of documents among them."""
@@ -111,16 +111,16 @@ class WordWindows:
                 count += int((np.add.reduceat(lengths_V[piece], first) > limit).sum())
         return count
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """With a warning where words are cut."""
-        facts, reads = plan_facts(self._plan, self.store, self.split), self.reads
+        metadata, reads = plan_metadata(self._plan, self.store, self.split), self.reads
         count = 0 if reads is None else self.longer(*reads)
         if reads is not None and count:
-            facts["warnings"] = [
+            metadata["warnings"] = [
                 f"{self.split}: {count:,} words have more than {reads[0]} bytes, of which the model reads the first "
                 f"{reads[0]} (model.word_length)"
             ]
-        return facts
+        return metadata
 
 
 def _target(labels: np.ndarray, at: np.ndarray) -> Target:
@@ -130,12 +130,12 @@ def _target(labels: np.ndarray, at: np.ndarray) -> Target:
 def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) -> np.ndarray:
     """(E,) records of `WINDOW`: consecutive windows of at most `size` places that begin and end with whole words, each
     sharing a word with the next. joined: cut through documents; else within each."""
-    borders = np.array([0, len(stream)]) if joined else stream.borders
-    lengths = np.diff(borders)
+    boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
+    lengths = np.diff(boundaries)
     long = lengths > size
     rows = [np.zeros(int((~long).sum()), dtype=WINDOW)]
-    rows[0]["start"], rows[0]["length"] = borders[:-1][~long], lengths[~long]
-    for first, length in zip(borders[:-1][long].tolist(), lengths[long].tolist(), strict=True):
+    rows[0]["start"], rows[0]["length"] = boundaries[:-1][~long], lengths[~long]
+    for first, length in zip(boundaries[:-1][long].tolist(), lengths[long].tolist(), strict=True):
         rows.append(np.array(list(_cut(stream, begins_V, size, first, first + length)), dtype=WINDOW))
     windows = np.concatenate(rows)
     return windows[np.argsort(windows["start"], kind="stable")]
@@ -277,10 +277,10 @@ class WordPairs:
         }
         return Batch(Packed(torch.from_numpy(tokens), tuple(pairs.lengths.tolist())), targets, *numbers_of(examples))
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Size of an epoch, before words are left out."""
-        facts = plan_facts(self._plan, self.store, self.split)
-        return {**facts, "predicted_fraction": self.config.predicted_fraction}
+        metadata = plan_metadata(self._plan, self.store, self.split)
+        return {**metadata, "predicted_fraction": self.config.predicted_fraction}
 
 
 def counts_of(store: TokenStore, tokenizer: Tokenizer) -> np.ndarray:

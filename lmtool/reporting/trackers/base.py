@@ -12,7 +12,7 @@ from lmtool.reporting.trackers.configs import TrackerConfig
 
 
 @dataclass(frozen=True)
-class TrackedRun:
+class RunMetadata:
     """folder: of the run. name: what it is called. group: the sweep it is a job of. command: pretrain or finetune.
     config: resolved and masked. offline: no connection may be opened. step: training continues after it, 0 at first."""
 
@@ -32,7 +32,7 @@ class TrackedRun:
 class Tracker(ABC):
     """Base of every tracker, built where its process starts. What it raises ends it, and never the run."""
 
-    def __init__(self, config: TrackerConfig, run: TrackedRun):
+    def __init__(self, config: TrackerConfig, run: RunMetadata):
         self.config, self.run = config, run
 
     def begin(self) -> str | None:

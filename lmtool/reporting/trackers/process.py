@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from lmtool.config import plugins
 from lmtool.config.tables import build, lookup
 from lmtool.reporting.trackers import configs as configs
-from lmtool.reporting.trackers.base import TrackedRun, Tracker
+from lmtool.reporting.trackers.base import RunMetadata, Tracker
 from lmtool.system.signals import STATUS
 
 GROUP = "logger"
@@ -42,7 +42,7 @@ def opened(start: dict[str, Any]) -> Tracker:
     entry = lookup(GROUP, start["name"])
     assert entry is not None, start["name"]
     config = entry.config.model_validate_json(json.dumps(start["config"]))
-    tracker: Tracker = build(config, TrackedRun(**start["run"]))
+    tracker: Tracker = build(config, RunMetadata(**start["run"]))
     return tracker
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtool.reporting.trackers.base import TrackedRun, Tracker, numbers
+from lmtool.reporting.trackers.base import RunMetadata, Tracker, numbers
 from lmtool.reporting.trackers.configs import TensorBoardConfig
 
 FLUSH_SECONDS = 10
@@ -19,7 +19,7 @@ class TensorBoard(Tracker):
 
     config: TensorBoardConfig
 
-    def __init__(self, config: TensorBoardConfig, run: TrackedRun):
+    def __init__(self, config: TensorBoardConfig, run: RunMetadata):
         super().__init__(config, run)
         self._writer: Any = None
         self._step = run.step

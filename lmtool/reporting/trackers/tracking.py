@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from lmtool.config import plugins
-from lmtool.reporting.trackers.base import TrackedRun
+from lmtool.reporting.trackers.base import RunMetadata
 from lmtool.reporting.trackers.configs import TrackerConfig
 from lmtool.runs.files import to_json
 from lmtool.system.environment import SAFE_PATH
@@ -46,7 +46,7 @@ class Failed(Exception):
 class TrackerThread:
     """One tracker of a run under way."""
 
-    def __init__(self, name: str, config: TrackerConfig, run: TrackedRun, rows: int = QUEUE_ROWS):
+    def __init__(self, name: str, config: TrackerConfig, run: RunMetadata, rows: int = QUEUE_ROWS):
         self.name, self.config, self.run = name, config, run
         self.dropped = 0
         self.notes: queue.SimpleQueue[tuple[bool, str]] = queue.SimpleQueue()
@@ -201,18 +201,18 @@ def _listen(process: subprocess.Popen[str], answers: queue.SimpleQueue[dict[str,
 class Trackers:
     """Listens to the loop for all trackers of a run. Use as a context: leaving it ends them, within a bounded time.
 
-    configs: by name. facts: of the run, from the step after which training continues. say, warn: where lines go; they
-    are called on the thread that calls the listener.
+    configs: by name. metadata: of the run, from the step after which training continues. say, warn: where lines go;
+    they are called on the thread that calls the listener.
     """
 
     def __init__(
         self,
         configs: Mapping[str, TrackerConfig],
-        facts: Callable[[int], TrackedRun],
+        metadata: Callable[[int], RunMetadata],
         say: Say,
         warn: Say,
     ):
-        self.configs, self.facts, self.say, self.warn = configs, facts, say, warn
+        self.configs, self.metadata, self.say, self.warn = configs, metadata, say, warn
         self.threads: Sequence[TrackerThread] = ()
         self._result: dict[str, Any] | None = None
 
@@ -225,8 +225,8 @@ class Trackers:
         self.close()
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None = None) -> None:
-        facts = self.facts(step)
-        self.threads = [TrackerThread(name, config, facts) for name, config in self.configs.items()]
+        metadata = self.metadata(step)
+        self.threads = [TrackerThread(name, config, metadata) for name, config in self.configs.items()]
 
     def on_step(self, row: Mapping[str, Any]) -> None:
         for thread in self.threads:

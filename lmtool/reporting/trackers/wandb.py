@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmtool.reporting.trackers.base import TrackedRun, Tracker, numbers
+from lmtool.reporting.trackers.base import RunMetadata, Tracker, numbers
 from lmtool.reporting.trackers.configs import Mode, WandbConfig, mode_of
 from lmtool.system.files import draft_of, real_folder
 from lmtool.system.secrets import masked_data
@@ -33,7 +33,7 @@ class Wandb(Tracker):
 
     config: WandbConfig
 
-    def __init__(self, config: WandbConfig, run: TrackedRun):
+    def __init__(self, config: WandbConfig, run: RunMetadata):
         super().__init__(config, run)
         self._run: Any = None
         self._memory = WrittenSteps(run.path / "wandb" / "run.json")

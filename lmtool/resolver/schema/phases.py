@@ -35,9 +35,9 @@ def normalised(phases: Any) -> Any:
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
         return phases
     nested = [nested_keys(phase) for phase in phases]
-    shares: list[Any] = [phase.get("share") for phase in nested]
-    if nested and shares[-1] is None and all(map(_is_number, shares[:-1])):
-        nested[-1] = {"share": round(1 - math.fsum(shares[:-1]), 12), **nested[-1]}
+    fractions: list[Any] = [phase.get("share") for phase in nested]
+    if nested and fractions[-1] is None and all(map(_is_number, fractions[:-1])):
+        nested[-1] = {"share": round(1 - math.fsum(fractions[:-1]), 12), **nested[-1]}
     return nested
 
 
@@ -102,22 +102,22 @@ def variants(data: Mapping[str, Any]) -> Iterator[Variant]:
 
 
 def _of_shares(phases: Sequence[Mapping[str, Any]], max_steps: Any) -> Iterator[Problem]:
-    shares: list[Any] = [phase.get("share") for phase in phases]
-    for number, share in enumerate(shares):
+    fractions: list[Any] = [phase.get("share") for phase in phases]
+    for number, share in enumerate(fractions):
         key = f"phases.{number}.share"
         if share is None:
             hint = f"give {key}=0.5, its share of the budget; the last phase's may be left out"
             yield Problem(key, f"missing required value: {key}", hint)
         elif not _is_number(share) or not 0 < share <= 1:
-            last = number == len(shares) - 1 and _is_number(share) and share <= 0
+            last = number == len(fractions) - 1 and _is_number(share) and share <= 0
             hint = "leave room for the last phase" if last else "the shares of all phases add up to 1"
             yield Problem(key, f"{key}={share}: a share of the budget, above 0 and at most 1", hint)
         elif isinstance(max_steps, int) and share * max_steps < 0.5:
             yield Problem(
                 key, f"{key}={share} of max_steps={max_steps} is no step", "give a larger share, or more steps"
             )
-    if all(map(_is_number, shares)) and shares and abs(math.fsum(shares) - 1) > _TOLERANCE:
-        total = math.fsum(shares)
+    if all(map(_is_number, fractions)) and fractions and abs(math.fsum(fractions) - 1) > _TOLERANCE:
+        total = math.fsum(fractions)
         hint = "leave out the share of the last one: it gets what is left" if total < 1 else "make them smaller"
         yield Problem("phases", f"phases: the shares add up to {total:.6g}, and the whole budget is 1", hint)
 

@@ -146,7 +146,7 @@ class MixtureTaskConfig(TaskConfig):
         rows = tuple(own[part.name] for part in parts) if own else None
         return self.with_parts(tuple(parts)).model_copy(update={"rows": rows})
 
-    def shares(self) -> tuple[float, ...]:
+    def fractions(self) -> tuple[float, ...]:
         """Of the members in the examples and in the loss, adding up to 1. ValueError where the rows are not counted."""
         if self.rows is None:
             raise ValueError("build a mixture from the config that its data give back: its rows are counted")

@@ -16,7 +16,7 @@ from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_fo
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.configs import ExtractiveQaConfig
-from lmtool.tasks.kinds.labels import place
+from lmtool.tasks.kinds.labels import location
 from lmtool.tasks.kinds.texts import AlignedTexts, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
@@ -53,7 +53,7 @@ def gold_answers(value: Any, where: tuple[str, int]) -> tuple[Answer, ...]:
     elif _is_list(value) and all(isinstance(item, dict) for item in value):
         pairs = [(item.get("text"), item.get("answer_start")) for item in value]
     if pairs is None or not all(isinstance(text, str) and _is_number(start) for text, start in pairs):
-        raise UserError(f"{place(where)}: answers that are not understood: {_cut(repr(value))}", _FORM)
+        raise UserError(f"{location(where)}: answers that are not understood: {_cut(repr(value))}", _FORM)
     return tuple(Answer(text, int(start)) for text, start in pairs)
 
 
@@ -82,11 +82,11 @@ def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[Answe
     return None
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, (list, tuple)) or type(value).__name__ == "ndarray"
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
@@ -152,32 +152,32 @@ class WindowAnswers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PredictedAnswer:
-    """What a row is predicted. kept: (K,) SPANS, falling by score; empty where the context has no text. null: the score
-    of no answer, the lowest of the windows. given: whether the best span is the answer."""
+    """The prediction for a row. spans_K: (K,) SPANS in descending order of score; empty if the context has no text. null:
+    the score of no answer, the lowest of the windows. answered: whether the best span is the answer."""
 
-    kept: np.ndarray
+    spans_K: np.ndarray
     null: float
-    given: bool = True
+    answered: bool = True
 
     @property
     def best(self) -> tuple[Span, ...]:
         """The spans that are kept."""
-        return tuple(map(Span._make, self.kept.tolist()))
+        return tuple(map(Span._make, self.spans_K.tolist()))
 
     @property
     def null_difference(self) -> float:
         """How much better no answer is than the best span."""
-        return self.null - float(self.kept[0]["score"]) if len(self.kept) else np.inf
+        return self.null - float(self.spans_K[0]["score"]) if len(self.spans_K) else np.inf
 
     @property
     def span(self) -> tuple[int, int]:
         """The characters of the answer that is given."""
-        return self.first if self.given else (0, 0)
+        return self.first if self.answered else (0, 0)
 
     @property
     def first(self) -> tuple[int, int]:
         """The characters of the best span, given or not."""
-        return (int(self.kept[0]["start"]), int(self.kept[0]["end"])) if len(self.kept) else (0, 0)
+        return (int(self.spans_K[0]["start"]), int(self.spans_K[0]["end"])) if len(self.spans_K) else (0, 0)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PredictedAnswer) and self.span == other.span
@@ -202,8 +202,8 @@ _RECORD = [(name, "i8") for name in ("row", "part", "start", "end", "question")]
 def null_first(format_name: str) -> bool:
     """Whether no answer is the first token, the class token, of a format that starts with one; else it is the last one,
     which ends the text."""
-    facts = FORMATS[format_name]
-    return "cls" in facts.roles and not facts.class_last
+    metadata = FORMATS[format_name]
+    return "cls" in metadata.roles and not metadata.class_last
 
 
 class QuestionWindows:
@@ -227,24 +227,24 @@ class QuestionWindows:
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
         questions, contexts = (rows.columns[name] for name in config.text)
         self._questions, self._contexts = AlignedTexts(questions, tokenizer), AlignedTexts(contexts, tokenizer)
-        room = max_length - self.template.overhead
+        room = max_length - self.template.special_count
         if room < 2:
             raise UserError(
                 f"max_length={max_length} leaves no room for a question and a context",
-                f"max_length={self.template.overhead + 16} or more",
+                f"max_length={self.template.special_count + 16} or more",
             )
         # At least half of the room is the context's.
-        asked_E = np.minimum(self._questions.lengths_E, min(config.question_tokens, room // 2))
-        self.cut_questions = int(np.sum(asked_E < self._questions.lengths_E))
-        room_E = room - asked_E
-        cut = windows(self._contexts.lengths_E, room_E, np.minimum(config.stride, room_E // 2))
+        question_E = np.minimum(self._questions.lengths_E, min(config.question_tokens, room // 2))
+        self.cut_questions = int(np.sum(question_E < self._questions.lengths_E))
+        context_E = room - question_E
+        cut = windows(self._contexts.lengths_E, context_E, np.minimum(config.stride, context_E // 2))
         self._require_all_tokens(cut.text, cut.start, cut.end)
         records = np.empty(len(cut), dtype=_RECORD)
-        columns = (cut.text, cut.part, cut.start, cut.end, asked_E[cut.text])
+        columns = (cut.text, cut.part, cut.start, cut.end, question_E[cut.text])
         for (name, _), values in zip(_RECORD, columns, strict=True):
             records[name] = values
         sides = 1 if start is None else 2
-        self._plan = Plan(records, sides * (records["question"] + cut.lengths + self.template.overhead))
+        self._plan = Plan(records, sides * (records["question"] + cut.lengths + self.template.special_count))
         self._spans_E = None if rows.labels is None else self._answer_tokens(list(rows.labels))
 
     def _require_all_tokens(self, rows_W: np.ndarray, starts_W: np.ndarray, ends_W: np.ndarray) -> None:
@@ -316,16 +316,16 @@ class QuestionWindows:
         first_N, last_N = self._spans_E[rows["row"]].T
         return (first_N >= 0) & (first_N >= rows["start"]) & (last_N < rows["end"])
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Questions, windows, tokens; questions cut; and answers that no window holds."""
-        facts = {
+        metadata = {
             "split": self.split,
-            **self._plan.facts(),
+            **self._plan.metadata(),
             "questions": len(self.rows),
             "cut_questions": self.cut_questions,
         }
         if self._spans_E is not None:
             rows = self._plan.rows
             held = np.unique(rows["row"][self._holds_answer(rows)])
-            facts["answers_in_no_window"] = int(np.sum(self._spans_E[:, 0] >= 0) - len(held))
-        return facts
+            metadata["answers_in_no_window"] = int(np.sum(self._spans_E[:, 0] >= 0) - len(held))
+        return metadata

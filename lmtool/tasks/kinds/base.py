@@ -18,7 +18,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.metrics import METRICS, Metric
 from lmtool.models.base import Backbone
-from lmtool.tasks.kinds.predictions import Prediction, taken
+from lmtool.tasks.kinds.predictions import Prediction, select_predictions
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 
@@ -39,11 +39,11 @@ class TaskKind(ABC):
         return self.config
 
     @abstractmethod
-    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         """Decoded rows. labelled: whether the label must be there. UserError with file:line at the first value that
         cannot be read."""
 
-    def labels_of_predictions(self, columns: Mapping[str, list[Any]]) -> list[Any]:
+    def labels_of_predictions(self, columns: Mapping[str, list[object]]) -> list[object]:
         """What a file of predictions says, as a file of labelled rows has it. columns: with `prediction`."""
         return columns["prediction"]
 
@@ -55,11 +55,11 @@ class TaskKind(ABC):
         """The loss of a new head that gives zeros, where it depends on the scale of the labels; None: it does not."""
         return None
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         """What the screens say of the training rows, and warnings."""
         return {}, []
 
-    def groups(self, rows: Rows) -> Sequence[Any]:
+    def groups(self, rows: Rows) -> Sequence[object]:
         """What each row belongs to: of rows that share it none is held out of training without the others. All that is
         read, where it is equal."""
         return list(zip(*rows.columns.values(), strict=True))
@@ -127,7 +127,7 @@ class TaskKind(ABC):
         for numbers in draws:
             # Scores read labels alone.
             bare = Rows(ids[: len(numbers)], {}, rows.labels_at(numbers), origin[: len(numbers)])
-            sample = self.metrics(bare, taken(predictions, numbers))
+            sample = self.metrics(bare, select_predictions(predictions, numbers))
             for name, value in sample.items():
                 values.setdefault(name, []).append(value)
         return values
@@ -136,7 +136,7 @@ class TaskKind(ABC):
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """What predicting without reading is called (majority, mean), and predicts for each row."""
 
-    def single(self, values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
+    def single(self, values: Sequence[object] | np.ndarray) -> Sequence[object] | np.ndarray:
         """The labels or predicted values of rows one by one, where a row has many."""
         return values
 
@@ -144,7 +144,7 @@ class TaskKind(ABC):
     def shown(self, value: Any) -> Any:
         """A label or a predicted value as a user reads it: plain data."""
 
-    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, Any]:
+    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, object]:
         """What predictions.jsonl says of a row behind its id: columns, gold (where known), prediction, score, and the
         probability of each class where the prediction has them."""
         texts = {name: values[number] for name, values in rows.columns.items()}
@@ -155,12 +155,12 @@ class TaskKind(ABC):
             record["probabilities"] = dict(zip(self.classes, prediction.probabilities.tolist(), strict=True))
         return record
 
-    def line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, object]) -> str:
         """A record as a line on the screen, the prediction first."""
         texts = " | ".join(str(record[name]) for name in self.config.reads)
         return f"{record['prediction']} {record['score']:.2f}  {texts}"
 
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
         """Plain data for the report beside the scores."""
         return {}
 

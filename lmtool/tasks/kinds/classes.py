@@ -47,17 +47,17 @@ class OneClassKind(TaskKind):
         """The class by its name."""
         return (*self.classes, NO_LABEL)[int(value)]
 
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
         """The confusion matrix (counts, rows gold and columns predicted), the scores of each class, and how well the
         probabilities, where there are any, are calibrated."""
         gold, values = np.asarray(rows.labels), _values(predictions)
         classes = [*self.classes, *([NO_LABEL] if values.max() == len(self.classes) else [])]
         counts = confusion(gold, values, len(classes))
-        facts = {"labels": classes, "confusion": counts.tolist(), "classes": by_class(counts, classes)}
+        metadata = {"labels": classes, "confusion": counts.tolist(), "classes": by_class(counts, classes)}
         texts = column_of(predictions, "text")
         if texts is not None and any(text is not None for text in texts):
-            return facts
-        return {**facts, **calibration(gold == values, np.asarray(column_of(predictions, "score")))}
+            return metadata
+        return {**metadata, **calibration(gold == values, np.asarray(column_of(predictions, "score")))}
 
 
 def _values(predictions: Sequence[Prediction]) -> np.ndarray:
@@ -84,7 +84,7 @@ class ClassLearner(TaskLearner):
         """The output of a training step. loss: from the (N, C) scores of the classes to the sum of their losses."""
 
     @abstractmethod
-    def counted(self, batch: Batch, count: float) -> dict[str, float]:
+    def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
         """`counts` of a batch whose task has so many."""
 
     def weigh(self, config: Any) -> None:
@@ -98,8 +98,8 @@ class ClassLearner(TaskLearner):
     def counts(self, batch: Batch) -> dict[str, float]:
         labels = self.labels(batch)
         if self.class_weights is None:
-            return self.counted(batch, float(len(labels)))
-        return self.counted(batch, float(self.class_weights.to(labels.device).double()[labels].sum()))
+            return self.term_counts(batch, float(len(labels)))
+        return self.term_counts(batch, float(self.class_weights.to(labels.device).double()[labels].sum()))
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         labels_N, smoothing, gamma = self.labels(batch), self.loss.label_smoothing, self.loss.focal_gamma
@@ -117,9 +117,9 @@ class ClassLearner(TaskLearner):
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """The best class of each text, its probability, and those of all classes."""
-        shares_NC = outputs.detach().float().softmax(-1)
-        best, classes = shares_NC.max(-1)
-        return list(map(Prediction, classes.tolist(), best.tolist(), shares_NC.cpu().numpy()))
+        fractions_NC = outputs.detach().float().softmax(-1)
+        best, classes = fractions_NC.max(-1)
+        return list(map(Prediction, classes.tolist(), best.tolist(), fractions_NC.cpu().numpy()))
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
         """The shares of the classes in the training rows."""

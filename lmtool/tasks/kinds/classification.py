@@ -18,7 +18,7 @@ from lmtool.data.examples import Rows, SplitData, unlabelled
 from lmtool.data.formats import FormatTemplate, assemble, text_format, truncate_texts
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
-from lmtool.learners.model import hidden_at, labels_of, places_of
+from lmtool.learners.model import hidden_at, indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits
 from lmtool.models.heads.lm import LMHead, lm_head, masked_lm_head
@@ -105,14 +105,14 @@ class PromptedLearner(ClassLearner):
             auxiliary = Auxiliary(texts, self.pattern, wording.template(False), ANSWERS, max_length, self.seed)
         return PromptedExamples(rows, wording, max_length, self.term, data.split, demonstrations, auxiliary)
 
-    def inspector(self, examples: Any, max_length: int) -> PromptInspector:
+    def inspector(self, examples: object, max_length: int) -> PromptInspector:
         return PromptInspector(self, examples, max_length)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> TaskScorer:
         rows = self.rows(data)
         return DrawsScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
 
-    def counted(self, batch: Batch, count: float) -> dict[str, float]:
+    def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
         if TERM not in batch.targets:
             return {self.term: count}
         return {self.term: count, TERM: float(len(labels_of(batch, TERM)))}
@@ -125,15 +125,15 @@ class PromptedLearner(ClassLearner):
     def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
         if TERM not in batch.targets:
             return StepOutput({self.term: loss(self.outputs(batch, step))}, self.weights)
-        places = {self.term: self.places(batch.host), TERM: places_of(batch.host, TERM)}
+        places = {self.term: self.places(batch.host), TERM: indices_of(batch.host, TERM)}
         hidden = hidden_at(self.backbone, batch, places, None if self.extracts else self.dropout_rng(batch, step))
         of_text = self._lm.loss_sum(hidden[TERM], self._table, labels_of(batch, TERM))
         return StepOutput({self.term: loss(self._of_words(hidden[self.term])), TERM: of_text}, self.weights)
 
-    def uninformed_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
+    def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """With auxiliary language modelling, also what guessing among all tokens loses."""
         of_text = self.weights.get(TERM, 0.0) * math.log(self.backbone.config.vocab_size)
-        return super().uninformed_loss(batches, predictors) + of_text
+        return super().baseline_loss(batches, predictors) + of_text
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         """The words of the classes, and with auxiliary language modelling those of the texts, come of one head."""
@@ -191,7 +191,7 @@ class PromptPairs(TextPairs):
         layout = FormatTemplate(tuple(np.array(tokens, dtype=np.int64) for tokens in self.pieces), {}, {})
         columns = len(layout.pieces) - 1
         texts = PatternTexts(self.rows, self.pattern)
-        kept = truncate_texts(texts.lengths[:columns], room_for_texts(room, layout.overhead, columns))
+        kept = truncate_texts(texts.lengths[:columns], room_for_texts(room, layout.special_count, columns))
         row_E = np.arange(len(self.rows))
         cells = [(text.read(row_E, own), own) for text, own in zip(texts.texts, kept, strict=False)]
         assembled = assemble(layout, cells)
@@ -221,14 +221,16 @@ class Classification(OneClassKind, WrittenKind):
 
     config: ClassificationConfig
 
-    def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> ClassificationConfig:
+    def with_labels(
+        self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]
+    ) -> ClassificationConfig:
         """The classes by name: those of the configuration, else the different values of the training column."""
         if self.config.labels is not None:
             return self.config
         names = class_names(self.config, columns[self.config.label], origin)
         return self.config.model_copy(update={"labels": names})
 
-    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         return class_numbers(self.config, self.config.labels or (), values, origin)
 
     def fitted(self, train: Rows) -> ClassificationConfig:
@@ -253,10 +255,10 @@ class Classification(OneClassKind, WrittenKind):
             values["demonstration_rows"] = kept_rows(train, names)
         return type(self.config).model_validate(values)
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
-        facts, warnings = super().facts(train)
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
+        metadata, warnings = super().metadata(train)
         counts = label_counts(np.asarray(train.labels), self.config.labels or ())
-        return {**facts, "labels": counts}, [*warnings, *class_warnings(counts)]
+        return {**metadata, "labels": counts}, [*warnings, *class_warnings(counts)]
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]]:
         """The words of the classes, the same for every row."""
@@ -308,8 +310,8 @@ class Classification(OneClassKind, WrittenKind):
         return np.asarray(part.probabilities)
 
     def elected(self, votes: np.ndarray) -> Prediction:
-        shares = votes / votes.sum()
-        return Prediction(int(shares.argmax()), float(shares.max()), shares)
+        fractions = votes / votes.sum()
+        return Prediction(int(fractions.argmax()), float(fractions.max()), fractions)
 
 
 class ClassificationLearner(SequenceLearner, ClassLearner):

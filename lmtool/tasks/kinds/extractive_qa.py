@@ -43,7 +43,7 @@ from lmtool.tasks.kinds.answers import (
     problem_of,
 )
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import IDS, place, row_ids, text_of
+from lmtool.tasks.kinds.labels import IDS, location, row_ids, text_of
 from lmtool.tasks.kinds.learner import AnswerInspector, TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -59,7 +59,7 @@ class ExtractiveQa(TaskKind):
         super().__init__(config)
         self.skipped = 0  # rows left out by bad_answers=skip, of all splits that were read
 
-    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         texts = {
             name: [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
             for name in self.config.text
@@ -73,38 +73,38 @@ class ExtractiveQa(TaskKind):
         rows = Rows(row_ids(columns, len(origin)), texts, labels, origin)
         return rows if labels is None else self._checked(rows, labels)
 
-    def labels_of_predictions(self, columns: Mapping[str, list[Any]]) -> list[Any]:
+    def labels_of_predictions(self, columns: Mapping[str, list[object]]) -> list[object]:
         """An empty answer stands for none."""
         spans = zip(columns["prediction"], columns["start"], strict=True)
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
     def _checked(self, rows: Rows, labels: list[tuple[Answer, ...]]) -> Rows:
         """The rows whose answers stand in their contexts. UserError at the first whose do not, or if none is left."""
-        contexts, kept = rows.columns[self.config.text[1]], []
+        contexts, rows_left = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
             problem = problem_of(self.config, context, answers)
             if problem is None:
-                kept.append(number)
-            elif self.config.bad_answers == "refuse" or not (kept or number + 1 < len(rows)):
-                raise UserError(f"{place(rows.origin[number])}: {rows.ids[number]}: {problem[0]}", problem[1])
-        self.skipped += len(rows) - len(kept)
-        return rows if len(kept) == len(rows) else rows.take(np.array(kept))
+                rows_left.append(number)
+            elif self.config.bad_answers == "refuse" or not (rows_left or number + 1 < len(rows)):
+                raise UserError(f"{location(rows.origin[number])}: {rows.ids[number]}: {problem[0]}", problem[1])
+        self.skipped += len(rows) - len(rows_left)
+        return rows if len(rows_left) == len(rows) else rows.take(np.array(rows_left))
 
-    def groups(self, rows: Rows) -> Sequence[Any]:
+    def groups(self, rows: Rows) -> Sequence[object]:
         """Questions about one context belong together."""
         return rows.columns[self.config.text[1]]
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
         warnings = [f"{empty:,} empty questions or contexts in the training rows"] if empty else []
         if self.skipped:
             warnings.append(f"{counted(self.skipped, 'row')} skipped: an answer that does not stand in its context")
         labels = train.labels
         assert labels is not None
-        facts: dict[str, Any] = {"skipped_answers": self.skipped}
+        metadata: dict[str, object] = {"skipped_answers": self.skipped}
         if self.config.unanswerable:
-            facts["unanswerable"] = sum(not answers for answers in labels)
-        return facts, warnings
+            metadata["unanswerable"] = sum(not answers for answers in labels)
+        return metadata, warnings
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> ExtractiveQaLearner:
         return ExtractiveQaLearner(self, backbone, tokenizer, seed)
@@ -115,23 +115,23 @@ class ExtractiveQa(TaskKind):
         spans = spans[np.argsort(-spans["score"], kind="stable")]
         _, first = np.unique(spans[["start", "end"]], return_index=True)
         answer = PredictedAnswer(spans[np.sort(first)[: self.config.n_best]], min(part.null for part in parts))
-        return Prediction(answer, float(self.shares(answer)[0]))
+        return Prediction(answer, float(self.fractions(answer)[0]))
 
-    def shares(self, answer: PredictedAnswer) -> np.ndarray:
+    def fractions(self, answer: PredictedAnswer) -> np.ndarray:
         """Probabilities of the kept spans, and of no answer behind them where that is one of the answers."""
-        scores = np.append(answer.kept["score"].astype(np.float64), [answer.null] * self._with_null(answer))
-        shares = np.exp(scores - scores.max())
-        return shares / shares.sum()
+        scores = np.append(answer.spans_K["score"].astype(np.float64), [answer.null] * self._with_null(answer))
+        fractions = np.exp(scores - scores.max())
+        return fractions / fractions.sum()
 
     def _with_null(self, answer: PredictedAnswer) -> bool:
-        return self.config.unanswerable or not len(answer.kept)
+        return self.config.unanswerable or not len(answer.spans_K)
 
     def with_threshold(self, prediction: Prediction, threshold: float) -> Prediction:
         """The prediction under a threshold of the null difference."""
         answer = prediction.value
-        given = len(answer.kept) > 0 and answer.null_difference <= threshold
-        shares = self.shares(answer)
-        return Prediction(PredictedAnswer(answer.kept, answer.null, given), float(shares[0 if given else -1]))
+        given = len(answer.spans_K) > 0 and answer.null_difference <= threshold
+        fractions = self.fractions(answer)
+        return Prediction(PredictedAnswer(answer.spans_K, answer.null, given), float(fractions[0 if given else -1]))
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         (metrics,) = self._of_samples(rows, predictions, [np.arange(len(rows))])
@@ -164,7 +164,7 @@ class ExtractiveQa(TaskKind):
         raw, null_N = self._raw(rows, predictions)
         return best_threshold(raw["f1"], self._gold(rows)[1], null_N).value
 
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
         """The best thresholds of both scores."""
         if not self.config.unanswerable:
             return {}
@@ -196,26 +196,26 @@ class ExtractiveQa(TaskKind):
         start, end = value.span
         return f"characters {start} to {end}" if end else "no answer"
 
-    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, Any]:
+    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, object]:
         """With the answer's text, a slice of the context, `start` and `end`, and the `n_best`; where questions may have
         no answer, "" stands for that, and `null_difference` says how sure it is."""
         answer = prediction.value
         record = super().record(rows, number, prediction)
         start, end = answer.span
         record |= {"prediction": self._text(rows, number, (start, end)), "start": start, "end": end}
-        shares = self.shares(answer).tolist()
+        fractions = self.fractions(answer).tolist()
         best: list[dict[str, Any]] = [
             {"text": self._text(rows, number, span[:2]), "start": span.start, "end": span.end, "probability": share}
-            for span, share in zip(answer.best, shares, strict=False)
+            for span, share in zip(answer.best, fractions, strict=False)
         ]
         if self._with_null(answer):
-            best.append({"text": "", "start": 0, "end": 0, "probability": shares[-1]})
+            best.append({"text": "", "start": 0, "end": 0, "probability": fractions[-1]})
             best.sort(key=lambda row: -row["probability"])
-        if self.config.unanswerable and len(answer.kept):
+        if self.config.unanswerable and len(answer.spans_K):
             record["null_difference"] = answer.null_difference
         return {**record, "n_best": best}
 
-    def line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, object]) -> str:
         question = record[self.config.text[0]]
         return f"{record['prediction'] or '(no answer)'} {record['score']:.2f}  {question}"
 
@@ -224,7 +224,7 @@ class ExtractiveQa(TaskKind):
         return ANSWER_METRICS[self.config.metric]
 
 
-def _require_different_ids(columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> None:
+def _require_different_ids(columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]) -> None:
     """UserError with file:line where two rows of a column of ids have the same."""
     name = next((name for name in IDS if name in columns), None)
     seen: dict[str, int] = {}
@@ -232,7 +232,7 @@ def _require_different_ids(columns: Mapping[str, list[Any]], origin: Sequence[tu
         first = seen.setdefault(str(value), number)
         if value is not None and first != number:
             raise UserError(
-                f"{place(origin[number])}: the {name} {value} is that of {place(origin[first])} too",
+                f"{location(origin[number])}: the {name} {value} is that of {location(origin[first])} too",
                 "give each question an id of its own",
             )
 
@@ -271,7 +271,7 @@ class ExtractiveQaLearner(TaskLearner):
     def inspector(self, examples: QuestionWindows, max_length: int) -> AnswerInspector:
         return AnswerInspector(self, examples, max_length)
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         return []  # a row is in several windows, of which a batch holds some
 
     def labels(self, batch: Batch) -> Tensor:

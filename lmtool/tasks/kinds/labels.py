@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,12 +22,12 @@ _SHOWN = 8
 _MANY = 50
 
 
-def place(origin: tuple[str, int]) -> str:
+def location(origin: tuple[str, int]) -> str:
     """file:line, for messages."""
     return f"{origin[0]}:{origin[1]}"
 
 
-def word_of(value: Any) -> str:
+def word_of(value: object) -> str:
     """A label as text, the same whether it came from JSON, from a table or from the hub."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -40,17 +39,18 @@ def _listing(names: Sequence[str]) -> str:
     return shown if len(names) <= _SHOWN else f"{shown}, ... ({len(names)} in all)"
 
 
-def is_unlabelled(values: Sequence[Any]) -> bool:
+def is_unlabelled(values: Sequence[object]) -> bool:
     """Whether a column says nothing: empty, or the hub's -1 in every row."""
     return all(word_of(value) in ("", "-1") for value in values)
 
 
-def class_names(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+def class_names(config: TaskConfig, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> tuple[str, ...]:
     """The classes of a training column: its different values, sorted, numbers by size."""
     words = [word_of(value) for value in values]
     if "" in words:
         raise UserError(
-            f"{place(origin[words.index('')])}: no value in the column {config.label}", "fill it, or take the row out"
+            f"{location(origin[words.index('')])}: no value in the column {config.label}",
+            "fill it, or take the row out",
         )
     names = sorted(set(words))
     if len(names) > max(_MANY, len(words) / 2):
@@ -69,7 +69,7 @@ def class_names(config: TaskConfig, values: Sequence[Any], origin: Sequence[tupl
 
 
 def class_numbers(
-    config: TaskConfig, labels: Sequence[str], values: Sequence[Any], origin: Sequence[tuple[str, int]]
+    config: TaskConfig, labels: Sequence[str], values: Sequence[object], origin: Sequence[tuple[str, int]]
 ) -> np.ndarray:
     """(N,) int64 classes of a column that holds the labels' names, or in every row their numbers from 0.
 
@@ -83,7 +83,7 @@ def class_numbers(
             number = counted
     for word, where in zip(words, origin, strict=True):
         if word not in number:
-            raise unknown_label(config, labels, word, place(where))
+            raise unknown_label(config, labels, word, location(where))
     return np.array([number[word] for word in words], dtype=np.int64)
 
 
@@ -97,7 +97,7 @@ def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: s
     )
 
 
-def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+def numbers(config: TaskConfig, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
     """(N,) float64 values of a column; UserError with file:line at the first that is no finite number."""
     numbers_N = np.empty(len(values))
     for index, (value, where) in enumerate(zip(values, origin, strict=True)):
@@ -109,7 +109,7 @@ def numbers(config: TaskConfig, values: Sequence[Any], origin: Sequence[tuple[st
         if not np.isfinite(numbers_N[index]):
             comma = DECIMAL_COMMA.fullmatch(word)
             raise UserError(
-                f"{place(where)}: {config.label}={word!r} is no number{': it has a decimal comma' if comma else ''}",
+                f"{location(where)}: {config.label}={word!r} is no number{': it has a decimal comma' if comma else ''}",
                 f"write decimals behind a point: {word.replace(',', '.')}"
                 if comma
                 else "correct the row, or take task.kind=classification for classes",
@@ -129,7 +129,7 @@ def repeated_ids(columns: Mapping[str, list], origin: Sequence[tuple[str, int]])
             return None
         row = again[0]
         return (
-            f"{place(origin[row])}: {name} {words[row]} is that of {place(origin[first[words[row]]])} too"
+            f"{location(origin[row])}: {name} {words[row]} is that of {location(origin[first[words[row]]])} too"
             f"{f', and {len(again) - 1:,} more' if len(again) > 1 else ''}: rows go by their places instead"
         )
     return None
@@ -143,19 +143,21 @@ def row_ids(columns: Mapping[str, list], count: int) -> list[str | int]:
     return list(range(count))
 
 
-def text_of(config: TaskConfig, name: str, value: Any, where: tuple[str, int]) -> str:
+def text_of(config: TaskConfig, name: str, value: object, where: tuple[str, int]) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     given = "nothing" if value is None else type(value).__name__
     raise UserError(
-        f"{place(where)}: the column {name} holds {given}, not a text",
+        f"{location(where)}: the column {name} holds {given}, not a text",
         "correct the row, or name another column with task.text=",
     )
 
 
-def joined(config: TaskConfig, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> dict[str, list]:
+def with_joined_columns(
+    config: TaskConfig, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]
+) -> dict[str, list]:
     """The columns with those that the task joins (A+B), where the columns of which they are joined are there."""
     new: dict[str, list] = {}
     for name in config.text:

@@ -21,11 +21,11 @@ from lmtool.errors import NotFinite
 from lmtool.learners.base import Answers, BaseLearner, Inference
 from lmtool.learners.baseline import Predictor, TermSums
 from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
-from lmtool.learners.inspection import Drawn, Inspector, Tally
+from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.models.base import Backbone
 from lmtool.models.heads.sequence import pooler
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import IDS, joined
+from lmtool.tasks.kinds.labels import IDS, with_joined_columns
 from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
@@ -34,64 +34,64 @@ from lmtool.types import Batch, Scores
 class TaskInspector(Inspector):
     """Of the examples of a task."""
 
-    def texts(self, drawn: Drawn) -> list[list[str]]:
+    def texts(self, sampled: SampledBatch) -> list[list[str]]:
         """The columns of each row, where the examples hold them; words with a space between them."""
-        held, row_N = getattr(self.examples, "rows", None), drawn.batch.rows
-        if held is None or row_N is None:
-            return super().texts(drawn)
-        numbers = row_N.numpy()[drawn.borders[:-1]].tolist()
-        rows = [[values[number] for values in held.columns.values()] for number in numbers]
+        rows_of_split, row_N = getattr(self.examples, "rows", None), sampled.batch.rows
+        if rows_of_split is None or row_N is None:
+            return super().texts(sampled)
+        numbers = row_N.numpy()[sampled.boundaries[:-1]].tolist()
+        rows = [[values[number] for values in rows_of_split.columns.values()] for number in numbers]
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
-    def fact(self, tally: Tally) -> str:
+    def fact(self, stats: RunningStatistics) -> str:
         """How long examples are, and how many are cut."""
-        length, cut = tally.measured("tokens an example"), tally.measured("truncated fraction")
+        length, cut = stats.measured("tokens an example"), stats.measured("truncated fraction")
         if length is None:
             return ""
         words = f"an example has {length:.0f} tokens on average"
         return words if cut is None else f"{words}; {cut:.1%} are cut to max_length={self.max_length}"
 
-    def label(self, value: Any, of_place: bool) -> Any:
+    def label(self, value: object, describe_position: bool) -> object:
         return self.learner.kind.shown(value)
 
 
-def _is_words(cell: Any) -> bool:
+def _is_words(cell: object) -> bool:
     return isinstance(cell, list) and all(isinstance(word, str) for word in cell)
 
 
 class PromptInspector(TaskInspector):
     """Of prompts: classes with their words."""
 
-    def label(self, value: Any, of_place: bool) -> Any:
-        if of_place:  # of masked texts beside the prompts
-            return Inspector.label(self, value, of_place)
-        return f"{super().label(value, of_place)}: {self.learner.config.words[int(value)]}"
+    def label(self, value: Any, describe_position: bool) -> Any:
+        if describe_position:  # of masked texts beside the prompts
+            return Inspector.label(self, value, describe_position)
+        return f"{super().label(value, describe_position)}: {self.learner.config.words[int(value)]}"
 
 
 class AnswerInspector(TaskInspector):
     """Of questions and windows."""
 
-    def label(self, value: Any, of_place: bool) -> Any:
+    def label(self, value: Any, describe_position: bool) -> Any:
         return f"tokens {value[0]} to {value[1]}"
 
 
 class ChoiceInspector(TaskInspector):
     """Of the pairs of a row's choices."""
 
-    def label(self, value: Any, of_place: bool) -> Any:
+    def label(self, value: object, describe_position: bool) -> object:
         return "right" if value else "wrong"
 
 
 class TextPairInspector(TaskInspector):
     """Of sources and targets: labels are tokens."""
 
-    def check_plan(self, tally: Tally) -> None:
+    def check_plan(self, stats: RunningStatistics) -> None:
         """What is cut. A source may be shorter then than max_length: its target has room too."""
-        facts = self.examples.facts()
-        tally.note("truncated fraction", facts["truncated"], facts["examples"])
+        metadata = self.examples.metadata()
+        stats.note("truncated fraction", metadata["truncated"], metadata["examples"])
 
-    def label(self, value: Any, of_place: bool) -> Any:
-        return Inspector.label(self, value, of_place)
+    def label(self, value: object, describe_position: bool) -> object:
+        return Inspector.label(self, value, describe_position)
 
 
 class TaskLearner(BaseLearner):
@@ -194,7 +194,7 @@ class TaskLearner(BaseLearner):
             "metrics": metrics,
         }
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         """The first n texts of a batch as plain data: `text`, `gold`, `prediction` and its `score`."""
         if batch.targets[self.term].at is not None:
             return []  # a text has many labels, of which a part of it holds some
@@ -213,12 +213,12 @@ class TaskLearner(BaseLearner):
             )
         return samples
 
-    def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
+    def read_rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]]) -> Rows:
         columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
-        columns = joined(self.config, columns, origin)
+        columns = with_joined_columns(self.config, columns, origin)
         read = super().read_rows(columns, origin).columns
-        further = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
-        return self.kind.rows({**further, **read}, origin, labelled=False)
+        extra = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
+        return self.kind.rows({**extra, **read}, origin, labelled=False)
 
     def takes_texts(self, count: int) -> bool:
         """Whether it can score so many texts that are of no row: a text, or a pair, in the place of the task's."""
@@ -233,7 +233,7 @@ class TaskLearner(BaseLearner):
         examples: Examples = self.examples(SplitData("sample", rows={self.config.name: rows}), max_length)
         return examples
 
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, object]]:
         return self.answers(rows, inference).records
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
@@ -241,11 +241,11 @@ class TaskLearner(BaseLearner):
         data = SplitData("input", rows={self.config.name: rows})
         max_length, warn = inference.max_length, inference.warn
         examples = self.examples(data, max_length)
-        facts = examples.facts()
-        if facts.get("truncated"):
-            warn(f"{facts['truncated']:,} of {len(rows):,} texts are cut to {max_length} tokens")
-        if facts.get("cut_questions"):
-            warn(f"{facts['cut_questions']:,} of {len(rows):,} questions are cut")
+        metadata = examples.metadata()
+        if metadata.get("truncated"):
+            warn(f"{metadata['truncated']:,} of {len(rows):,} texts are cut to {max_length} tokens")
+        if metadata.get("cut_questions"):
+            warn(f"{metadata['cut_questions']:,} of {len(rows):,} questions are cut")
         budget = max(inference.forward_tokens, max_length + self.virtual_tokens)
         loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=self.virtual_tokens)
         total, done = len(examples.plan(0)), 0
@@ -260,7 +260,7 @@ class TaskLearner(BaseLearner):
         evaluation = evaluate(self, self.scorer(data, examples, {}), shown(), inference.precision)
         return Answers(evaluation.records(), evaluation.scores, 0 if rows.labels is None else len(rows))
 
-    def line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, object]) -> str:
         return self.kind.line(record)
 
 
@@ -279,7 +279,7 @@ class TaskEvaluation(Evaluation):
         """`loss`, and the task's scores."""
         return {"loss": self.loss, **self.scores}
 
-    def records(self) -> Iterator[dict[str, Any]]:
+    def records(self) -> Iterator[dict[str, object]]:
         """Lines of predictions.jsonl, in the order of the rows."""
         assert self.kind is not None and self.rows is not None
         for number, prediction in enumerate(self.predictions):
@@ -288,7 +288,7 @@ class TaskEvaluation(Evaluation):
                 **self.more(number),
             }  # fmt: skip
 
-    def more(self, number: int) -> dict[str, Any]:
+    def more(self, number: int) -> dict[str, object]:
         """What else a record says of the row of this number."""
         return {}
 
@@ -298,7 +298,7 @@ class TaskOutputs:
     """What a learner gives for a batch, on the host. parts: as `TaskLearner.parts` has them; None where an output is no
     finite number. scores: of its targets; None where there are no labels."""
 
-    parts: list[Any] | None
+    parts: list[object] | None
     scores: Scores | None = None
 
 
@@ -312,13 +312,13 @@ class TaskScorer(Scorer):
     def __init__(self, learner: TaskLearner, rows: Rows, split: str, parts_N: np.ndarray, predictor: Predictor | None):
         self.learner, self.rows, self.split, self.parts_N, self.predictor = learner, rows, split, parts_N, predictor
         self.sums, self.predictions = TermSums(), Predictions(len(rows))
-        self.begun: dict[int, dict[int, Any]] = {}
-        self.seen = self.joined = 0
+        self.partial_rows: dict[int, dict[int, object]] = {}
+        self.seen = self.finished_parts = 0
 
-    def outputs(self, batch: Batch) -> Any:
-        return self.said(self.learner, batch, self.learner.outputs(batch, 0))
+    def outputs(self, batch: Batch) -> object:
+        return self.task_outputs(self.learner, batch, self.learner.outputs(batch, 0))
 
-    def said(self, learner: TaskLearner, batch: Batch, outputs: Tensor) -> TaskOutputs:
+    def task_outputs(self, learner: TaskLearner, batch: Batch, outputs: Tensor) -> TaskOutputs:
         """What a learner gives for a batch, from its outputs on the device."""
         if not bool(torch.isfinite(outputs).all()):
             return TaskOutputs(None)
@@ -328,31 +328,31 @@ class TaskScorer(Scorer):
     def take(self, batch: Batch, outputs: Any) -> None:
         self.enter(batch, outputs)
 
-    def enter(self, batch: Batch, outputs: TaskOutputs, taken_N: np.ndarray | None = None) -> None:
-        """Enter what a learner gave for a batch. taken_N: which of its documents are entered; None: all."""
+    def enter(self, batch: Batch, outputs: TaskOutputs, selected_N: np.ndarray | None = None) -> None:
+        """Enter what a learner gave for a batch. selected_N: which of its documents are entered; None: all."""
         if outputs.parts is None:
             raise NotFinite("predictions", batch)
         if (scores := outputs.scores) is not None:
-            self.sums.add(batch, scores if taken_N is None else _of_documents(scores, taken_N), self.predictor)
+            self.sums.add(batch, scores if selected_N is None else _of_documents(scores, selected_N), self.predictor)
         assert batch.rows is not None
         places = zip(batch.rows.tolist(), batch.parts.tolist(), strict=True)
         for number, ((row, part), output) in enumerate(zip(places, outputs.parts, strict=True)):
-            if taken_N is not None and not taken_N[number]:
+            if selected_N is not None and not selected_N[number]:
                 continue
             self.seen += 1
             if self.predictions.holds(row):
                 continue  # a part that came twice: `result` counts them
-            parts = self.begun.setdefault(row, {})
+            parts = self.partial_rows.setdefault(row, {})
             parts[part] = output
             if len(parts) == self.parts_N[row]:
                 self.predictions.put(row, self.learner.kind.join([parts[number] for number in sorted(parts)]))
-                self.joined += len(self.begun.pop(row))
+                self.finished_parts += len(self.partial_rows.pop(row))
 
     def result(self) -> TaskEvaluation:
         kind, rows, term = self.learner.kind, self.rows, self.learner.term
-        expected, kept = int(self.parts_N.sum()), self.joined + sum(map(len, self.begun.values()))
-        if self.seen != expected or kept != expected or self.predictions.missing:
-            raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {kept} of {expected} once")
+        expected, received = int(self.parts_N.sum()), self.finished_parts + sum(map(len, self.partial_rows.values()))
+        if self.seen != expected or received != expected or self.predictions.missing:
+            raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {received} of {expected} once")
         if self.calibrates and rows.labels is not None:
             self.learner.calibrate(rows, self.predictions)
         predictions = self.learner.decided(self.predictions)
@@ -379,14 +379,14 @@ class TaskScorer(Scorer):
         constant = len(values) > 1 and _all_same(values) and not _all_same(kind.single(labels))
         if not constant:
             return ()
-        given = kind.shown(values[0])
-        given = "nothing" if given in ("", []) else given
-        return (f"every {kind.unit} was predicted {given}: the model learned a constant",)
+        shown_value = kind.shown(values[0])
+        shown_value = "nothing" if shown_value in ("", []) else shown_value
+        return (f"every {kind.unit} was predicted {shown_value}: the model learned a constant",)
 
 
-def _of_documents(scores: Scores, taken_N: np.ndarray) -> Scores:
+def _of_documents(scores: Scores, selected_N: np.ndarray) -> Scores:
     """The scores of the targets in some documents."""
-    kept_M = torch.from_numpy(taken_N).to(scores.documents.device)[scores.documents]
+    kept_M = torch.from_numpy(selected_N).to(scores.documents.device)[scores.documents]
     return Scores(*(getattr(scores, field.name)[kept_M] for field in fields(scores)))
 
 

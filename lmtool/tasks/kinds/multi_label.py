@@ -38,7 +38,7 @@ class MultiLabel(WindowedKind):
     def classes(self) -> Sequence[str]:
         return self.config.labels or ()
 
-    def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> MultiLabelConfig:
+    def with_labels(self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]) -> MultiLabelConfig:
         """The classes by name: those of the configuration, else the different ones of the training column."""
         if self.config.labels is not None:
             return self.config
@@ -51,7 +51,7 @@ class MultiLabel(WindowedKind):
         names = class_names(self.config, words, [origin[row] for row in rows])
         return self.config.model_copy(update={"labels": names})
 
-    def _classes(self, values: Sequence[Any]) -> tuple[list[int], list[str]]:
+    def _classes(self, values: Sequence[object]) -> tuple[list[int], list[str]]:
         """The classes of all cells, one after the other: the row of each, and its name."""
         rows, words = [], []
         for row, value in enumerate(values):
@@ -61,7 +61,7 @@ class MultiLabel(WindowedKind):
             words += named
         return rows, words
 
-    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         """(N, C) float32."""
         rows, words = self._classes(values)
         names = self.config.labels or ()
@@ -87,12 +87,12 @@ class MultiLabel(WindowedKind):
                 )
         return type(self.config).model_validate(values)
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
-        facts, warnings = super().facts(train)
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
+        metadata, warnings = super().metadata(train)
         labels_NC, names = np.asarray(train.labels), self.config.labels or ()
         counts = {name: int(count) for name, count in zip(names, labels_NC.sum(axis=0), strict=True)}
-        facts |= {"labels": counts, "labels_a_row": round(float(labels_NC.sum(axis=1).mean()), 2)}
-        return facts, [*warnings, *class_warnings(counts)]
+        metadata |= {"labels": counts, "labels_a_row": round(float(labels_NC.sum(axis=1).mean()), 2)}
+        return metadata, [*warnings, *class_warnings(counts)]
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> MultiLabelLearner:
         return MultiLabelLearner(self, backbone, tokenizer, seed)
@@ -112,15 +112,15 @@ class MultiLabel(WindowedKind):
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """The classes that more than half of the training rows have."""
-        shares_C = np.asarray(train.labels).mean(axis=0)
-        return "majority", Prediction((shares_C > 0.5).astype(np.int8), float((1 - shares_C).min()))
+        fractions_C = np.asarray(train.labels).mean(axis=0)
+        return "majority", Prediction((fractions_C > 0.5).astype(np.int8), float((1 - fractions_C).min()))
 
     def shown(self, value: Any) -> str:
         """The names of the classes with the delimiter between them, as a column of text has them."""
         names = [name for name, given in zip(self.config.labels or (), value, strict=True) if given]
         return self.config.delimiter.join(names)
 
-    def line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, object]) -> str:
         return super().line({**record, "prediction": record["prediction"] or "none"})
 
 
@@ -142,7 +142,7 @@ class MultiLabelLearner(SequenceLearner):
         self.heads[self.term].register_buffer("thresholds", thresholds)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return self.counted(batch, float(self.labels(batch).numel()))
+        return self.term_counts(batch, float(self.labels(batch).numel()))
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         labels_NC, loss = self.labels(batch), self.loss

@@ -40,11 +40,11 @@ class MultipleChoice(OneClassKind, SequenceKind):
         """The columns of the choices."""
         return self.config.text[-self.config.choices :]
 
-    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         """Names of the choices' columns, or their numbers from 0."""
         return class_numbers(self.config, self.classes, values, origin)
 
-    def groups(self, rows: Rows) -> Sequence[Any]:
+    def groups(self, rows: Rows) -> Sequence[object]:
         return list(zip(*(rows.columns[name] for name in self.config.text[: -self.config.choices]), strict=True))
 
     def worded(self, rows: Rows) -> dict[str, list[str]]:
@@ -83,9 +83,9 @@ class MultipleChoice(OneClassKind, SequenceKind):
 
     def join(self, parts: Sequence[float]) -> Prediction:
         """The choice of the best score, and its share of the softmax."""
-        shares = torch.tensor(parts, dtype=torch.float64).softmax(0)
-        best = int(shares.argmax())
-        return Prediction(best, float(shares[best]))
+        fractions = torch.tensor(parts, dtype=torch.float64).softmax(0)
+        best = int(fractions.argmax())
+        return Prediction(best, float(fractions[best]))
 
     def line(self, record: Mapping[str, Any]) -> str:
         before = " ".join(str(record[name]) for name in self.config.text[: -self.config.choices])
@@ -120,9 +120,9 @@ class ChoiceExamples:
             groups=torch.arange(len(rows)).repeat_interleave(self.classes),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Lengths are of rows with all of their choices; `truncated` counts pairs."""
-        return {**self.pairs.facts(), **self._plan.facts(), "choices": self.classes}
+        return {**self.pairs.metadata(), **self._plan.metadata(), "choices": self.classes}
 
 
 class MultipleChoiceLearner(SequenceLearner):
@@ -150,14 +150,14 @@ class MultipleChoiceLearner(SequenceLearner):
     def inspector(self, examples: Any, max_length: int) -> Any:
         return ChoiceInspector(self, examples.pairs, max_length)
 
-    def parts_of(self, rows: Rows, examples: Any) -> np.ndarray:
+    def parts_of(self, rows: Rows, examples: object) -> np.ndarray:
         return np.full(len(rows), self.config.choices)
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         return []  # a row is several texts
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return self.counted(batch, float(len(self.labels(batch))))
+        return self.term_counts(batch, float(len(self.labels(batch))))
 
     def _choices(self, outputs_N1: Tensor) -> Tensor:
         """(G, K) scores: the choices of a row stand together."""
@@ -181,7 +181,7 @@ class MultipleChoiceLearner(SequenceLearner):
         """The score of each choice."""
         return outputs[:, 0].float().tolist()
 
-    def predictors(self, train: SplitData, examples: Any) -> dict[str, ConstantPredictor]:
+    def predictors(self, train: SplitData, examples: object) -> dict[str, ConstantPredictor]:
         """The shares of the places in the training rows."""
         counts = np.bincount(np.asarray(self.rows(train).labels), minlength=self.config.choices)
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}

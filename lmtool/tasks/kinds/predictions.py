@@ -39,7 +39,7 @@ class _Column(Protocol):
     def take(self, rows: np.ndarray) -> _Column:
         """The values of these rows, in this order."""
 
-    def all(self) -> Any:
+    def all(self) -> object:
         """The values of all rows: an array, or a sequence."""
 
 
@@ -54,15 +54,15 @@ class _Numbers:
         shape = (count, *np.shape(first))
         return cls(np.zeros(shape, dtype=np.asarray(first).dtype), type(first))
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         if self.kind is np.ndarray and type(value) is np.ndarray:
             return bool(value.shape == self.values.shape[1:] and value.dtype == self.values.dtype)
         return type(value) is self.kind
 
-    def put(self, row: int, value: Any) -> None:
+    def put(self, row: int, value: object) -> None:
         self.values[row] = value
 
-    def get(self, row: int) -> Any:
+    def get(self, row: int) -> object:
         return self.values[row] if self.kind is np.ndarray else self.values[row].item()
 
     def take(self, rows: np.ndarray) -> _Numbers:
@@ -82,7 +82,7 @@ class _Lists(Sequence[list[int]]):
     def of(cls, count: int) -> _Lists:
         return cls(array("q"), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32))
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         return _are_integers(value)
 
     def put(self, row: int, value: list[int]) -> None:
@@ -109,34 +109,34 @@ class _Lists(Sequence[list[int]]):
 class _Objects:
     """Anything else; equal texts are kept once."""
 
-    def __init__(self, values: list[Any]):
+    def __init__(self, values: list[object]):
         self.values = values
         self.texts: dict[str, str] = {}
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         return True
 
-    def put(self, row: int, value: Any) -> None:
+    def put(self, row: int, value: object) -> None:
         self.values[row] = self.texts.setdefault(value, value) if type(value) is str else value
 
-    def get(self, row: int) -> Any:
+    def get(self, row: int) -> object:
         return self.values[row]
 
     def take(self, rows: np.ndarray) -> _Objects:
         return _Objects([self.values[row] for row in rows])
 
-    def all(self) -> list[Any]:
+    def all(self) -> list[object]:
         return self.values
 
 
-def _column(count: int, first: Any) -> _Column:
+def _column(count: int, first: object) -> _Column:
     """An empty column for values like this one."""
     if type(first) in (int, float, np.ndarray):
         return _Numbers.of(count, first)
     return _Lists.of(count) if _are_integers(first) else _Objects([None] * count)
 
 
-def _are_integers(value: Any) -> bool:
+def _are_integers(value: object) -> bool:
     return type(value) is list and all(type(number) is int for number in value)
 
 
@@ -174,7 +174,7 @@ class Predictions(Sequence[Prediction]):
 
     def _objects(self, column: _Column) -> _Objects:
         """A column that holds values of several forms."""
-        objects: list[Any] = [None] * self._count
+        objects: list[object] = [None] * self._count
         for row in np.flatnonzero(self._filled).tolist():
             objects[row] = column.get(row)
         return _Objects(objects)
@@ -194,12 +194,12 @@ class Predictions(Sequence[Prediction]):
 
     def take(self, rows: np.ndarray) -> Predictions:
         """Those of these rows, in this order."""
-        taken = Predictions(len(rows))
-        taken._columns = {name: column.take(rows) for name, column in self._columns.items()}
-        taken._filled = self._filled[rows]
-        return taken
+        select_predictions = Predictions(len(rows))
+        select_predictions._columns = {name: column.take(rows) for name, column in self._columns.items()}
+        select_predictions._filled = self._filled[rows]
+        return select_predictions
 
-    def column(self, name: str) -> Any:
+    def column(self, name: str) -> object:
         """A field of all rows: an array where it holds numbers, a sequence otherwise; None where no row has it."""
         return self._columns[name].all() if name in self._columns else None
 
@@ -216,7 +216,7 @@ def values_of(predictions: Sequence[Prediction]) -> Any:
     return column_of(predictions, "value")
 
 
-def taken(predictions: Sequence[Prediction], rows: np.ndarray) -> Sequence[Prediction]:
+def select_predictions(predictions: Sequence[Prediction], rows: np.ndarray) -> Sequence[Prediction]:
     """Those of these rows, in this order."""
     if isinstance(predictions, Predictions):
         return predictions.take(rows)

@@ -37,7 +37,7 @@ class Regression(WrittenKind):
 
     config: RegressionConfig
 
-    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         return numbers(self.config, values, origin)
 
     def fitted(self, train: Rows) -> RegressionConfig:
@@ -57,10 +57,10 @@ class Regression(WrittenKind):
             return None
         return 1.0 if self.config.standardize else float(np.square(np.asarray(train.labels)).mean())
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
-        facts, warnings = super().facts(train)
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
+        metadata, warnings = super().metadata(train)
         labels = np.asarray(train.labels)
-        return {**facts, "label_range": [float(labels.min()), float(labels.max())]}, warnings
+        return {**metadata, "label_range": [float(labels.min()), float(labels.max())]}, warnings
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TaskLearner:
         learner = TextToTextLearner if self.config.head == TEXT_TO_TEXT else RegressionLearner
@@ -102,7 +102,7 @@ class Regression(WrittenKind):
     def shown(self, value: Any) -> float:
         return float(value)
 
-    def line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, object]) -> str:
         texts = " | ".join(str(record[name]) for name in self.config.reads)
         return f"{record['prediction']:.3f}  {texts}"
 
@@ -122,7 +122,7 @@ class RegressionLearner(SequenceLearner):
                     output.bias.fill_(mean)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return self.counted(batch, float(len(self.labels(batch))))
+        return self.term_counts(batch, float(len(self.labels(batch))))
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         labels_N = self.labels(batch)

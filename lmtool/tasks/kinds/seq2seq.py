@@ -29,7 +29,7 @@ from lmtool.learners.metrics.texts import TEXT_METRICS, TextScores, require_scor
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import is_unlabelled, place, row_ids, text_of
+from lmtool.tasks.kinds.labels import is_unlabelled, location, row_ids, text_of
 from lmtool.tasks.kinds.learner import TaskEvaluation
 from lmtool.tasks.kinds.predictions import Prediction, values_of
 from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
@@ -45,12 +45,12 @@ class Seq2Seq(TaskKind):
 
     config: Seq2SeqConfig
 
-    def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> Seq2SeqConfig:
+    def with_labels(self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]) -> Seq2SeqConfig:
         """The same. UserError where a metric cannot be computed: before anything is trained."""
         require_scorers(self.config.metrics)
         return self.config
 
-    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         (name,) = self.config.text
         sources = [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
         values, labels = columns.get(self.config.label), None
@@ -58,18 +58,18 @@ class Seq2Seq(TaskKind):
             labels = [self._targets(value, where) for value, where in zip(values or [], origin, strict=True)]
         return Rows(row_ids(columns, len(origin)), {name: sources}, labels, origin)
 
-    def _targets(self, value: Any, where: tuple[str, int]) -> tuple[str, ...]:
+    def _targets(self, value: object, where: tuple[str, int]) -> tuple[str, ...]:
         """The right texts of a row. UserError where there is none, or one is empty."""
         texts = value if isinstance(value, list | tuple) else [value]
         targets = tuple("" if text is None else text_of(self.config, self.config.label, text, where) for text in texts)
         if not targets or not all(target.strip() for target in targets):
             raise UserError(
-                f"{place(where)}: the column {self.config.label} is empty: there is no target to learn",
+                f"{location(where)}: the column {self.config.label} is empty: there is no target to learn",
                 "fill it, or take the row out",
             )
         return targets
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         (sources,) = train.columns.values()
         empty = sum(not source.strip() for source in sources)
         return {"sources": len(set(sources))}, [f"{empty:,} empty sources in the training rows"] if empty else []
@@ -120,7 +120,7 @@ class Seq2Seq(TaskKind):
             return value
         return value[0] if len(value) == 1 else list(value)
 
-    def line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, object]) -> str:
         return str(record["prediction"])
 
     @property
@@ -159,7 +159,7 @@ class Seq2SeqLearner(TextLearner):
     def examples(self, data: SplitData, max_length: int) -> TextPairs:
         return self.pairs_of(self.rows(data), max_length, data.split)
 
-    def parts(self, outputs: Tensor, batch: Batch) -> list[Any]:
+    def parts(self, outputs: Tensor, batch: Batch) -> list[object]:
         raise TypeError("texts are generated, not read off outputs")
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> GeneratedScorer:
@@ -167,7 +167,7 @@ class Seq2SeqLearner(TextLearner):
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The better of two that write without a model: the source again, and the most frequent target."""
         rows, (name, constant) = by_source(self.rows(held_out)), self.kind.constant(self.rows(train))
         (sources,) = rows.columns.values()
@@ -222,7 +222,7 @@ class GeneratedScorer(Scorer):
         if self.selects and most is not None and most < len(numbers):
             order = random_streams.Permutation(len(numbers), self.learner.seed, "sample", _GENERATED)
             chosen = sorted(order(np.arange(most)).tolist())
-        return {numbers[place]: place for place in chosen}
+        return {numbers[location]: location for location in chosen}
 
     def outputs(self, batch: Batch) -> tuple[Scores | None, dict[int, Prediction]]:
         """The scores of its targets, and by the number of its source each text that is generated."""

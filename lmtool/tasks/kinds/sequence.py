@@ -24,7 +24,7 @@ from lmtool.config.tables import build
 from lmtool.data.configs import FORMATS
 from lmtool.data.examples import Plan, Rows, SplitData, unlabelled
 from lmtool.learners.baseline import Predictor
-from lmtool.learners.mixed_examples import MixedBatch, joined
+from lmtool.learners.mixed_examples import MixedBatch, combine
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.lm import LMHead, lm_head
@@ -46,7 +46,7 @@ _STEEPNESS = 10.0  # of the schedule, Ganin et al. 2016, section 5.2.2
 class Adaptation(ABC):
     """An auxiliary loss over the features of both domains."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: object):
         self.config = config
 
     @property
@@ -167,12 +167,12 @@ class PairedExamples:
         own, others = 2 * np.asarray(examples), 2 * np.asarray(examples) + 1
         source = self.source.batch(self.source.plan(epoch).rows[rows["source"]], own, epoch)
         target = self.target.batch(self.target.plan(epoch).rows[rows["target"]], others, epoch)
-        return joined([(self.term, source), (TARGET, target)])
+        return combine([(self.term, source), (TARGET, target)])
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Those of the task's texts; lengths are of both."""
-        facts = {**self.source.facts(), **self.plan(0).facts()}
-        return {**facts, "target_examples": len(self.target.plan(0))}
+        metadata = {**self.source.metadata(), **self.plan(0).metadata()}
+        return {**metadata, "target_examples": len(self.target.plan(0))}
 
 
 LANGUAGE_MODEL = "lm"
@@ -182,7 +182,7 @@ LANGUAGE_MODEL = "lm"
 class SequenceKind(TaskKind):
     """The base of kinds whose rows are one text, or two, and one label."""
 
-    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         texts = {
             name: [text_of(self.config, name, value, place) for value, place in zip(columns[name], origin, strict=True)]
             for name in self.config.reads
@@ -193,10 +193,10 @@ class SequenceKind(TaskKind):
         return Rows(row_ids(columns, len(origin)), texts, labels, origin)
 
     @abstractmethod
-    def decoded_labels(self, values: Sequence[Any], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
         """(N,) labels of a column. UserError with file:line at the first value that is none."""
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
         return {}, [f"{empty:,} empty texts in the training rows"] if empty else []
 
@@ -261,7 +261,7 @@ class SequenceLearner(TaskLearner):
             return examples
         return PairedExamples(examples, self._examples(other, TARGET, max_length), self.seed)
 
-    def inspector(self, examples: Any, max_length: int) -> TaskInspector:
+    def inspector(self, examples: object, max_length: int) -> TaskInspector:
         return super().inspector(getattr(examples, "source", examples), max_length)
 
     def labels(self, batch: Batch) -> Tensor:
@@ -306,7 +306,7 @@ class SequenceLearner(TaskLearner):
         apart = self.adaptation.loss(source_NH, target_NH, classifier, step)
         return StepOutput({self.term: total, self.domain_term: apart}, self.weights)
 
-    def counted(self, batch: Batch, count: float) -> dict[str, float]:
+    def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
         """`counts` of a batch whose task has so many."""
         if isinstance(batch, MixedBatch) and self.adaptation is not None:
             texts = [len(part.inputs.lengths) for _, part in batch.members]
@@ -315,12 +315,12 @@ class SequenceLearner(TaskLearner):
             return {self.term: count}
         return {self.term: count, LANGUAGE_MODEL: float(len(self._predicting(batch, self.backbone.config.vocab_size)))}
 
-    def uninformed_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
+    def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """With an auxiliary loss, also what guessing loses there: among all tokens, or between two domains."""
         more = self.weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
         if self.adaptation is not None:
             more += self.weights[self.domain_term] * self.adaptation.uninformed
-        return super().uninformed_loss(batches, predictors) + more
+        return super().baseline_loss(batches, predictors) + more
 
     @staticmethod
     def _predicting(batch: Batch, vocabulary: int) -> Tensor:

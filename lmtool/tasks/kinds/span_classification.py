@@ -30,7 +30,7 @@ from lmtool.tasks.kinds.labels import (
     class_warnings,
     is_unlabelled,
     label_counts,
-    place,
+    location,
     row_ids,
     text_of,
 )
@@ -47,14 +47,14 @@ class SpanClassification(OneClassKind):
     config: SpanClassificationConfig
 
     def with_labels(
-        self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]
+        self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]
     ) -> SpanClassificationConfig:
         if self.config.labels is not None:
             return self.config
         names = class_names(self.config, columns[self.config.label], origin)
         return self.config.model_copy(update={"labels": names})
 
-    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         name, *spans = self.config.text
         texts = [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
         kept: dict[str, list[Any]] = {name: texts}
@@ -74,14 +74,14 @@ class SpanClassification(OneClassKind):
             )
         return self.config
 
-    def groups(self, rows: Rows) -> Sequence[Any]:
+    def groups(self, rows: Rows) -> Sequence[object]:
         """Spans of one text belong together."""
         return rows.columns[self.config.text[0]]
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
         return [rows.columns[self.config.text[0]]]
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         counts = label_counts(np.asarray(train.labels), self.config.labels or ())
         return {"labels": counts}, class_warnings(counts)
 
@@ -98,16 +98,16 @@ class SpanClassification(OneClassKind):
         return f"{record['prediction']} {record['score']:.2f}  {shown} | {record[name]}"
 
 
-def _span(name: str, value: Any, text: str, where: tuple[str, int]) -> list[int]:
+def _span(name: str, value: object, text: str, where: tuple[str, int]) -> list[int]:
     """[start, end) of a span, from a list of both or an object. UserError where it is none of the text's."""
     if isinstance(value, dict):
         value = [value.get("start"), value.get("end")]
     numbers = list(value) if isinstance(value, (list, tuple)) else []
     if len(numbers) != 2 or not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
-        raise UserError(f"{place(where)}: {name}={value!r} is no span", "write [start, end) in characters, from 0")
+        raise UserError(f"{location(where)}: {name}={value!r} is no span", "write [start, end) in characters, from 0")
     if not (0 <= numbers[0] < numbers[1] <= len(text)) or not text[slice(*numbers)].strip():
         raise UserError(
-            f"{place(where)}: {name}={numbers} points at no character of the text, which has {len(text)}",
+            f"{location(where)}: {name}={numbers} points at no character of the text, which has {len(text)}",
             "write [start, end) in characters, from 0, end behind the last one",
         )
     return numbers
@@ -127,15 +127,15 @@ class SpanExamples:
         name, *spans = learner.config.text
         self._texts = AlignedTexts(rows.columns[name], tokenizer)
         self._spans_ES2 = np.stack([self._tokens(rows, span) for span in spans], axis=1)
-        room, lengths_E = max_length - self.template.overhead, self._texts.lengths_E
+        room, lengths_E = max_length - self.template.special_count, self._texts.lengths_E
         first_E, last_E = self._spans_ES2[:, :, 0].min(axis=1), self._spans_ES2[:, :, 1].max(axis=1)
         wide = np.flatnonzero(last_E - first_E >= room)
         if len(wide):
             row, needed = wide[0], int(last_E[wide[0]] - first_E[wide[0]]) + 1
             raise UserError(
-                f"{place(rows.origin[row])}: its spans reach over {needed} tokens; max_length={max_length} holds "
+                f"{location(rows.origin[row])}: its spans reach over {needed} tokens; max_length={max_length} holds "
                 f"{max(room, 0)}",
-                f"give max_length={needed + self.template.overhead} or more, or take the row out",
+                f"give max_length={needed + self.template.special_count} or more, or take the row out",
             )
         around_E = (room - (last_E - first_E + 1)) // 2
         start_E = np.clip(first_E - around_E, 0, np.maximum(lengths_E - room, 0))
@@ -144,7 +144,7 @@ class SpanExamples:
         kept_E = np.minimum(lengths_E - start_E, room)
         for field, values in zip(records.dtype.names or (), (np.arange(len(rows)), start_E, kept_E), strict=True):
             records[field] = values
-        self._plan = Plan(records, (1 if self.start is None else 2) * (kept_E + self.template.overhead))
+        self._plan = Plan(records, (1 if self.start is None else 2) * (kept_E + self.template.special_count))
 
     def _tokens(self, rows: Rows, name: str) -> np.ndarray:
         """(E, 2) first and last token of the spans of a column."""
@@ -155,7 +155,7 @@ class SpanExamples:
             last = int(np.searchsorted(spans[:, 0], end, side="left")) - 1
             if last < first:
                 raise UserError(
-                    f"{place(rows.origin[row])}: {name}={[start, end]}: the tokenizer has no token for it",
+                    f"{location(rows.origin[row])}: {name}={[start, end]}: the tokenizer has no token for it",
                     "take the row out",
                 )
             tokens_E2[row] = first, last
@@ -181,9 +181,9 @@ class SpanExamples:
             torch.from_numpy(row_N.copy()),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Rows, tokens, and how many texts were cut around their spans."""
-        return {"split": self.split, **self._plan.facts(), "truncated": self.truncated}
+        return {"split": self.split, **self._plan.metadata(), "truncated": self.truncated}
 
 
 class SpanClassificationLearner(TaskLearner):
@@ -223,8 +223,8 @@ class SpanClassificationLearner(TaskLearner):
         return Scores(losses(outputs, labels_N), labels_N, outputs.argmax(-1), documents)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        shares, classes = outputs.float().softmax(-1).max(-1)
-        return list(map(Prediction, classes.tolist(), shares.tolist()))
+        fractions, classes = outputs.float().softmax(-1).max(-1)
+        return list(map(Prediction, classes.tolist(), fractions.tolist()))
 
     def predictors(self, train: SplitData, examples: SpanExamples) -> dict[str, ConstantPredictor]:
         """The shares of the classes in the training rows."""

@@ -23,7 +23,7 @@ from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import Answer, Continuation, Decoding
-from lmtool.learners.model import places_of
+from lmtool.learners.model import indices_of
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.configs import ModelConfig
@@ -114,20 +114,20 @@ class TextPairs:
         records = np.empty(len(rows), dtype=[("row", "i8")])
         records["row"] = np.arange(len(rows))
         sides = 2 if self.two_stacks and self.targets is not None else 1
-        overhead = self.template.overhead * sides
-        self._plan = Plan(records, self.source_lengths + self.target_lengths + overhead)
+        special_count = self.template.special_count * sides
+        self._plan = Plan(records, self.source_lengths + self.target_lengths + special_count)
 
     def _room(self, max_length: int, longest_answer: int) -> tuple[int, int]:
         """Tokens of a source and of a target, at most, special ones aside."""
-        overhead, wanted = self.template.overhead, self.config.target_tokens
+        special_count, wanted = self.template.special_count, self.config.target_tokens
         if self.two_stacks:
-            source, target = max_length - overhead, min(wanted, longest_answer) - overhead
+            source, target = max_length - special_count, min(wanted, longest_answer) - special_count
         else:
-            source, target = max_length - overhead - wanted, wanted
+            source, target = max_length - special_count - wanted, wanted
         if source < 1 or target < 1:
             raise UserError(
                 f"max_length={max_length} and task.target_tokens={wanted} leave no room for a source",
-                f"give max_length={2 * wanted + overhead}, or a smaller task.target_tokens=",
+                f"give max_length={2 * wanted + special_count}, or a smaller task.target_tokens=",
             )
         return source, target
 
@@ -181,22 +181,22 @@ class TextPairs:
         predicted = {term: Target(torch.from_numpy(joined.tokens[at + 1]), at=torch.from_numpy(at))}
         return Batch(packed, predicted, *shared, None, places)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Rows, tokens, and how many sources and targets were cut to fit."""
-        facts = {
+        metadata = {
             "split": self.split,
-            **self._plan.facts(),
+            **self._plan.metadata(),
             "truncated": self.truncated,
             "truncated_fraction": self.truncated / len(self._plan),
             "truncated_targets": self.truncated_targets,
         }
         if self.truncated_targets:
             share = self.truncated_targets / len(self._plan)
-            facts["warnings"] = [
+            metadata["warnings"] = [
                 f"{self.truncated_targets:,} {self.split} targets ({share:.1%}) are cut to {self.target_room} tokens: "
                 "give a larger task.target_tokens="
             ]
-        return facts
+        return metadata
 
 
 class TextLearner(TaskLearner):
@@ -239,7 +239,7 @@ class TextLearner(TaskLearner):
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(M, H) hidden states at the places that predict."""
-        read_M = places_of(batch, self.term) if batch.outputs is None else None
+        read_M = indices_of(batch, self.term) if batch.outputs is None else None
         return self.hidden_of(batch, self.dropout_rng(batch, step), read_M)
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
@@ -257,7 +257,7 @@ class TextLearner(TaskLearner):
         host = batch.host
         packed = host.inputs if host.outputs is None else host.outputs
         # Token m of the targets is read one place behind the one that predicts it, unless it is the text's last one.
-        at_M = places_of(host, self.term)
+        at_M = indices_of(host, self.term)
         documents_M = packed.documents[at_M]
         ends_N = torch.tensor([start + length for start, length in zip(packed.starts, packed.lengths, strict=True)])
         read_M = at_M + 1 < ends_N[documents_M]
@@ -284,7 +284,7 @@ class TextLearner(TaskLearner):
 
     def _stepwise(self, host: Batch, packed: Packed, own_T: Tensor) -> Tensor:
         """(T,) the tokens of the side that is written, on the host; those of `own_T` as the model predicts them."""
-        at_M = places_of(host, self.term)
+        at_M = indices_of(host, self.term)
         first_N = torch.full((len(packed.lengths),), len(packed.tokens)).scatter_reduce(
             0, packed.documents[at_M], at_M, "amin"
         )
@@ -308,7 +308,7 @@ class TextLearner(TaskLearner):
         side = batch.inputs if batch.outputs is None else batch.outputs
         labels = self.labels(batch)
         each, best = self._lm.scores(outputs, self._table, labels)
-        return Scores(each, labels, best, side.documents[places_of(batch, self.term)])
+        return Scores(each, labels, best, side.documents[indices_of(batch, self.term)])
 
     def predictors(self, train: SplitData, examples: TextPairs) -> dict[str, ConstantPredictor]:
         """Unigrams of the training targets, with the special tokens around them."""
@@ -323,11 +323,11 @@ class TextLearner(TaskLearner):
     def writes(self) -> GenerationConfig:
         return self.writing.generation
 
-    def label_of(self, text: str) -> Any:
+    def label_of(self, text: str) -> object:
         """Of a text that is learned the one right text."""
         return (text,) if text.strip() else None
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         return []  # predictions.jsonl has them
 
     def writer(self) -> Writer:

@@ -21,7 +21,7 @@ from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.model import places_of
+from lmtool.learners.model import indices_of
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.tasks.configs.base import JOINED
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
@@ -88,7 +88,7 @@ class TextToTextLearner(TextLearner):
             generation=GenerationConfig.model_validate({"max_new_tokens": longest + 1}),
         )
 
-    def label_of(self, text: str) -> Any:
+    def label_of(self, text: str) -> object:
         parsed = self.kind.parsed(text)
         return None if parsed is None else parsed.value
 
@@ -118,7 +118,7 @@ class TextToTextLearner(TextLearner):
         packed = batch.inputs
         lengths = torch.tensor(packed.lengths)
         if batch.outputs is None and self.term in batch.targets:
-            at_M = places_of(batch, self.term)
+            at_M = indices_of(batch, self.term)
             # The first token of a target is predicted at the last one of its source.
             first_N = torch.full((len(lengths),), len(packed.tokens)).scatter_reduce(
                 0, packed.documents[at_M], at_M, "amin"

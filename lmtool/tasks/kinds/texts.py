@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from lmtool.data.examples import Plan, Rows
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format, truncate_pair
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
-from lmtool.tasks.kinds.labels import place
+from lmtool.tasks.kinds.labels import location
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
@@ -104,8 +103,8 @@ def windows(lengths: np.ndarray, room: int | np.ndarray, overlap: int | np.ndarr
     end = np.minimum(start + room_E[text], lengths_E[text])
     own_start, own_end = start.copy(), end.copy()
     later = np.flatnonzero(part > 0)
-    borders = (start[later] + end[later - 1] + 1) // 2
-    own_start[later], own_end[later - 1] = borders, borders
+    boundaries = (start[later] + end[later - 1] + 1) // 2
+    own_start[later], own_end[later - 1] = boundaries, boundaries
     return Windows(text, part, start, end, own_start, own_end)
 
 
@@ -163,9 +162,10 @@ class InputFormat:
     def template(self, texts: int, fewest: int) -> FormatTemplate:
         """The special tokens around one text or two. UserError where fewer than `fewest` tokens of text fit."""
         template = FormatTemplate.of(text_format(self.format_name, self.tokenizer), texts)
-        if self.max_length - template.overhead < fewest:
+        if self.max_length - template.special_count < fewest:
             raise UserError(
-                f"max_length={self.max_length} leaves no room for text", f"max_length={template.overhead + 8} or more"
+                f"max_length={self.max_length} leaves no room for text",
+                f"max_length={template.special_count + 8} or more",
             )
         return template
 
@@ -181,7 +181,7 @@ class SequenceExamples:
             raise UserError(f"the {split} split has no rows", "give a table with rows: `lmtool show task.path`")
         self.rows, self.term, self.split, self.start = rows, term, split, layout.start
         self.template = layout.template(len(rows.columns), fewest=len(rows.columns))
-        room, stride = layout.max_length - self.template.overhead, layout.stride
+        room, stride = layout.max_length - self.template.special_count, layout.stride
         self._texts = [EncodedTexts(texts, layout.tokenizer) for texts in rows.columns.values()]
         lengths = [text.lengths for text in self._texts]
         row, part, begin = np.arange(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
@@ -198,10 +198,10 @@ class SequenceExamples:
             kept = [*(side[row] for side in beside), cut.lengths]
             self.truncated = sum(int(np.sum(side < own)) for side, own in zip(beside, lengths, strict=False))
         packed = np.sum(kept, axis=0)
-        empty = np.flatnonzero(packed + self.template.overhead == 0)
+        empty = np.flatnonzero(packed + self.template.special_count == 0)
         if len(empty):
             raise UserError(
-                f"{place(rows.origin[row[empty[0]]])}: an empty text, around which this model has no special token",
+                f"{location(rows.origin[row[empty[0]]])}: an empty text, around which this model has no special token",
                 "take the row out, or give it a text",
             )
         fields = {"row": row, "part": part, "begin": begin, **dict(zip(_SIDES, kept, strict=False))}
@@ -209,7 +209,7 @@ class SequenceExamples:
         for name, values in fields.items():
             records[name] = values
         sides = 1 if layout.start is None else 2
-        self._plan = Plan(records, sides * (packed + self.template.overhead))
+        self._plan = Plan(records, sides * (packed + self.template.special_count))
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -229,11 +229,11 @@ class SequenceExamples:
         parts = torch.from_numpy(rows["part"].astype(np.int32))
         return Batch(inputs, targets, numbers, parts, outputs, torch.from_numpy(rows["row"].astype(np.int64)))
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Rows, tokens, and how many rows were cut to fit."""
         return {
             "split": self.split,
-            **self._plan.facts(),
+            **self._plan.metadata(),
             "truncated": self.truncated,
             "truncated_fraction": self.truncated / len(self._plan),
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -142,7 +141,7 @@ class TaggedWindows:
             raise UserError(f"the {split} split has no rows")
         self.rows, self.term, self.split, self.start = rows, term, split, layout.start
         self.template = layout.template(1, fewest=2)
-        room, stride = layout.max_length - self.template.overhead, layout.stride or 0
+        room, stride = layout.max_length - self.template.special_count, layout.stride or 0
         (sentences,) = rows.columns.values()
         self._encode(sentences, layout.tokenizer)
         self._label(later)
@@ -155,7 +154,7 @@ class TaggedWindows:
         records["start"] = self._starts_E[cut.text] + cut.start
         records["own"] = np.stack([cut.own_start - cut.start, cut.own_end - cut.start], axis=1)
         sides = 1 if layout.start is None else 2
-        self._plan = Plan(records, sides * (cut.lengths + self.template.overhead))
+        self._plan = Plan(records, sides * (cut.lengths + self.template.special_count))
 
     def _encode(self, sentences: list[list[str]], tokenizer: Tokenizer) -> None:
         """Ids, and which word each begins, of all sentences end to end."""
@@ -208,7 +207,7 @@ class TaggedWindows:
         own_T = (inside_T >= rows["own"][window_T, 0]) & (inside_T < rows["own"][window_T, 1])
         chosen = np.flatnonzero(own_T & self._predicts[source_T])
         before = len(self.template.pieces[0])
-        places_T = np.arange(len(source_T)) + window_T * self.template.overhead + before
+        places_T = np.arange(len(source_T)) + window_T * self.template.special_count + before
         inputs = assemble(self.template, [(self._ids[source_T], lengths_N)]).packed()
         words = np.full(len(inputs.tokens), -1, dtype=np.int64)
         words[places_T] = self._words[source_T]
@@ -222,13 +221,17 @@ class TaggedWindows:
         row_N, part_N = torch.from_numpy(rows["row"].astype(np.int64)), torch.from_numpy(rows["part"].astype(np.int32))
         return Batch(inputs, {self.term: target}, numbers, part_N, outputs, row_N)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         """Windows, tokens, and how many sentences were read in several windows."""
         counts = {
             "sentences_in_windows": int(np.sum(self.windows.part == 1)),
             "words_without_pieces": self.unknown_words,
         }
-        return {"split": self.split, **self._plan.facts(), **{name: count for name, count in counts.items() if count}}
+        return {
+            "split": self.split,
+            **self._plan.metadata(),
+            **{name: count for name, count in counts.items() if count},
+        }
 
 
 # A head on the hidden state of each word's first piece, and in training of the later ones.
@@ -316,8 +319,10 @@ class TokenLearner(TaskLearner):
         word_M = batch.inputs.columns[WORD][at_M].cpu().numpy()
         share_M, tag_M = (values.cpu().numpy() for values in outputs.float().softmax(-1).max(-1))
         first_M = word_M >= 0  # later pieces predict in training alone
-        borders = np.bincount(batch.inputs.documents[at_M].cpu().numpy()[first_M], minlength=len(batch.inputs.lengths))
-        ends = np.cumsum(borders)[:-1]
+        boundaries = np.bincount(
+            batch.inputs.documents[at_M].cpu().numpy()[first_M], minlength=len(batch.inputs.lengths)
+        )
+        ends = np.cumsum(boundaries)[:-1]
         pieces = (np.split(values[first_M], ends) for values in (word_M, tag_M, share_M))
         return list(zip(*pieces, strict=True))
 
@@ -329,7 +334,7 @@ class TokenLearner(TaskLearner):
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The commonest tag for each word."""
         name, prediction = self.kind.constant(self.rows(train))
         rows = self.rows(held_out)

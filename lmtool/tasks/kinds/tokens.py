@@ -35,7 +35,7 @@ class TokenClassification(TaskKind):
     config: TokenClassificationConfig
     unit = "word"
 
-    def with_labels(self, columns: Mapping[str, list[Any]], origin: Origin) -> TokenClassificationConfig:
+    def with_labels(self, columns: Mapping[str, list[object]], origin: Origin) -> TokenClassificationConfig:
         """With the scheme that the training tags are in, and the tags by name."""
         config = self.config
         sentences = self._named(_lists(columns[config.label]))
@@ -58,7 +58,7 @@ class TokenClassification(TaskKind):
             config = config.model_copy(update={"labels": labels})
         return config
 
-    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         name, values = self.config.text[0], columns.get(self.config.label)
         words = _lists(columns[name])
         for number, own in enumerate(words):
@@ -74,7 +74,7 @@ class TokenClassification(TaskKind):
             labels = self._numbers(words, columns, origin)
         return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin)
 
-    def _numbers(self, words: list[list[str]], columns: Mapping[str, list[Any]], origin: Origin) -> list[list[int]]:
+    def _numbers(self, words: list[list[str]], columns: Mapping[str, list[object]], origin: Origin) -> list[list[int]]:
         """Each word's tag. UserError with file:line where there is not one a word, or one of no known name."""
         sentences = self._named(_lists(columns[self.config.label]))
         for number, (own, tags) in enumerate(zip(words, sentences, strict=True)):
@@ -93,7 +93,7 @@ class TokenClassification(TaskKind):
             decoded.append([number_of[tag] for tag in tags])
         return decoded
 
-    def _named(self, sentences: list[list[Any]]) -> list[list[str]]:
+    def _named(self, sentences: list[list[object]]) -> list[list[str]]:
         """Tags as words; the numbers of named ones by their names, where all are numbers."""
         labels = self.config.labels or ()
         named = [[word_of(tag) for tag in tags] for tags in sentences]
@@ -102,7 +102,9 @@ class TokenClassification(TaskKind):
             return [[numbers[tag] for tag in tags] for tags in named]
         return named
 
-    def _in_bio(self, sentences: list[list[str]], columns: Mapping[str, list[Any]], origin: Origin) -> list[list[str]]:
+    def _in_bio(
+        self, sentences: list[list[str]], columns: Mapping[str, list[object]], origin: Origin
+    ) -> list[list[str]]:
         converted = []
         for number, tags in enumerate(sentences):
             try:
@@ -130,16 +132,16 @@ class TokenClassification(TaskKind):
             )
         return type(self.config).model_validate(values)
 
-    def facts(self, train: Rows) -> tuple[dict[str, Any], list[str]]:
+    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         labels = self.config.labels or ()
         tags_M, lengths_S = flat(train.labels), _lengths(train.labels)
-        facts: dict[str, Any] = {"words": len(tags_M)}
+        metadata: dict[str, object] = {"words": len(tags_M)}
         warnings = []
         empty = int(np.sum(lengths_S == 0))
         if empty:
             warnings.append(f"{empty:,} training sentences have no words: they teach nothing")
         if self.config.scheme == "none":
-            return {**facts, "labels": label_counts(tags_M, labels)}, warnings
+            return {**metadata, "labels": label_counts(tags_M, labels)}, warnings
         tags = EntityTags(labels)
         counts = Counter(tags.entities(tags_M, lengths_S)[2].tolist())
         stray = tags.stray(tags_M, lengths_S)
@@ -148,17 +150,17 @@ class TokenClassification(TaskKind):
                 f"{stray:,} training entities begin with I, not B: they count as beginning there, as for conlleval"
             )
         entities = {kind: counts.get(number, 0) for number, kind in enumerate(tags.types)}
-        return {**facts, "scheme": self.config.scheme, "entities": entities}, warnings
+        return {**metadata, "scheme": self.config.scheme, "entities": entities}, warnings
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TokenLearner:
         return TokenLearner(self, backbone, tokenizer, seed)
 
-    def join(self, parts: Sequence[Any]) -> Prediction:
+    def join(self, parts: Sequence[object]) -> Prediction:
         """parts: of each window the numbers of its words, their tags and the tags' probabilities."""
-        words, tags, shares = (np.concatenate(values) for values in zip(*parts, strict=True))
+        words, tags, fractions = (np.concatenate(values) for values in zip(*parts, strict=True))
         if not np.array_equal(words, np.arange(len(words))):
             raise RuntimeError(f"the words {words.tolist()} were predicted, each is to be once")
-        return Prediction(tags.tolist(), float(shares.min()) if len(shares) else 1.0)
+        return Prediction(tags.tolist(), float(fractions.min()) if len(fractions) else 1.0)
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         gold_M, predicted_M = self._both(rows, predictions)
@@ -204,7 +206,7 @@ class TokenClassification(TaskKind):
         counts = np.bincount(flat(train.labels))
         return "majority tag", Prediction([int(counts.argmax())], float(counts.max() / counts.sum()))
 
-    def single(self, values: Sequence[Any] | np.ndarray) -> np.ndarray:
+    def single(self, values: Sequence[object] | np.ndarray) -> np.ndarray:
         return flat(values)
 
     def shown(self, value: Any) -> Any:
@@ -217,7 +219,7 @@ class TokenClassification(TaskKind):
         words = zip(record[self.config.text[0]], record["prediction"], strict=True)
         return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words)
 
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
         """Scores of each type of entity, or of each tag: `classes`, with how many gold ones there are; and how many
         gold entities begin with I where nothing comes before."""
         gold_M, predicted_M = self._both(rows, predictions)

@@ -16,12 +16,12 @@ import torch
 
 from lmtool import random_streams
 from lmtool.data.examples import Plan, Rows
-from lmtool.data.formats import Assembled, FormatTemplate, assemble, ragged_ranges, truncate_texts
+from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, truncate_texts
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
 from lmtool.random_streams import Permutation
-from lmtool.tasks.kinds.labels import place
+from lmtool.tasks.kinds.labels import location
 from lmtool.tasks.prompting.pattern import SEPARATOR, Pattern, PatternTexts, room_for_texts
 from lmtool.types import Batch, Target
 
@@ -35,7 +35,7 @@ _DRAW = 1 << 20
 class MaskedTexts:
     """texts: as they are read. at: (M,) flat places, rising. labels: (M,) what stood there."""
 
-    texts: Assembled
+    texts: PackedArrays
     at: np.ndarray
     labels: np.ndarray
 
@@ -51,10 +51,10 @@ class Auxiliary:
         self.template = FormatTemplate(
             template.pieces, {**template.piece_columns, column: marks}, template.text_columns
         )
-        room = room_for_texts(max_length, template.overhead, len(template.pieces) - 1)
+        room = room_for_texts(max_length, template.special_count, len(template.pieces) - 1)
         self._texts, self.seed = PatternTexts(rows, pattern), seed
         self._kept = truncate_texts(self._texts.lengths, room)
-        self.lengths = self._kept.sum(axis=0) + template.overhead
+        self.lengths = self._kept.sum(axis=0) + template.special_count
         self._masking, self._vocabulary = MlmConfig(), Vocabulary.of(pattern.tokenizer)
 
     def drawn(self, row_E: np.ndarray, epoch: int) -> np.ndarray:
@@ -74,7 +74,7 @@ class Auxiliary:
         masked = mask_tokens(
             self._masking, self._vocabulary, whole.tokens, whole.lengths, np.asarray(examples_N), self.seed, epoch
         )
-        return MaskedTexts(Assembled(masked.tokens, whole.lengths, whole.columns), masked.at, masked.labels)
+        return MaskedTexts(PackedArrays(masked.tokens, whole.lengths, whole.columns), masked.at, masked.labels)
 
 
 # Which answered rows stand beside a text in its prompt: one of each class, drawn for every text by itself (Gao et al.
@@ -98,7 +98,7 @@ def kept_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tuple[tuple[str, .
     for number, label in enumerate(labels):
         own = list(dict.fromkeys(texts[row] for row in np.flatnonzero(numbers_E == number)))
         drawn = Permutation(len(own), 0, "sample", _KEPT)(np.arange(min(AT_MOST, len(own))))
-        kept[label] = tuple(own[place] for place in np.sort(drawn))
+        kept[label] = tuple(own[location] for location in np.sort(drawn))
     return kept
 
 
@@ -146,8 +146,8 @@ class Demonstrations:
             )
         shape = (len(own_EC), draws, len(self.labels))
         uniform = random_streams.uniform(self.seed, "sample", counter, keys_E, draws * len(self.labels))
-        place = (uniform.reshape(shape) * others_EC[:, None]).astype(np.int64)
-        return self._starts_C + place + (place >= own_EC[:, None])
+        location = (uniform.reshape(shape) * others_EC[:, None]).astype(np.int64)
+        return self._starts_C + location + (location >= own_EC[:, None])
 
 
 def text_keys(rows: Rows) -> np.ndarray:
@@ -238,7 +238,7 @@ class PromptedExamples:
         self._columns = len(self._texts.texts)
         self._own = None if demonstrations is None else demonstrations.own(rows)
         self._keys = None if demonstrations is None else text_keys(rows)
-        self.room = room_for_texts(max_length, self.template.overhead, len(self.template.pieces) - 1)
+        self.room = room_for_texts(max_length, self.template.special_count, len(self.template.pieces) - 1)
         self._plans: dict[int, Plan] = {}
         self.truncated = 0
         self.plan(0)
@@ -270,9 +270,9 @@ class PromptedExamples:
         kept = truncate_texts(lengths, self.room)
         if epoch == 0:
             self.truncated = len(np.unique(row[(kept < lengths).any(axis=0)]))
-        packed = kept.sum(axis=0) + self.template.overhead
+        packed = kept.sum(axis=0) + self.template.special_count
         if not packed.all():
-            where = place(self.rows.origin[row[np.flatnonzero(packed == 0)[0]]])
+            where = location(self.rows.origin[row[np.flatnonzero(packed == 0)[0]]])
             raise UserError(f"{where}: an empty text, and a prompt of nothing else", "take the row out")
         fields = [("row", "i8", ()), ("part", "i4", ()), ("shown", "i4", shown.shape[1:]), ("kept", "i4", (len(kept),))]
         records = np.zeros(len(row), dtype=[*fields, ("auxiliary", "i8", ())])
@@ -282,7 +282,7 @@ class PromptedExamples:
             packed = packed + self.auxiliary.lengths[records["auxiliary"]]
         return Plan(records, packed)
 
-    def _assembled(self, rows: np.ndarray) -> Assembled:
+    def _assembled(self, rows: np.ndarray) -> PackedArrays:
         """The prompts of rows of the plan."""
         kept = list(rows["kept"].T.astype(np.int64))
         groups = [(self._texts, rows["row"])]
@@ -311,18 +311,18 @@ class PromptedExamples:
             parts = torch.arange(2, dtype=torch.int32).repeat(len(rows))
         return Batch(assembled.packed(), targets, numbers, parts, None, row_N)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Rows, tokens, how many rows were cut to fit, and the tokens of the prompt itself."""
-        facts = {
+        metadata = {
             "split": self.split,
-            **self.plan(0).facts(),
+            **self.plan(0).metadata(),
             "truncated": self.truncated,
             "truncated_fraction": self.truncated / len(self.rows),
-            "prompt_tokens": self.template.overhead,
+            "prompt_tokens": self.template.special_count,
         }
         if self.shown is not None and self.split != "train":
-            facts["demonstration_draws"] = self.shown.draws
-        return facts
+            metadata["demonstration_draws"] = self.shown.draws
+        return metadata
 
 
 def _joined(texts: Sequence[list[list[int]]]) -> list[list[int]]:
@@ -334,7 +334,7 @@ def _joined(texts: Sequence[list[list[int]]]) -> list[list[int]]:
     return runs
 
 
-def _side_by_side(first: Assembled, second: Assembled) -> tuple[Assembled, np.ndarray]:
+def _side_by_side(first: PackedArrays, second: PackedArrays) -> tuple[PackedArrays, np.ndarray]:
     """The documents of both in turns, and (T,) where each token stood in the two laid end to end."""
     lengths = np.stack([first.lengths, second.lengths], axis=1).reshape(-1)
     starts = np.stack(
@@ -343,4 +343,4 @@ def _side_by_side(first: Assembled, second: Assembled) -> tuple[Assembled, np.nd
     ).reshape(-1)
     order = ragged_ranges(starts, lengths)
     columns = {name: np.concatenate([column, second.columns[name]])[order] for name, column in first.columns.items()}
-    return Assembled(np.concatenate([first.tokens, second.tokens])[order], lengths, columns), order
+    return PackedArrays(np.concatenate([first.tokens, second.tokens])[order], lengths, columns), order

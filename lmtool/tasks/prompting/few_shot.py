@@ -19,7 +19,7 @@ from lmtool.learners.generation.scoring import CandidateScorer
 from lmtool.learners.writing import Writer
 from lmtool.random_streams import Permutation
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import place
+from lmtool.tasks.kinds.labels import location
 from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.prompting.pattern import SEPARATOR, Template
 from lmtool.training.precision import FP32_CPU, Precision
@@ -107,7 +107,7 @@ class Prompts:
         most = self.writer.model.backbone.longest_text
         longer = f"give max_length={needed} or more, " if needed <= most else f"the model reads {most} at most: give "
         raise UserError(
-            f"{place(where)}: {len(alone) + self._around} tokens{more}, without a demonstration; {self.longest} are "
+            f"{location(where)}: {len(alone) + self._around} tokens{more}, without a demonstration; {self.longest} are "
             "read at a time",
             f"{longer}a shorter task.prompt.template=, or take the row out",
         )
@@ -236,9 +236,9 @@ class FewShot:
                     scores_C = scores_C / np.array([len(text) for text in own[index]])
                 elif prior is not None:
                     scores_C = scores_C - np.log(prior[index])
-                shares_C = _softmax(scores_C)
+                fractions_C = _softmax(scores_C)
                 best = int(scores_C.argmax())
-                predictions[number] = Prediction(best, float(shares_C[best]), shares_C)
+                predictions[number] = Prediction(best, float(fractions_C[best]), fractions_C)
         return predictions, [question.kept for question in questions]
 
     def _scored(self, questions: Sequence[Question], answers: Sequence[Sequence[tuple[int, ...]]]) -> list[np.ndarray]:
@@ -249,7 +249,7 @@ class FewShot:
         """(C,) of each row: the probability of its candidates among each other behind inputs that say nothing, the mean
         over these."""
         names, texts = self.kind.config.reads, list(dict.fromkeys(text for row in candidates for text in row))
-        place = {text: number for number, text in enumerate(texts)}
+        location = {text: number for number, text in enumerate(texts)}
         sums = []
         for nothing in _CONTENT_FREE:
             values = dict.fromkeys(names, nothing)
@@ -257,7 +257,7 @@ class FewShot:
             question = prompts.with_kept(values, kept)
             sums.append(self._scored([question], [answers])[0])
         return [
-            np.mean([_softmax(row[[place[text] for text in own]]) for row in sums], axis=0) for own in candidates
+            np.mean([_softmax(row[[location[text] for text in own]]) for row in sums], axis=0) for own in candidates
         ]  # fmt: skip
 
     def _tokens(self, text: str) -> tuple[int, ...]:
@@ -286,5 +286,5 @@ def _checked(kind: TaskKind) -> str:
 
 
 def _softmax(scores_C: np.ndarray) -> np.ndarray:
-    shares_C = np.exp(scores_C - scores_C.max())
-    return shares_C / shares_C.sum()
+    fractions_C = np.exp(scores_C - scores_C.max())
+    return fractions_C / fractions_C.sum()

@@ -127,16 +127,16 @@ class PatternTexts:
         self.lengths = np.array([text.lengths for text in self.texts], dtype=np.int64).reshape(-1, len(rows))
 
 
-def room_for_texts(max_length: int, overhead: int, texts: int) -> int:
-    """Tokens that a prompt leaves its texts. overhead: its own tokens. texts: how many there are. UserError where they
-    have none each."""
-    if max_length - overhead < texts:
+def room_for_texts(max_length: int, special_count: int, texts: int) -> int:
+    """Tokens that a prompt leaves its texts. special_count: its own tokens. texts: how many there are.
+    UserError where fewer tokens are left than texts."""
+    if max_length - special_count < texts:
         raise UserError(
-            f"max_length={max_length} leaves no room for text: the prompt around it has {overhead} tokens",
-            f"give max_length={overhead + 16 * max(texts, 1)}, as far as the model goes, or a shorter "
+            f"max_length={max_length} leaves no room for text: the prompt around it has {special_count} tokens",
+            f"give max_length={special_count + 16 * max(texts, 1)}, as far as the model goes, or a shorter "
             "task.prompt.template=",
         )
-    return max_length - overhead
+    return max_length - special_count
 
 
 def label_tokens(pattern: Pattern, labels: Sequence[str], words: Sequence[str]) -> list[int]:

@@ -226,7 +226,7 @@ def compare_texts(
     if split:
         texts += [(f"so {written} it", f"is {written}") for written in tokenizer.pieces(tokenizer.roles.values())]
     for kind, rows in (("texts", [(first,) for first, _ in texts]), ("pairs", texts)):
-        overhead = FormatTemplate.of(text_format(layout, tokenizer), len(rows[0])).overhead
+        overhead = FormatTemplate.of(text_format(layout, tokenizer), len(rows[0])).special_count
         fitting = [row for row in rows if sum(map(len, tokenizer.encode_batch(row))) + overhead <= longest]
         if isinstance(original, TaskLearner):
             if not original.takes_texts(len(rows[0])):
@@ -238,8 +238,8 @@ def compare_texts(
 
 def _is_whole(original: TaskLearner, row: tuple[str, ...], longest: int) -> bool:
     """Whether the task reads all of a row, and in one piece."""
-    facts = original.examples_of_texts([row], longest).facts()
-    return facts["examples"] == 1 and not facts.get("truncated") and not facts.get("cut_questions")
+    metadata = original.examples_of_texts([row], longest).metadata()
+    return metadata["examples"] == 1 and not metadata.get("truncated") and not metadata.get("cut_questions")
 
 
 def _difference(

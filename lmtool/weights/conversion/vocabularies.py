@@ -31,7 +31,7 @@ from lmtool.tokenizers.configs import FolderConfig
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.replacing import Replacement, replacement
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.assemble import Blueprint, assemble
 from lmtool.weights.exporting import COMMAND, require_new, write_checkpoint
 from lmtool.weights.folders import HFFolder, hf_folder
@@ -187,7 +187,7 @@ def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weigh
     encoder = model.architecture == "encoder" and "objective" not in saved
     if encoder and not any(name.startswith("heads.masked_lm.") for name in weights.tensors):
         return None
-    precision = choose_precision("fp32", choose_device("auto"))
+    precision = select_precision("fp32", select_device("auto"))
     return read_trained(config.checkpoint, config.offline, precision)
 
 
@@ -234,11 +234,13 @@ def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss
             if trained is after:
                 raise
             return error.message
-        metrics, facts = held_out.score(trained.precision).metrics(), data.text.facts
+        metrics, metadata = held_out.score(trained.precision).metrics(), data.text.metadata
         if "bits_per_byte" in metrics:
             values.append(metrics["bits_per_byte"])
             continue
-        scores = of_text(metrics[f"{term}_loss"], facts["tokens"], max(facts["words"], 1), max(facts["bytes"], 1))
+        scores = of_text(
+            metrics[f"{term}_loss"], metadata["tokens"], max(metadata["words"], 1), max(metadata["bytes"], 1)
+        )
         values.append(scores["bits_per_byte"])
     return TextLoss(term, title, *values)
 

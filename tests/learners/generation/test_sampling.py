@@ -68,9 +68,9 @@ def test_draws_follow_the_distribution(model, kept):
     """Worked out token by token: the best few, then the fewest of these that reach the share."""
     logits = model(Packed(torch.tensor([5]), (1,)))[0] @ model.embed.token.weight.T / 4.0
     best = logits.topk(kept.get("top_k", 97))
-    shares = best.values.softmax(-1).tolist()
+    fractions = best.values.softmax(-1).tolist()
     wanted, reached = {}, 0.0
-    for token, share in zip(best.indices.tolist(), shares, strict=True):
+    for token, share in zip(best.indices.tolist(), fractions, strict=True):
         if reached < kept.get("top_p", 1.0):
             wanted[token] = share
         reached += share

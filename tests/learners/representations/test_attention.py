@@ -9,7 +9,7 @@ import torch
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.representations.attention import attention_of, heads_of
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 from lmtool.types import Packed
 from tests.models.test_read import config_of
 
@@ -18,7 +18,7 @@ TERMS = {
     "deberta": {"content", "content to place", "place to content"},
     **{family: {"content", "places"} for family in ("t5", "xlnet", "transformer_xl")},
 }
-PRECISION = choose_precision("fp32", choose_device("cpu"))
+PRECISION = select_precision("fp32", select_device("cpu"))
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt", "t5", "modernbert", "deberta", "xlnet", "transformer_xl"])
@@ -65,5 +65,5 @@ def test_a_head_is_on_what_has_half_of_its_weight() -> None:
     first[:, 0], last[:, 4], even[:] = 1, 1, 0.2
     heads = heads_of(np.stack([back, ahead, first, last, even])[None], np.array([True, False, False, False, True]))
     assert [head.mostly for head in heads] == ["previous", "next", "first", "separators", ""]
-    assert heads[0].shares["previous"] == 1 and heads[3].shares["separators"] == 1
+    assert heads[0].fractions["previous"] == 1 and heads[3].fractions["separators"] == 1
     assert heads[4].entropy == pytest.approx(1) and heads[0].entropy == pytest.approx(0, abs=1e-9)

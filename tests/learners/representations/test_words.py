@@ -8,10 +8,10 @@ import pytest
 from lmtool.config.tables import Choice, build
 from lmtool.errors import UserError
 from lmtool.learners.representations.vectors import HiddenStates, word_vectors
-from lmtool.training.precision import choose_device, choose_precision
+from lmtool.training.precision import select_device, select_precision
 from tests.objectives.objective_fixtures import backbone, tokenizer
 
-PRECISION = choose_precision("fp32", choose_device("cpu"))
+PRECISION = select_precision("fp32", select_device("cpu"))
 SENTENCES = ["the cat sat near two dogs", "some dogs ran and the Cat saw"]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.learners.inspection import Tally
+from lmtool.learners.inspection import RunningStatistics
 from lmtool.objectives.configs import (
     ClmConfig,
     DenoisingConfig,
@@ -53,12 +53,12 @@ def inspector_of(family, kind, config, documents="joined", **fields):
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_objective_is_as_defined(case, documents):
-    tally = inspector_of(*CASES[case], documents).measured(12000)
-    assert not tally.broken()
-    assert sum(statistic.expected is not None for statistic in tally.statistics.values()) >= 4
+    stats = inspector_of(*CASES[case], documents).measured(12000)
+    assert not stats.broken()
+    assert sum(statistic.expected is not None for statistic in stats.statistics.values()) >= 4
     assert all(
         statistic.count > (20 if "first" in statistic.name else 100)
-        for statistic in tally.statistics.values()
+        for statistic in stats.statistics.values()
         if statistic.expected is not None and not statistic.exact
     )
 
@@ -104,10 +104,10 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
     # Far from the uniform distribution of initial weights.
     torch.nn.init.normal_(learner.backbone.embed.token.weight, std=1.0, generator=torch.Generator().manual_seed(0))
     inspector = learner.inspector(learner.examples(split(store(tokens), "joined", "train"), 32), 32)
-    tally = inspector.measured(12000)
-    assert not tally.broken()
+    stats = inspector.measured(12000)
+    assert not stats.broken()
     kept, surprise = (
-        tally.statistics[name] for name in ("samples that are the original token", "surprise of a sample, nats")
+        stats.statistics[name] for name in ("samples that are the original token", "surprise of a sample, nats")
     )
     assert surprise.defined < np.log(tokens.vocab_size) - 0.3 and kept.count > 500
 
@@ -146,24 +146,24 @@ def test_intervals_hold_as_often_as_they_say_and_are_not_far_too_wide():
     draws = np.random.default_rng(0)
     missed = 0
     for _ in range(400):
-        tally = Tally()
+        stats = RunningStatistics()
         for number, share in enumerate((0.8, 0.1, 0.03, 0.5)):
-            tally.share(str(number), draws.binomial(2000, share), 2000, share)
-        missed += bool(tally.broken())
+            stats.share(str(number), draws.binomial(2000, share), 2000, share)
+        missed += bool(stats.broken())
     assert missed <= 3
-    tally = Tally()
-    tally.share("far", 2000 * 0.5 + 5.5 * np.sqrt(2000 / 4), 2000, 0.5)
-    assert tally.broken(), "five and a half standard deviations are found"
+    stats = RunningStatistics()
+    stats.share("far", 2000 * 0.5 + 5.5 * np.sqrt(2000 / 4), 2000, 0.5)
+    assert stats.broken(), "five and a half standard deviations are found"
 
 
 def test_chances_of_their_own_add_up():
-    tally = Tally()
-    tally.share("a", 3, 10, np.linspace(0.1, 0.4, 10))
-    statistic = tally.statistics["a"]
+    stats = RunningStatistics()
+    stats.share("a", 3, 10, np.linspace(0.1, 0.4, 10))
+    statistic = stats.statistics["a"]
     assert (statistic.expected, statistic.defined) == (pytest.approx(2.5), pytest.approx(0.25))
     assert statistic.measured == 0.3
-    tally.none("b", 0)
-    tally.note("c", 5, 10)
-    assert tally.tested == 1 and not tally.broken()
-    tally.none("b", 2)
-    assert [statistic.name for statistic in tally.broken()] == ["b"]
+    stats.none("b", 0)
+    stats.note("c", 5, 10)
+    assert stats.tested == 1 and not stats.broken()
+    stats.none("b", 2)
+    assert [statistic.name for statistic in stats.broken()] == ["b"]

@@ -37,8 +37,10 @@ def words_of(text):
 def test_poisson_lengths():
     whole = texts(4000)
     infilled = infill(whole, VOCABULARY, 0.3, 3.0, 0.0, 200)
-    shares = poisson_shares(3.0)
-    assert shares[:11] == pytest.approx(stats.poisson.pmf(np.arange(11), 3.0)) and shares.sum() == pytest.approx(1)
+    fractions = poisson_shares(3.0)
+    assert fractions[:11] == pytest.approx(stats.poisson.pmf(np.arange(11), 3.0)) and fractions.sum() == pytest.approx(
+        1
+    )
     # The draw that ends a text is longer than others: all but the last of each are not as drawn either, so the
     # shares are held against texts that need many draws.
     long = Texts(np.full(60000, 8), np.full(6, 10000), np.arange(6), 1, 0)
@@ -46,7 +48,7 @@ def test_poisson_lengths():
     counts = np.bincount(drawn, minlength=12)
     for length in range(12):
         assert holds(counts[length], len(drawn), stats.poisson.pmf(length, 3.0), intervals=12)
-    assert shares[0] == pytest.approx(0.0498, abs=5e-5)
+    assert fractions[0] == pytest.approx(0.0498, abs=5e-5)
     assert abs(drawn.mean() - 3) < 3.3 * np.sqrt(3 / len(drawn))
     assert (infilled.texts.tokens == MASK).any()
 

@@ -24,9 +24,9 @@ def test_a_share_of_one_in_k_is_predicted_in_ngrams_of_harmonic_lengths():
     assert predicted.tolist() == np.maximum(np.rint(text / 6), 1).tolist()
     assert not SPECIAL[result.labels].any() and np.array_equal(result.labels, tokens[result.at])
     assert np.array_equal(result.tokens, tokens)
-    shares = ngram_shares(5)
-    assert shares @ np.arange(1, 6) == pytest.approx(2.19, abs=0.005)
-    for count, share in zip(np.bincount(result.drawn, minlength=6)[1:], shares, strict=True):
+    fractions = ngram_shares(5)
+    assert fractions @ np.arange(1, 6) == pytest.approx(2.19, abs=0.005)
+    for count, share in zip(np.bincount(result.drawn, minlength=6)[1:], fractions, strict=True):
         assert holds(count, len(result.drawn), share, intervals=5)
     opens = STARTS[tokens] | np.append(True, SPECIAL[tokens][:-1])
     assert opens[result.starts].all() and np.isin(result.starts, result.at).all()

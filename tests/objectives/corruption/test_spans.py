@@ -18,10 +18,10 @@ def masked(tokens, sizes, /, seed=11, epoch=0, examples=None, **fields):
 
 
 def test_geometric_lengths_are_renormalised():
-    shares = length_shares(SpanConfig())
-    assert shares.sum() == pytest.approx(1) and len(shares) == 10
-    assert shares @ np.arange(1, 11) == pytest.approx(3.797, abs=5e-4)
-    assert shares[0] == pytest.approx(0.224, abs=5e-4) and shares[9] == pytest.approx(0.030, abs=5e-4)
+    fractions = length_shares(SpanConfig())
+    assert fractions.sum() == pytest.approx(1) and len(fractions) == 10
+    assert fractions @ np.arange(1, 11) == pytest.approx(3.797, abs=5e-4)
+    assert fractions[0] == pytest.approx(0.224, abs=5e-4) and fractions[9] == pytest.approx(0.030, abs=5e-4)
     assert length_shares(SpanConfig(lengths="harmonic", longest=3)) == pytest.approx([6 / 11, 3 / 11, 2 / 11])
 
 
@@ -29,11 +29,11 @@ def test_geometric_lengths_are_renormalised():
 def test_drawn_lengths_have_their_shares(fields):
     tokens, lengths = corpus(longest=160)
     drawn = masked(tokens, lengths, **fields).drawn
-    shares = length_shares(SpanConfig(**fields))
-    counts = np.bincount(drawn, minlength=len(shares) + 1)
-    assert counts[0] == 0 and len(counts) == len(shares) + 1
-    for count, share in zip(counts[1:], shares, strict=True):
-        assert holds(count, len(drawn), share, intervals=len(shares))
+    fractions = length_shares(SpanConfig(**fields))
+    counts = np.bincount(drawn, minlength=len(fractions) + 1)
+    assert counts[0] == 0 and len(counts) == len(fractions) + 1
+    for count, share in zip(counts[1:], fractions, strict=True):
+        assert holds(count, len(drawn), share, intervals=len(fractions))
 
 
 def test_every_example_spends_its_budget_and_nothing_else_changes():

@@ -18,15 +18,15 @@ def corpus(documents=3000, sentences=9, seed=0, longest=40):
     return np.r_[0, np.cumsum(draws.integers(1, longest, counts.sum()))], np.r_[0, np.cumsum(counts)]
 
 
-def owners(offsets, borders, starts):
+def owners(offsets, boundaries, starts):
     """The document each flat place lies in."""
-    return np.searchsorted(offsets[borders], starts, side="right") - 1
+    return np.searchsorted(offsets[boundaries], starts, side="right") - 1
 
 
 def test_a_random_segment_is_of_another_document_and_a_next_one_follows():
-    offsets, borders = corpus()
-    pairs = sentence_pairs(offsets, borders, 61, 0.1, 5, 0)
-    a, b = owners(offsets, borders, pairs["a_start"]), owners(offsets, borders, pairs["b_start"])
+    offsets, boundaries = corpus()
+    pairs = sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0)
+    a, b = owners(offsets, boundaries, pairs["a_start"]), owners(offsets, boundaries, pairs["b_start"])
     random = pairs["label"] == 1
     assert (a == pairs["document"]).all()
     assert (a[random] != b[random]).all()
@@ -41,9 +41,11 @@ def test_a_random_segment_is_of_another_document_and_a_next_one_follows():
 @pytest.mark.parametrize("kind", ["nsp", "sop"])
 def test_pairs_of_sentences(kind):
     """One whole sentence in each place, whatever its length, and every sentence in exactly one A or following B."""
-    offsets, borders = corpus(documents=400)
-    pairs = sentence_pairs(offsets, borders, 200, 0.5, 3, 0, kind, sentences=True)
-    two = np.diff(borders)[pairs["document"]] > 1 if kind == "nsp" else np.diff(borders)[pairs["document"]] % 2 == 0
+    offsets, boundaries = corpus(documents=400)
+    pairs = sentence_pairs(offsets, boundaries, 200, 0.5, 3, 0, kind, sentences=True)
+    two = (
+        np.diff(boundaries)[pairs["document"]] > 1 if kind == "nsp" else np.diff(boundaries)[pairs["document"]] % 2 == 0
+    )
     seen = np.zeros(len(offsets) - 1, dtype=int)
     for side in ("a", "b"):
         starts, ends = pairs[f"{side}_start"], pairs[f"{side}_start"] + pairs[f"{side}_length"]
@@ -62,10 +64,10 @@ def test_pairs_of_sentences(kind):
 
 def test_balance_given_that_there_was_a_choice():
     """Half are random where the chunk had two sentences; all are where it had one; so more than half overall."""
-    offsets, borders = corpus(documents=6000, sentences=6, longest=30)
-    pairs = sentence_pairs(offsets, borders, 4000, 0.0, 5, 0)  # so long that the first chunk is the whole document
+    offsets, boundaries = corpus(documents=6000, sentences=6, longest=30)
+    pairs = sentence_pairs(offsets, boundaries, 4000, 0.0, 5, 0)  # so long that the first chunk is the whole document
     first = np.r_[True, np.diff(pairs["document"]) > 0]
-    several = np.diff(borders)[pairs["document"]] >= 2
+    several = np.diff(boundaries)[pairs["document"]] >= 2
     choice = pairs["label"][first & several]
     low, high = stats.binom.ppf([5e-4, 1 - 5e-4], len(choice), 0.5)
     assert low <= choice.sum() <= high
@@ -75,8 +77,8 @@ def test_balance_given_that_there_was_a_choice():
 
 def test_unused_sentences_are_put_back():
     """Every sentence stands in exactly one A or one following B: nothing is lost and nothing read twice."""
-    offsets, borders = corpus(documents=300)
-    pairs = sentence_pairs(offsets, borders, 10**6, 0.1, 3, 0)
+    offsets, boundaries = corpus(documents=300)
+    pairs = sentence_pairs(offsets, boundaries, 10**6, 0.1, 3, 0)
     seen = np.zeros(offsets[-1], dtype=int)
     for pair in pairs:
         seen[pair["a_start"] : pair["a_start"] + pair["a_length"]] += 1
@@ -86,18 +88,18 @@ def test_unused_sentences_are_put_back():
 
 
 def test_other_documents_and_cut_ends_are_fair():
-    offsets, borders = corpus(documents=40, sentences=60)
-    pairs = np.concatenate([sentence_pairs(offsets, borders, 33, 0.0, 7, epoch) for epoch in range(30)])
+    offsets, boundaries = corpus(documents=40, sentences=60)
+    pairs = np.concatenate([sentence_pairs(offsets, boundaries, 33, 0.0, 7, epoch) for epoch in range(30)])
     random = pairs[pairs["label"] == 1]
-    assert stats.chisquare(np.bincount(owners(offsets, borders, random["b_start"]), minlength=40)).pvalue > 1e-3
+    assert stats.chisquare(np.bincount(owners(offsets, boundaries, random["b_start"]), minlength=40)).pvalue > 1e-3
     # A starts with a sentence unless tokens were cut off its front, each by a fair coin.
     starts = np.isin(pairs["a_start"], offsets[:-1])
     assert 0.2 < np.mean(~starts) < 0.8
 
 
 def test_short_targets_have_their_share():
-    offsets, borders = corpus(documents=40, sentences=6000, longest=3)
-    pairs = sentence_pairs(offsets, borders, 120, 0.1, 3, 0)
+    offsets, boundaries = corpus(documents=40, sentences=6000, longest=3)
+    pairs = sentence_pairs(offsets, boundaries, 120, 0.1, 3, 0)
     last = np.r_[np.diff(pairs["document"]) > 0, True]
     # A random B may end with its document: only pairs of text that follows.
     lengths = (pairs["a_length"] + pairs["b_length"])[~last & (pairs["label"] == 0)]
@@ -106,20 +108,20 @@ def test_short_targets_have_their_share():
 
 
 def test_a_pure_function_of_seed_and_epoch():
-    offsets, borders = corpus(documents=200)
-    first = sentence_pairs(offsets, borders, 61, 0.1, 5, 0)
-    assert np.array_equal(first, sentence_pairs(offsets, borders, 61, 0.1, 5, 0))
-    assert not np.array_equal(first, sentence_pairs(offsets, borders, 61, 0.1, 5, 1))
-    assert not np.array_equal(first, sentence_pairs(offsets, borders, 61, 0.1, 6, 0))
+    offsets, boundaries = corpus(documents=200)
+    first = sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0)
+    assert np.array_equal(first, sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0))
+    assert not np.array_equal(first, sentence_pairs(offsets, boundaries, 61, 0.1, 5, 1))
+    assert not np.array_equal(first, sentence_pairs(offsets, boundaries, 61, 0.1, 6, 0))
 
 
 @pytest.mark.parametrize("kind", ["nsp", "sop"])
 def test_blocks_of_documents_change_nothing(monkeypatch, kind):
-    offsets, borders = corpus(documents=200)
-    borders = np.sort(np.append(borders, borders[[7, 90]]))  # some without sentences
-    whole = sentence_pairs(offsets, borders, 61, 0.1, 5, 0, kind)
+    offsets, boundaries = corpus(documents=200)
+    boundaries = np.sort(np.append(boundaries, boundaries[[7, 90]]))  # some without sentences
+    whole = sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0, kind)
     monkeypatch.setattr(pairs_module, "_BLOCK", 17)
-    assert np.array_equal(sentence_pairs(offsets, borders, 61, 0.1, 5, 0, kind), whole)
+    assert np.array_equal(sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0, kind), whole)
 
 
 def test_documents_without_sentences_and_single_documents():
@@ -130,16 +132,16 @@ def test_documents_without_sentences_and_single_documents():
 
 
 def test_fast_enough():
-    offsets, borders = corpus(documents=20000, sentences=6, longest=60)
+    offsets, boundaries = corpus(documents=20000, sentences=6, longest=60)
     start = time.perf_counter()
-    pairs = sentence_pairs(offsets, borders, 125, 0.1, 3, 0)
+    pairs = sentence_pairs(offsets, boundaries, 125, 0.1, 3, 0)
     assert len(pairs) / (time.perf_counter() - start) * 60 > 50_000
 
 
 def test_sentence_order_is_balanced_and_of_consecutive_segments():
-    offsets, borders = corpus()
-    pairs = sentence_pairs(offsets, borders, 61, 0.1, 5, 0, "sop")
-    a, b = owners(offsets, borders, pairs["a_start"]), owners(offsets, borders, pairs["b_start"])
+    offsets, boundaries = corpus()
+    pairs = sentence_pairs(offsets, boundaries, 61, 0.1, 5, 0, "sop")
+    a, b = owners(offsets, boundaries, pairs["a_start"]), owners(offsets, boundaries, pairs["b_start"])
     assert np.array_equal(a, pairs["document"]) and np.array_equal(a, b)
     swapped = pairs["label"] == 1
     low, high = stats.binom.ppf([5e-4, 1 - 5e-4], len(pairs), 0.5)
@@ -155,15 +157,15 @@ def test_sentence_order_is_balanced_and_of_consecutive_segments():
 
 
 def test_sentence_order_loses_no_sentence_but_single_tokens():
-    offsets, borders = corpus(documents=300)
-    pairs = sentence_pairs(offsets, borders, 10**6, 0.1, 3, 0, "sop")
+    offsets, boundaries = corpus(documents=300)
+    pairs = sentence_pairs(offsets, boundaries, 10**6, 0.1, 3, 0, "sop")
     seen = np.zeros(offsets[-1], dtype=int)
     for pair in pairs:
         for side in "ab":
             seen[pair[f"{side}_start"] : pair[f"{side}_start"] + pair[f"{side}_length"]] += 1
-    alone = np.flatnonzero((np.diff(borders) == 1) & (np.diff(offsets[borders]) == 1))
+    alone = np.flatnonzero((np.diff(boundaries) == 1) & (np.diff(offsets[boundaries]) == 1))
     expected = np.ones(offsets[-1], dtype=int)
-    expected[offsets[borders[alone]]] = 0
+    expected[offsets[boundaries[alone]]] = 0
     # A short target may leave one sentence of one token for the end of a document.
     assert ((seen == expected) | (seen == 0)).all() and (seen != expected).sum() <= 10
 

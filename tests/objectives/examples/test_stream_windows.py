@@ -54,11 +54,11 @@ def test_random_windows_read_the_stream():
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("short", [0.1, 1.0])
 def test_drawn_windows_lose_nothing_and_have_the_lengths_they_aim_at(joined, short):
-    tokens, borders = np.arange(60_000, dtype=np.uint32), np.array([0, 7, 7, 40_000, 40_001, 60_000])
-    stream = Stream(tokens, borders, None)
+    tokens, boundaries = np.arange(60_000, dtype=np.uint32), np.array([0, 7, 7, 40_000, 40_001, 60_000])
+    stream = Stream(tokens, boundaries, None)
     rows = drawn_windows(stream, 32, joined, short, 3, 0)
     assert stream.read(rows["start"], rows["length"]).tolist() == tokens.tolist()
-    inside = ~np.isin(rows["start"] + rows["length"], [60_000] if joined else borders)
+    inside = ~np.isin(rows["start"] + rows["length"], [60_000] if joined else boundaries)
     lengths, drawn = rows["length"][inside], rows["short"][inside] == 1
     assert (lengths[~drawn] == 32).all() and lengths[drawn].min() == 2 and lengths[drawn].max() == 32
     assert drawn.mean() == pytest.approx(short, abs=4 * (short * (1 - short) / len(rows)) ** 0.5)

@@ -25,8 +25,8 @@ class Windows:
         self.n, self.split, self.mask = n, split, tokenizer.role("mask")
         self.template = FormatTemplate.of(text_format("bert", tokenizer), 1)
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("sep"))
-        rows = windows(self.stream, max_length - self.template.overhead, True)
-        self._plan = Plan(rows, rows["length"].astype(np.int64) + self.template.overhead)
+        rows = windows(self.stream, max_length - self.template.special_count, True)
+        self._plan = Plan(rows, rows["length"].astype(np.int64) + self.template.special_count)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -40,8 +40,8 @@ class Windows:
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         return Batch(whole.packed(hidden), {"nth": target}, numbers, torch.zeros(len(numbers), dtype=torch.int32))
 
-    def facts(self) -> dict[str, Any]:
-        return {"split": self.split, **self._plan.facts(), "predicted_fraction": 1 / self.n}
+    def metadata(self) -> dict[str, Any]:
+        return {"split": self.split, **self._plan.metadata(), "predicted_fraction": 1 / self.n}
 
 
 class EveryNth(BaseLearner):

@@ -71,7 +71,7 @@ class Windows:
     def __init__(self, learner: TaggingLearner, rows: Rows, max_length: int, split: str):
         self.term, self.split, self.rows = learner.term, split, rows
         self.template = FormatTemplate.of(text_format(learner.backbone.config.text_format, learner.tokenizer), 1)
-        room = max_length - self.template.overhead
+        room = max_length - self.template.special_count
         self.encoded = [learner.tokenizer.encode_words(words) for words in next(iter(rows.columns.values()))]
         records = [
             (row, part, start, min(room, len(ids) - start))
@@ -79,7 +79,7 @@ class Windows:
             for part, start in enumerate(range(0, len(ids), room))
         ]
         table = np.array(records, dtype=[("row", "i8"), ("part", "i4"), ("start", "i8"), ("length", "i8")])
-        self._plan = Plan(table, table["length"] + self.template.overhead)
+        self._plan = Plan(table, table["length"] + self.template.special_count)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -97,7 +97,7 @@ class Windows:
             if self.rows.labels is not None:
                 labels.append(np.array(self.rows.labels[record["row"]])[words[-1]])
             ids.append(own[window])
-            offset += int(record["length"]) + self.template.overhead
+            offset += int(record["length"]) + self.template.special_count
         packed = assemble(self.template, [(np.concatenate(ids), rows["length"])]).packed()
         label_M = torch.from_numpy(np.concatenate(labels)) if labels else None
         target = Target(label_M, at=torch.from_numpy(np.concatenate(at)))
@@ -108,8 +108,8 @@ class Windows:
         )
         return Batch(packed, {self.term: target}, numbers, parts, rows=row_N)
 
-    def facts(self) -> dict[str, Any]:
-        return {"split": self.split, **self._plan.facts()}
+    def metadata(self) -> dict[str, Any]:
+        return {"split": self.split, **self._plan.metadata()}
 
 
 class TaggingLearner(TaskLearner):
@@ -137,9 +137,9 @@ class TaggingLearner(TaskLearner):
     def parts(self, outputs: Tensor, batch: Batch) -> list[dict[int, tuple[int, float]]]:
         at = batch.targets[self.term].at
         documents, words = batch.inputs.documents[at].tolist(), batch.inputs.columns["word"][at].tolist()
-        shares, tags = outputs.float().softmax(-1).max(-1)
+        fractions, tags = outputs.float().softmax(-1).max(-1)
         tagged: list[dict[int, tuple[int, float]]] = [{} for _ in batch.inputs.lengths]
-        for document, word, tag, share in zip(documents, words, tags.tolist(), shares.tolist(), strict=True):
+        for document, word, tag, share in zip(documents, words, tags.tolist(), fractions.tolist(), strict=True):
             tagged[document][word] = (tag, share)
         return tagged
 

@@ -11,7 +11,7 @@ from lmtool.config.tables import build
 from lmtool.data.examples import SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, token_counts
-from lmtool.learners.model import labels_of, places_of
+from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import MaskedLMHead
 from lmtool.nn.dropout import rng_at
@@ -44,7 +44,7 @@ class TwoModels(BaseLearner):
         return dict.fromkeys(self.weights, float(len(labels_of(batch, "mlm"))))
 
     def logits(self, batch: Batch, step: int) -> list[Tensor]:
-        rng, at = self.dropout_rng(batch, step), places_of(batch, "mlm")
+        rng, at = self.dropout_rng(batch, step), indices_of(batch, "mlm")
         return [
             self.heads[head](model(batch.inputs, rng_at(rng, place), read_M=at), model.embed.token.weight).float()
             for place, (head, model) in enumerate((("masked_lm", self.backbone), ("peer_lm", self.peer)))
@@ -53,15 +53,16 @@ class TwoModels(BaseLearner):
     def forward(self, batch: Batch, step: int) -> StepOutput:
         labels, logits = labels_of(batch, "mlm"), self.logits(batch, step)
         first, second = (F.cross_entropy(own, labels, reduction="sum") for own in logits)
-        shares = [own.log_softmax(-1) for own in logits]
+        fractions = [own.log_softmax(-1) for own in logits]
         agreement = sum(
-            F.kl_div(own, other.detach(), log_target=True, reduction="sum") for own, other in (shares, shares[::-1])
+            F.kl_div(own, other.detach(), log_target=True, reduction="sum")
+            for own, other in (fractions, fractions[::-1])
         )
         return StepOutput({"first": first, "second": second, "agreement": agreement}, self.weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        labels, documents = labels_of(batch, "mlm"), batch.inputs.documents[places_of(batch, "mlm")]
+        labels, documents = labels_of(batch, "mlm"), batch.inputs.documents[indices_of(batch, "mlm")]
         return {
             name: Scores(F.cross_entropy(own, labels, reduction="none"), labels, own.argmax(-1), documents)
             for name, own in zip(("first", "second"), self.logits(batch, 0), strict=True)

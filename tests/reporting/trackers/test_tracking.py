@@ -14,7 +14,7 @@ import pytest
 
 from lmtool.config import plugins
 from lmtool.reporting.trackers import tracking
-from lmtool.reporting.trackers.base import TrackedRun, numbers
+from lmtool.reporting.trackers.base import RunMetadata, numbers
 from lmtool.reporting.trackers.configs import TrackerConfig
 from lmtool.reporting.trackers.process import serve
 from lmtool.reporting.trackers.tracking import Trackers
@@ -24,8 +24,8 @@ from tests.reporting.trackers.odd import Odd, OddConfig
 ROWS = [{"step": step, "split": "train", "loss": 1.0 / step} for step in (1, 2, 3)]
 
 
-def facts(folder: Path, step: int = 0) -> TrackedRun:
-    return TrackedRun(str(folder), folder.name, None, "pretrain", {}, True, step)
+def metadata(folder: Path, step: int = 0) -> RunMetadata:
+    return RunMetadata(str(folder), folder.name, None, "pretrain", {}, True, step)
 
 
 class Said(list[str]):
@@ -47,7 +47,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run_of(folder: Path, said: Said, result: dict[str, Any] | None = None, **configs: TrackerConfig) -> None:
-    with Trackers(configs, lambda step: facts(folder, step), said.say, said.warn) as trackers:
+    with Trackers(configs, lambda step: metadata(folder, step), said.say, said.warn) as trackers:
         trackers.on_start(0, 3)
         for row in ROWS:
             trackers.on_step(row)
@@ -113,7 +113,7 @@ def test_the_loop_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Rows are left out and counted once a tracker is behind by too many; handing one over has nothing to wait for."""
     monkeypatch.setattr(tracking.TrackerThread, "_work", lambda thread: thread.ready.set())  # takes no row, ever
     said = Said()
-    with Trackers({"odd": OddConfig()}, lambda step: facts(tmp_path, step), said.say, said.warn) as trackers:
+    with Trackers({"odd": OddConfig()}, lambda step: metadata(tmp_path, step), said.say, said.warn) as trackers:
         trackers.on_start(0, None)
         (thread,) = trackers.threads
 
@@ -149,7 +149,7 @@ def test_no_process_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_run_that_is_gone_ends_its_trackers(tmp_path: Path) -> None:
     """Killed, it says nothing any more: what was written so far is closed all the same."""
     answers = io.StringIO()
-    serve(Odd(OddConfig(), facts(tmp_path)), iter([json.dumps({"row": ROWS[0]})]), answers)
+    serve(Odd(OddConfig(), metadata(tmp_path)), iter([json.dumps({"row": ROWS[0]})]), answers)
     said = [json.loads(line) for line in answers.getvalue().splitlines()]
     assert said == [{"kind": "ready", "text": "begun"}, {"kind": "done", "text": "ended with None"}]
 
