@@ -45,11 +45,11 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabelledData,
         saved = {}  # the run resumes: its own configuration has the labels, and the form of the head
     sections, members, heads = sections_of(saved), dict[str, TaskData](), dict[str, TakenHead]()
     for part in config.task.parts():
-        data, taken = _to_learn(config, part, sections, origin)
+        data, head = _to_learn(config, part, sections, origin)
         members[part.name] = data
-        heads |= {} if taken is None else {part.name: taken}
-    joined = with_members(config.task, members)
-    return config.model_copy(update={"task": joined.config}), joined, heads
+        heads |= {} if head is None else {part.name: head}
+    merged = with_members(config.task, members)
+    return config.model_copy(update={"task": merged.config}), merged, heads
 
 
 def _to_learn(
@@ -58,35 +58,35 @@ def _to_learn(
     """The data of one task, and the head that it takes from a checkpoint with tasks of these sections."""
     data = load_task(task, config.seed, config.cache_dir, config.offline)
     if getattr(task, "domain", None) is not None:
-        others = target_rows(task, config.cache_dir, config.offline)
-        data = replace(data, unlabelled=others, facts={**data.facts, "target_rows": len(others)})
-    task, taken = data.config, None
+        target_texts = target_rows(task, config.cache_dir, config.offline)
+        data = replace(data, unlabelled=target_texts, facts={**data.facts, "target_rows": len(target_texts)})
+    task, head = data.config, None
     # A published classifier's task has no name; a run's head is its task's.
     section = next((sections[name] for name in (task.name, *HEADS) if name in sections), None)
     if section is not None:
-        taken = taken_head(section, task)
-    if taken is not None and not task.takes_head(taken.form, config.model):
-        taken = None
-    elif taken is not None:
-        task = task.with_head(taken.form)
-    facts = data.facts
-    if taken is None and origin is not None and getattr(task, "pooling", None) == "auto":
-        task, facts = _with_published_pooling(task, facts, origin, config.offline)
-    return replace(data, config=task, facts=facts), taken
+        head = taken_head(section, task)
+    if head is not None and not task.takes_head(head.form, config.model):
+        head = None
+    elif head is not None:
+        task = task.with_head(head.form)
+    metadata = data.facts
+    if head is None and origin is not None and getattr(task, "pooling", None) == "auto":
+        task, metadata = _with_published_pooling(task, metadata, origin, config.offline)
+    return replace(data, config=task, facts=metadata), head
 
 
 def _with_published_pooling(
-    task: TaskConfig, facts: dict[str, Any], origin: str, offline: bool
+    task: TaskConfig, metadata: dict[str, Any], origin: str, offline: bool
 ) -> tuple[TaskConfig, dict[str, Any]]:
     """The task and its facts, with the pooling of the sentence encoder that it starts from, where it is one."""
     published = published_folder(origin, offline)
     encoder = None if published is None else sentence_encoder(published, offline)
     if encoder is None:
-        return task, facts
+        return task, metadata
     fields = encoder.task_fields(origin)
     without = f", without {' and '.join(encoder.further)}" if encoder.further else ""
-    said = f"{fields['pooling']} (the checkpoint's {encoder.file}{without})"
-    return task.model_copy(update=fields), {**facts, "pooling": said}
+    pooling = f"{fields['pooling']} (the checkpoint's {encoder.file}{without})"
+    return task.model_copy(update=fields), {**metadata, "pooling": pooling}
 
 
 def data_to_score(
@@ -99,24 +99,24 @@ def data_to_score(
         parts = {part.name: part for part in known.parts()}
         pairs = [(part, parts.get(part.name)) for part in task.parts()]
     else:
-        asked = [part for part in known.parts() if part.name == task.name or task.same_question(part)]
-        alone = known if len(known.parts()) == 1 else None
-        pairs = [(task, asked[0] if asked else alone)]
+        matching = [part for part in known.parts() if part.name == task.name or task.same_question(part)]
+        only_task = known if len(known.parts()) == 1 else None
+        pairs = [(task, matching[0] if matching else only_task)]
     members, heads = dict[str, TaskData](), dict[str, TakenHead]()
-    for part, own in pairs:
-        if own is None:
+    for part, trained_task in pairs:
+        if trained_task is None:
             names = ", ".join(part.name for part in known.parts())
             raise UserError(
                 f"checkpoint={config.checkpoint} was trained for {names}; not task={part.name}",
                 "leave task= out, or name one of these",
             )
-        data, heads[part.name] = _to_score(config, trained, before, part, own, sections[own.name])
+        data, heads[part.name] = _to_score(config, trained, before, part, trained_task, sections[trained_task.name])
         members[part.name] = data
-    joined = with_members(task, members)
-    if isinstance(joined, MixedData) and isinstance(known, MixtureTaskConfig):
+    merged = with_members(task, members)
+    if isinstance(merged, MixedData) and isinstance(known, MixtureTaskConfig):
         # The weights of the losses are those of the training.
-        joined = replace(joined, config=joined.config.model_copy(update={"rows": known.rows}))
-    return joined, heads
+        merged = replace(merged, config=merged.config.model_copy(update={"rows": known.rows}))
+    return merged, heads
 
 
 def _to_score(
@@ -137,24 +137,24 @@ def _to_score(
             f"checkpoint={checkpoint} was trained for {reads}; not task={task.name} on {', '.join(task.text)}",
             "leave task= out, and give other data with task.path=",
         )
-    others = task.path is not None and task.path != known.path
-    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=others)
-    taken = taken_head(section, data.config, partial=getattr(task, "labels", None) is None)
-    if taken is None:
+    other_data = task.path is not None and task.path != known.path
+    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=other_data)
+    head = taken_head(section, data.config, partial=getattr(task, "labels", None) is None)
+    if head is None:
         raise UserError(
             f"checkpoint={checkpoint} gives {_predicted(known)}; task={task.name} has {_predicted(data.config)}",
             "name the task's classes as the checkpoint does, in the order of their numbers in the files: "
             "task=custom task.kind=classification task.labels=[...]",
         )
-    scored = data.config.with_head(taken.form)
-    if taken.labels is not None:
-        if scored.needs_two_classes and len(taken.labels) != 2:
+    task_config = data.config.with_head(head.form)
+    if head.labels is not None:
+        if task_config.needs_two_classes and len(head.labels) != 2:
             raise UserError(
                 f"task.metrics names f1, which is of two classes; checkpoint={checkpoint} gives {_predicted(known)}",
                 "take macro_f1, accuracy or matthews",
             )
-        scored = scored.model_copy(update={"labels": taken.labels})
-    return replace(data, config=scored), taken
+        task_config = task_config.model_copy(update={"labels": head.labels})
+    return replace(data, config=task_config), head
 
 
 def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
@@ -182,9 +182,9 @@ def relabelled(
     many they are, where training rows have no prediction."""
     task = config.task
     rows, predictions = data.rows[task.name], predictions_of(task, path)
-    of_both, of_text = _places(predictions)
-    places = [of_both.get(key, of_text.get(key[1], -1)) for key in _keys(rows)]
-    missing = [number for number, place in enumerate(places) if place < 0]
+    of_both, of_text = _indices(predictions)
+    indices = [of_both.get(key, of_text.get(key[1], -1)) for key in _keys(rows)]
+    missing = [number for number, place in enumerate(indices) if place < 0]
     if missing:
         file, line = rows.origin[missing[0]]
         raise UserError(
@@ -192,12 +192,12 @@ def relabelled(
             f"rows; not for {file}:{line}: none has its texts",
             f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
         )
-    labelled = replace(rows, labels=predictions.labels_at(np.array(places)))
-    facts = {"predictions": f"{len(rows):,} of {path}"}
-    others = len(predictions) - len(set(places))
-    if others:
-        facts["predictions of other rows"] = f"{others:,}, not read"
-    return replace(data, rows={**data.rows, task.name: labelled}), facts
+    labelled = replace(rows, labels=predictions.labels_at(np.array(indices)))
+    metadata = {"predictions": f"{len(rows):,} of {path}"}
+    unused = len(predictions) - len(set(indices))
+    if unused:
+        metadata["predictions of other rows"] = f"{unused:,}, not read"
+    return replace(data, rows={**data.rows, task.name: labelled}), metadata
 
 
 def predictions_of(task: TaskConfig, path: str) -> Rows:
@@ -213,24 +213,24 @@ def predictions_of(task: TaskConfig, path: str) -> Rows:
         )
     kind: Any = build(task)
     labels = kind.labels_of_predictions(columns)
-    kept = {name: values for name, values in columns.items() if name not in ("gold", "prediction", "score", "split")}
-    return kind.rows({**kept, task.label: labels}, table.origin, labelled=True)
+    inputs = {name: values for name, values in columns.items() if name not in ("gold", "prediction", "score", "split")}
+    return kind.rows({**inputs, task.label: labels}, table.origin, labelled=True)
 
 
 def _keys(rows: Rows) -> list[tuple[str, str]]:
     """Of each row its number, and all that is read of it."""
     texts = zip(*rows.columns.values(), strict=True)
-    return [(str(number), json.dumps(own)) for number, own in zip(rows.ids, texts, strict=True)]
+    return [(str(number), json.dumps(values)) for number, values in zip(rows.ids, texts, strict=True)]
 
 
-def _places(predictions: Rows) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
+def _indices(predictions: Rows) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
     """The places of predictions by number and texts; and by texts alone, where no two of these differ."""
     keys = _keys(predictions)
     assert predictions.labels is not None
     labels = [repr(label) for label in predictions.labels]
     of_text: dict[str, int] = {}
-    for place, (_, text) in enumerate(keys):
-        first = of_text.setdefault(text, place)
-        if first >= 0 and labels[first] != labels[place]:
+    for index, (_, text) in enumerate(keys):
+        first = of_text.setdefault(text, index)
+        if first >= 0 and labels[first] != labels[index]:
             of_text[text] = -1
-    return {key: place for place, key in enumerate(keys)}, of_text
+    return {key: index for index, key in enumerate(keys)}, of_text

@@ -65,8 +65,8 @@ def tokenized_metadata(data: SplitData) -> dict[str, Any]:
     """How fast the store of a split was built, whenever that was: for the screens and the report."""
     if data.members:
         return {title: tokenized_metadata(part) for title, part in data.members.items()}
-    facts = data.text.facts
-    return {name: facts[name] for name in ("bytes", "seconds", "bytes_per_second", "tokens_per_second")}
+    metadata = data.text.facts
+    return {name: metadata[name] for name in ("bytes", "seconds", "bytes_per_second", "tokens_per_second")}
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,17 @@ def phases_of(
 ) -> list[PhaseData]:
     """The training data of each phase, of a run without phases of the run. texts: by split, of each phase. Where a
     phase has an objective section of its own, a learner of that section on the meta device makes its examples."""
-    reads = []
-    for form, data in zip(config.forms if config.phases else (config,), texts, strict=True):
+    phases = []
+    for phase_config, data in zip(config.forms if config.phases else (config,), texts, strict=True):
         maker = learner
-        if form.objective != config.objective:
+        if phase_config.objective != config.objective:
             with torch.device("meta"):
-                maker, _ = assemble(form, tokenizer)
-        reads.append(PhaseData(form, maker, data))
-    return reads
+                maker, _ = assemble(phase_config, tokenizer)
+        phases.append(PhaseData(phase_config, maker, data))
+    return phases
 
 
-def planned(
+def load_and_plan(
     config: RunConfig, learner: BaseLearner, parts: Sequence[PhaseData], precision: Precision
 ) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
     """The loader of a run that reads these parts one after the other, and its plan."""
@@ -115,8 +115,10 @@ def planned(
     if not isinstance(config, PretrainConfig) or not config.phases:
         return loaders[0], plan_of(config, learner, loaders[0].facts(), precision)
     plan, shares = plan_in_phases(config, learner, [loader.facts() for loader in loaders], precision)
-    forms = config.forms
-    same_text = [form.data == before.data for form, before in zip(forms, forms[:1] + forms, strict=False)]
+    phase_configs = config.forms
+    same_text = [
+        form.data == before.data for form, before in zip(phase_configs, phase_configs[:1] + phase_configs, strict=False)
+    ]
     return PhasedLoader(loaders, shares, same_text), plan
 
 
@@ -169,16 +171,16 @@ class Session:
         return self.learner if self.distilled is None else self.distilled
 
     @cached_property
-    def _planned(self) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
-        return planned(self.config, self.learner, self.phases, self.run.precision)
+    def _loader_and_plan(self) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
+        return load_and_plan(self.config, self.learner, self.phases, self.run.precision)
 
     @property
     def loader(self) -> PackedLoader | PhasedLoader:
-        return self._planned[0]
+        return self._loader_and_plan[0]
 
     @property
     def plan(self) -> RunPlan:
-        return self._planned[1]
+        return self._loader_and_plan[1]
 
     @cached_property
     def compilation(self) -> Compilation:
