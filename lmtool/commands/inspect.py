@@ -139,7 +139,7 @@ def _screen_of(tally: Tally, heading: str, fact: str, examples: list[dict[str, A
     parts = [
         together if tally.tested else "",
         f"{exact} exact number{'s' * (exact > 1)}" if exact else "",
-        f"none of these, as it must be: {'; '.join(never)}" if never else "",
+        f"zero, as required: {'; '.join(never)}" if never else "",
     ]
     verdict = f"all {defined} checks hold" if not broken else f"{len(broken)} of {defined} checks do not hold"
     return InspectionScreen(

@@ -1,4 +1,4 @@
-"""Several runs beside each other, on the terminal and on a page: scores, what differs in their keys, curves."""
+"""Several runs side by side, on the terminal and on a page: scores, what differs in their keys, curves."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def differing_keys(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @dataclass
 class RunComparison:
-    """Runs beside each other: names that tell them apart, their configurations, the keys that differ, their metrics,
+    """Runs side by side: names that tell them apart, their configurations, the keys that differ, their metrics,
     and of each run but the first what it differs by from the first on the same rows, or why that is not known."""
 
     runs: list[RunFiles]
@@ -165,14 +165,14 @@ def compare(run_dirs: Sequence[str | Path]) -> RunComparison:
 
 
 def report_comparison(output: Output, run_dirs: Sequence[str | Path], path: Path) -> None:
-    """Print runs beside each other, and write the page of `write_comparison`."""
+    """Print runs side by side, and write the page of `write_comparison`."""
     comparison = compare(run_dirs)
     print_comparison(output, comparison)
     output.line(str(_write(comparison, path)))
 
 
 def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path:
-    """Write a page that sets runs beside each other; its path. UserError where a folder is no run."""
+    """Write a page with runs side by side; its path. UserError where a folder is no run."""
     return _write(compare(run_dirs), Path(output))
 
 
@@ -197,7 +197,7 @@ def print_comparison(output: Output, comparison: RunComparison) -> None:
         output.line(f"and {counted(len(comparison.keys) - _KEYS, 'more key')}")
     for run, name, gap in zip(runs[1:], names[1:], comparison.gaps, strict=True):
         if isinstance(gap, str):
-            output.line(f"{name} less {names[0]}: not paired, {gap}")
+            output.line(f"{name} minus {names[0]}: not paired, {gap}")
         else:
             print_difference(output, name, names[0], run.result["metrics"], gap)
     for run in runs:
@@ -214,7 +214,7 @@ def _write(comparison: RunComparison, path: Path) -> Path:
     figures = [plots.overlay_figure(runs, metric, split) for split, metric in dict.fromkeys(shown)]
     drawn = [drawing.svgs(figure) for figure in figures if figure is not None]
     body = [
-        f"<h1>{len(runs)} runs beside each other</h1>",
+        f"<h1>{len(runs)} runs side by side</h1>",
         html.section("Scores", _scores(runs, comparison.metrics)),
         html.section("On the same rows", _gaps(comparison)),
         html.section("What differs", _differences(runs, comparison.configurations, comparison.keys)),
@@ -232,14 +232,14 @@ def _gaps(comparison: RunComparison) -> str:
     rows, sentences = [], []
     for name, gap in zip(comparison.names[1:], comparison.gaps, strict=True):
         if isinstance(gap, str):
-            sentences.append(f"{name} less {comparison.names[0]}: not paired, {gap}.")
+            sentences.append(f"{name} minus {comparison.names[0]}: not paired, {gap}.")
             continue
         rows += [
-            [f"{name} less {comparison.names[0]}", title(metric), f"{of['value']:+.4f}"]
+            [f"{name} minus {comparison.names[0]}", title(metric), f"{of['value']:+.4f}"]
             + [between(of, "+"), "yes" if is_significant(of) else "no"]
             for metric, of in gap.items()
         ]
-    table = html.table(["runs", "metric", "difference", "95% interval", "apart"], rows) if rows else ""
+    table = html.table(["runs", "metric", "difference", "95% interval", "significant"], rows) if rows else ""
     return table + "".join(map(html.paragraph, sentences))
 
 

@@ -152,7 +152,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     parts = " · ".join(f"{part} {number:,}" for part, number in plan.parameters.items())
     each = f", {count(round(plan.tokens_per_step / plan.devices))} a device" if plan.devices > 1 else ""
     rows = [
-        ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} learn): {parts}"),
+        ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} trainable): {parts}"),
         ("steps", f"{plan.steps_text} of {count(round(plan.tokens_per_step))} tokens{each}"),
         *((f"phase {number}", phase.words) for number, phase in enumerate(plan.phases, 1)),
         *([("ends", plan.ends_text)] if plan.ends_by else []),

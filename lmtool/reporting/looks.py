@@ -44,12 +44,12 @@ def print_tokenizations(output: Output, text: str, cuts: Sequence[Cut]) -> None:
     colours = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
     rows = []
     for cut in cuts:
-        rows += [(cut.name, plain(" ".join(cut.pieces))), ("", f"{_facts(cut)} · given back: {_back(text, cut)}")]
+        rows += [(cut.name, plain(" ".join(cut.pieces))), ("", f"{_facts(cut)} · round trip: {_back(text, cut)}")]
     output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces? .*": "dim", **colours})
     output.paragraph(_LEGEND, "dim")
 
 
-_LEGEND = "Between two pieces stands a space; ␣ is a space of the text, ⏎ a line end, ## continues a word."
+_LEGEND = "Spaces separate pieces; ␣ is a space in the text, ⏎ a line end, ## continues a word."
 
 
 def _facts(cut: Cut) -> str:
@@ -59,8 +59,8 @@ def _facts(cut: Cut) -> str:
 
 def _back(text: str, cut: Cut) -> str:
     if cut.back == text:
-        return "the same"
-    return "the same, but for case and spaces" if _letters(cut.back) == _letters(text) else plain(cut.back, 60)
+        return "identical"
+    return "identical but for case and spaces" if _letters(cut.back) == _letters(text) else plain(cut.back, 60)
 
 
 def _letters(text: str) -> str:
@@ -75,7 +75,7 @@ def write_tokenizations(path: Path, text: str, cuts: Sequence[Cut]) -> None:
             f'<mark class="{"wrong" if at in cut.unknown else ""}">{html.escape(piece, 60)}</mark> '
             for at, piece in enumerate(cut.pieces)
         )
-        back = html.paragraph(f"given back: {_back(text, cut)}")
+        back = html.paragraph(f"round trip: {_back(text, cut)}")
         rows.append(f"<h3>{html.escape(cut.name)}</h3>{html.paragraph(_facts(cut))}<p>{marks}</p>{back}")
     body = [
         f"<h1>{html.escape(text, 300)}</h1>",
@@ -109,8 +109,8 @@ def print_position_maps(output: Output, places: Sequence[PositionMaps]) -> None:
 
 
 _PLACES = (
-    "Down: the place that looks. Across: the place that is looked at. The fuller a square, the higher the score. Every "
-    "word is the same, so what is seen is what positions do alone."
+    "Rows: query positions. Columns: key positions. Color: the score. All words are the same, so only positions make a "
+    "difference."
 )
 
 
@@ -180,7 +180,7 @@ def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequenc
     body = [
         f"<h1>{html.escape(word, 100)}</h1>",
         *map(html.paragraph, numbered),
-        html.section("How alike its vectors are, by layer", curves),
+        html.section("Similarity of its vectors by layer", curves),
         html.section("Each pair of sentences, first layer and last", *squares),
     ]
     html.write_page(path, word, body)
@@ -222,15 +222,15 @@ def print_heads(
          percent(head.entropy)]
         for head in heads
     ]  # fmt: skip
-    heading = f"{counted(len(pieces), 'token')} · an even spread has {percent(even)} on each"
-    print_table(output, ["layer.head", "mostly on", *patterns, "spread"], rows, heading)
+    heading = f"{counted(len(pieces), 'token')} · uniform attention has {percent(even)} on each"
+    print_table(output, ["layer.head", "pattern", *patterns, "entropy"], rows, heading)
     for head, weights in drawn:
         output.line()
-        output.paragraph(f"head {head.layer}.{head.number}, mostly on {head.mostly}", "bold")
+        output.paragraph(f"head {head.layer}.{head.number}, pattern: {head.mostly}", "bold")
         _print_picture(output, [plain(piece, _PIECE) for piece in pieces], weights)
     if drawn:
-        output.paragraph(f"A row a token that looks, a column a token that is looked at: {_SHADES[0]} none of its "
-                         f"weight, {_SHADES[-1]} most of it.", "dim")  # fmt: skip
+        output.paragraph(f"Rows: query tokens. Columns: key tokens. {_SHADES[0]}: no attention weight, "
+                         f"{_SHADES[-1]}: most of it.", "dim")  # fmt: skip
 
 
 def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[str], attention: _Attention) -> None:
@@ -239,7 +239,7 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
     from lmtool.reporting import drawing
 
     patterns = list(heads[0].shares)
-    header = ["layer.head", "mostly on", *patterns, "spread"]
+    header = ["layer.head", "pattern", *patterns, "entropy"]
     rows = [
         [f"{head.layer}.{head.number}", head.mostly, *(percent(head.shares[each]) for each in patterns),
          percent(head.entropy)]
@@ -249,22 +249,18 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
         html.figure(drawing.svg(drawing.heads_figure(layer, weights_ALL, pieces)), f"layer {layer}")
         for layer, weights_ALL in enumerate(attention.weights, 1)
     ]
-    words = (
-        "Down: the token that looks. Across: what it looks at. The fuller a square, the more of its weight, 1 in all."
-    )
+    words = "Rows: query tokens. Columns: key tokens. Color: attention weight; rows sum to 1."
     summands = [
         html.figure(drawing.svg(drawing.terms_figure(of_layer, pieces)), f"layer {layer}, head 1")
         for layer in range(1, len(attention.weights) + 1)
         if (of_layer := {term: maps_WALL[layer - 1, 0] for term, maps_WALL in attention.terms.items()})
     ]
-    parts = html.paragraph(
-        "Before the softmax, a score is the sum of these. The fuller a square, the higher, on a scale of its own."
-    )
+    parts = html.paragraph("A score is the sum of these before the softmax. Each map has its own color scale.")
     body = [
         f"<h1>{html.escape(name)}</h1>",
         html.paragraph(" ".join(pieces)),
-        html.section("Every head, drawn", html.paragraph(words), *drawings),
-        *([html.section("What the scores are the sum of", parts, *summands)] if summands else []),
-        html.section("What each head is on", html.table(header, rows)),
+        html.section("Every head", html.paragraph(words), *drawings),
+        *([html.section("Terms of the scores", parts, *summands)] if summands else []),
+        html.section("Patterns of the heads", html.table(header, rows)),
     ]
     html.write_page(path, f"attention of {name}", body)

@@ -12,7 +12,7 @@ from lmtool.config.plugins import command_line
 from lmtool.reporting import html
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
 from lmtool.reporting.run_files import ALONE, RunFiles, models_of, read_predictions, read_run
-from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
+from lmtool.reporting.scores import Score, score_of, selected_on, stopped_by, test_scores
 from lmtool.reporting.screens import learning_rows
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
 from lmtool.system.atomic_files import real_folder
@@ -178,11 +178,11 @@ def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
     about = [result.get("command"), result.get("model"), result.get("objective") or result.get("task")]
     about.append(f"seed {result['seed']}" if result.get("seed") is not None else None)
     status = result.get("status")
-    about.append(f"ended by {title(str(result['ended']))}" if result.get("ended") else None)
+    about.append(stopped_by(result))
     words = " · ".join(plain(fact, 80) for fact in about if fact)
     lines = [f"<h1>{html.escape(run.name)}</h1>", html.paragraph(words)]
     if status is None:
-        lines.append(html.paragraph("This run has no result yet: it is under way, or it was stopped.", "unclear"))
+        lines.append(html.paragraph("This run has no result yet: it is running, or it was stopped.", "unclear"))
     elif status != "done":
         lines.append(html.paragraph(f"This run's status: {title(str(status))}.", "unclear"))
     if score is not None:

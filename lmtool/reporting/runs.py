@@ -102,9 +102,9 @@ def _of_sweep(folder: Path) -> RunLine:
 
 
 def _state(folder: Path, result: dict[str, Any]) -> str:
-    """done, under way at step N, stopped at step N, or the status that its result names."""
+    """done, running at step N, stopped at step N, or the status that its result names."""
     if held(folder / "LOCK"):
-        return f"under way {place(folder)}".rstrip()
+        return f"running {place(folder)}".rstrip()
     status = result.get("status")
     return title(str(status)) if status else f"stopped {place(folder)}".rstrip()
 

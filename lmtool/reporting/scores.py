@@ -60,7 +60,7 @@ class Score:
     def sentence(self) -> str:
         """How the value stands to its baseline, in words."""
         if self.gain is None or self.baseline is None:
-            return "no baseline to stand beside"
+            return "no baseline to compare with"
         beside = f"the {title(self.baseline_name)} baseline, {number(float(self.baseline))}"
         errors = ""
         if self.standard_error:
@@ -70,6 +70,14 @@ class Score:
         if self.verdict == "unclear":
             return f"not clearly different from {beside} ({amount})"
         return f"{self.verdict} than {beside}, by {amount}"
+
+
+def stopped_by(result: Mapping[str, Any]) -> str | None:
+    """What stopped a run, in words: a budget, or patience."""
+    reason = result.get("ended")
+    return (
+        "stopped early (patience)" if reason == "patience" else f"stopped: {plain(reason)} reached" if reason else None
+    )
 
 
 def selected_on(result: Mapping[str, Any]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from lmtool import __version__
 from lmtool.reporting.console import Output
 from lmtool.reporting.costs import RunPlan
-from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, test_scores
+from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, stopped_by, test_scores
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, shortened, size, title
 from lmtool.system.terminal import plural
 
@@ -48,7 +48,7 @@ def _plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     passes = f" = {fact('', float(plan.epochs))} epochs" if plan.epochs is not None else ""
     time = "time unknown" if plan.seconds is None else plan.time_text
     return [
-        ("params", f"{count(plan.total_parameters)} · {count(plan.trainable_parameters)} learn · {parts}"),
+        ("params", f"{count(plan.total_parameters)} · {count(plan.trainable_parameters)} trainable · {parts}"),
         (
             "plan",
             f"{plan.steps_text} {plural(plan.steps, 'step')} × {count(round(plan.tokens_per_step))} tokens = "
@@ -185,7 +185,8 @@ def end_screen(
     seconds = result.get("seconds")
     took = "" if seconds is None else _took_text(seconds, result.get("evaluation_seconds") or 0.0)
     steps = f" · {count(result['steps'])} {plural(result['steps'], 'step')}" if result.get("steps") is not None else ""
-    ended = f" · ended by {title(str(result['ended']))}" if result.get("ended") else ""
+    reason = stopped_by(result)
+    ended = "" if reason is None else f" · {reason}"
     score: Score | None = score_of(result, baseline, examples)
     output.line(f"{status}{took}{steps}{ended}", _STYLES[score.verdict] if score else "bold")
     selected = selected_on(result)

@@ -1,7 +1,7 @@
 """The folder of a sweep read as plain data: a child a job, each with what was varied and how it ended.
 
-Read while the sweep is under way too, and by another process: a file that is missing, damaged or half written becomes
-the reason of its job.
+The sweep may be running in another process: a file that is missing, damaged or half written becomes the reason of its
+job.
 
 runs/NAME/sweep.json                 what was asked for: the overrides of each job, where they are known, and when
 runs/NAME/3_lr-0.001/submitted.json  what the job is; without a job.json it has not started
@@ -27,8 +27,8 @@ from lmtool.runs.identity import SUBMITTED as SUBMITTED
 from lmtool.runs.locks import Owner, held
 
 PLAN, JOB = "sweep.json", "job.json"
-DONE_JOB, NO_SCORE, UNDER_WAY, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
-    "done", "no score", "under way", "stopped", "failed", "not started", "damaged",
+DONE_JOB, NO_SCORE, RUNNING, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
+    "done", "no score", "running", "stopped", "failed", "not started", "damaged",
 )  # fmt: skip
 _STOPPED = (REQUEUE, INTERRUPTED, TERMINATED)
 _TAIL = 4096
@@ -38,7 +38,7 @@ _PLACES = ("name", "run_dir")
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A job of a sweep. value: its score, finite, of a job that is done; None else. status: done, no score, under way,
+    """A job of a sweep. value: its score, finite, of a job that is done; None else. status: done, no score, running,
     stopped, failed, not started or damaged, with its reason. result: result.json, {} where there is none."""
 
     number: int
@@ -136,7 +136,7 @@ def _job(path: Path) -> SweepJob:
     if not has_ended(record):
         running = held(path.parent / "LOCK") or _alive(record.get("owner"))
         reason = place(path.parent) if running else "it did not end"
-        return _with(job, status=UNDER_WAY if running else STOPPED, reason=reason)
+        return _with(job, status=RUNNING if running else STOPPED, reason=reason)
     if exit_status != DONE:
         return _with(job, status=ended_as(exit_status), reason=str(record.get("error")))
     return _scored(job, record)

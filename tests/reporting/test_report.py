@@ -321,7 +321,7 @@ def test_differing_keys_knows_absent_from_null():
 
 
 def test_importing_reporting_needs_neither_torch_nor_matplotlib_nor_rich():
-    modules = "report, comparison, plan, table, screens, progress, html"
+    modules = "report, comparison, costs, console, screens, html"
     heavy = "[name for name in ('torch', 'matplotlib', 'rich') if name in sys.modules]"
     code = f"import sys; from lmtool.reporting import {modules}; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
