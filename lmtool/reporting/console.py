@@ -232,12 +232,12 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        drawn = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim")
+        rich_table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim")
         for name, to_right in zip(header, right, strict=True):
-            drawn.add_column(Text(shown(name)), justify="right" if to_right else "left")
+            rich_table.add_column(Text(shown(name)), justify="right" if to_right else "left")
         for index, row in enumerate(rows):
-            drawn.add_row(*(Text(shown(cell)) for cell in row), style="bold green" if index == best else "")
-        self.console.print(drawn)
+            rich_table.add_row(*(Text(shown(cell)) for cell in row), style="bold green" if index == best else "")
+        self.console.print(rich_table)
 
     def _styled_row(self, head: str, piece: str, highlights: Mapping[str, str]) -> None:
         from rich.text import Text
@@ -282,11 +282,11 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[Any]], columns: i
     right = [_numeric([row[index] for row in rows]) for index in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
-        placed = (
+        aligned = (
             cell.rjust(width) if to_right else cell.ljust(width)
             for cell, width, to_right in zip(cells, widths, right, strict=True)
         )
-        return "  ".join(placed).rstrip()
+        return "  ".join(aligned).rstrip()
 
     return [
         line([plain(name, _CELL) for name in header]),

@@ -17,15 +17,15 @@ from lmtool.system.terminal import counted, plural
 # of tiny BERT and ELECTRA on a CPU).
 _EVALUATED = 0.55
 # Evaluations that take less of the training time are not worth a word.
-_SHOWN = 0.05
+_SHOWN_FRACTION = 0.05
 _UNITS = {"max_steps": "step", "max_epochs": "epoch", "max_tokens": "token", "max_minutes": "minute"}
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """A phase of a run. given: what differs in it, as it is typed. share: of the budget. first, last: its steps."""
+    """A phase of a run. overrides: what differs in it, as it is typed. share: of the budget. first, last: its steps."""
 
-    given: str
+    overrides: str
     share: float
     first: int
     last: int
@@ -36,7 +36,7 @@ class PhasePlan:
         """The phase on a line."""
         steps = f"steps {self.first:,} to {self.last:,}" if self.first <= self.last else "no step"
         text = f"{percent(self.share)} of the budget, {steps} of {count(round(self.tokens_per_step))} tokens"
-        return f"{text} · {self.given}" if self.given else text
+        return f"{text} · {self.overrides}" if self.overrides else text
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class RunPlan:
     @property
     def ends_text(self) -> str:
         """What ends it, and which of its budgets would have ended it later. A clock is estimated."""
-        others = [f"{key}={count(value)}" for key, value in self.budgets.items() if key != self.ends_by]
-        estimated = ", by the estimate" if others and "max_minutes" in self.budgets else ""
-        before = f"{estimated} before {', '.join(others)}" if others else ""
+        other_budgets = [f"{key}={count(value)}" for key, value in self.budgets.items() if key != self.ends_by]
+        estimated = ", by the estimate" if other_budgets and "max_minutes" in self.budgets else ""
+        before = f"{estimated} before {', '.join(other_budgets)}" if other_budgets else ""
         amount = self.budgets[self.ends_by]
         unit = _UNITS.get(self.ends_by)
         spent = flops(amount) if unit is None else f"{count(amount)} {plural(amount, unit)}"
@@ -142,8 +142,8 @@ class RunPlan:
             return "unknown"
         low, high = (duration(self.steps * seconds) for seconds in self.step_seconds)
         text = f"about {low}" if low == high else f"{low} to {high}"
-        shown = self.evaluation_seconds > _SHOWN * (self.seconds or 0)
-        return f"{text}, and {duration(self.evaluation_seconds)} of evaluation" if shown else text
+        shows_evaluation = self.evaluation_seconds > _SHOWN_FRACTION * (self.seconds or 0)
+        return f"{text}, and {duration(self.evaluation_seconds)} of evaluation" if shows_evaluation else text
 
 
 def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
@@ -179,9 +179,9 @@ def _memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
     has = f"{size(plan.capacity_bytes)} are there"
     if plan.fits:
         return [*rows, ("fits", f"yes: {has}")]
-    lacks = f"no: {size(plan.needed_bytes - plan.capacity_bytes)} too much, {has}"
+    missing = f"no: {size(plan.needed_bytes - plan.capacity_bytes)} too much, {has}"
     advice = plan.advice or ("nothing that was tried makes it fit: take a smaller model, or another device",)
-    return [*rows, ("fits", lacks), *(("would fit", line) for line in advice)]
+    return [*rows, ("fits", missing), *(("would fit", line) for line in advice)]
 
 
 def _disk_text(plan: RunPlan) -> str:
@@ -283,61 +283,62 @@ def _products(profile: StepProfile) -> str:
     share = profile.products_milliseconds / profile.milliseconds
     text = f"matrix products: {percent(share)} of the step"
     if profile.products_milliseconds:
-        inside = profile.products_flops / profile.products_milliseconds * 1000
-        text += f", at {inside / 1e9:,.0f} GFLOP/s"
+        measured_rate = profile.products_flops / profile.products_milliseconds * 1000
+        text += f", at {measured_rate / 1e9:,.0f} GFLOP/s"
         if profile.product_rate:
-            whole = profile.products_flops / profile.unprofiled_milliseconds * 1000
+            step_rate = profile.products_flops / profile.unprofiled_milliseconds * 1000
+            fraction, of_step = (percent(rate / profile.product_rate) for rate in (measured_rate, step_rate))
             text += (
-                f" = {percent(inside / profile.product_rate)} of the {profile.product_rate / 1e9:,.0f} of large square "
-                f"{profile.precision} products here; the step, unprofiled, at {percent(whole / profile.product_rate)}"
+                f" = {fraction} of the {profile.product_rate / 1e9:,.0f} of large square {profile.precision} products"
             )
+            text += f" here; the step, unprofiled, at {of_step}"
     return text
 
 
 def remarks(profile: StepProfile) -> Iterator[str]:
     """What is worth a look, with the override that changes it where there is one."""
-    facts, cuda = profile.facts, profile.device.startswith("cuda")
+    metadata, cuda = profile.facts, profile.device.startswith("cuda")
     scores, host, head = profile.share("attention: scores"), profile.share(_HOST), profile.share("head", "loss")
-    if profile.precision == "fp32" and facts.get("native_bf16"):
+    if profile.precision == "fp32" and metadata.get("native_bf16"):
         yield "products in fp32 on a device that multiplies bf16 itself: precision=bf16"
-    if profile.precision == "bf16" and not facts.get("native_bf16"):
+    if profile.precision == "bf16" and not metadata.get("native_bf16"):
         yield "products in bf16 on a device that has none of its own, and computes them by others: precision=fp32"
-    if scores > 0.12 and facts.get("attention_dropout"):
+    if scores > 0.12 and metadata.get("attention_dropout"):
         yield (
             f"attention's scores take {percent(scores)}: model.attention_dropout=0 gives them to the fused kernel, and "
             "is another recipe"
         )
     if host > 0.15:
         short = 1000 * (1 - host) * profile.milliseconds / max(profile.calls, 1)
-        more = ", or compile=true" if cuda and not facts.get("compiled") else ""
+        more = ", or compile=true" if cuda and not metadata.get("compiled") else ""
         waits = "the device waits for Python" if cuda else f"{count(round(profile.calls))} calls of {short:.0f} us"
         yield (
             f"{percent(host)} is Python and the launching of operators, the profiler's part included ({waits}): "
-            f"{_larger(facts)}{more}"
+            f"{_larger(metadata)}{more}"
         )
     moved = profile.share("optimizer:")
     if moved > 0.15:
         yield (
             f"the optimizer takes {percent(moved)}, the same for any number of tokens, and a step has "
-            f"{count(round(profile.tokens))}: {_larger(facts)}, with a learning rate to match"
+            f"{count(round(profile.tokens))}: {_larger(metadata)}, with a learning rate to match"
         )
     if head > 0.25:
-        rows = f"{facts['vocab_size']:,}"
+        rows = f"{metadata['vocab_size']:,}"
         yield f"head and loss take {percent(head)}, in proportion to the {rows} rows of the vocabulary"
     if profile.share(_DATA) > 0.05:
         yield f"the loader is waited for {percent(profile.share(_DATA))} of the step: the data is not made fast enough"
     if profile.micro_batches > 1:
         yield (
             f"a step is {profile.micro_batches:.3g} micro-batches: a larger micro_batch_tokens="
-            f"{facts.get('micro_batch_tokens')} has fewer and larger products, and takes more memory"
+            f"{metadata.get('micro_batch_tokens')} has fewer and larger products, and takes more memory"
         )
-    if facts.get("gradient_checkpointing"):
+    if metadata.get("gradient_checkpointing"):
         yield "layers are computed again in the backward: gradient_checkpointing=false, where the memory allows it"
-    avoided = facts.get("padding_avoided")
+    avoided = metadata.get("padding_avoided")
     if avoided:
         yield f"nothing is padded: rectangles of the same batches would be {percent(avoided)} padding"
 
 
-def _larger(facts: dict[str, Any]) -> str:
-    key = "batch_tokens" if facts.get("batch_tokens") else "batch_examples"
-    return f"more in a step is cheaper, {key}={facts.get(key)} now"
+def _larger(metadata: dict[str, Any]) -> str:
+    key = "batch_tokens" if metadata.get("batch_tokens") else "batch_examples"
+    return f"more in a step is cheaper, {key}={metadata.get(key)} now"

@@ -214,33 +214,33 @@ _IN_A_ROW = 4
 _PIECE = 10
 
 
-def heads_figure(layer: int, weights_ALL: Any, pieces: Sequence[str]) -> Figure:
+def heads_figure(layer: int, weights_ALL: Any, tokens: Sequence[str]) -> Figure:
     """The heads of a layer side by side. weights_ALL: (A, L, L)."""
     count = len(weights_ALL)
     columns = min(_IN_A_ROW, count)
     lines = -(-count // columns)
-    names = [plain(piece, _PIECE) for piece in pieces]
+    names = [plain(piece, _PIECE) for piece in tokens]
     with matplotlib.rc_context(STYLE):
         figure = blank(7.2, 0.4 + lines * (7.2 / columns + 0.3))
         for number, weights_LL in enumerate(weights_ALL, 1):
             axes = figure.add_subplot(lines, columns, number)
             _squares(axes, weights_LL, vmin=0, vmax=1)
             axes.set_title(f"{layer}.{number}", fontsize=8.5)
-            _pieces(axes, names, columns, number % columns == 1 or columns == 1)
+            _label_tokens(axes, names, columns, number % columns == 1 or columns == 1)
     return figure
 
 
-def terms_figure(terms: Mapping[str, Any], pieces: Sequence[str]) -> Figure:
+def terms_figure(terms: Mapping[str, Any], tokens: Sequence[str]) -> Figure:
     """The terms of one head's scores side by side, each with its own scale. terms: (L, L) by name, NaN stays blank."""
     count = len(terms)
-    names = [plain(piece, _PIECE) for piece in pieces]
+    names = [plain(piece, _PIECE) for piece in tokens]
     with matplotlib.rc_context(STYLE):
         figure = blank(7.2, 7.2 / max(count, 2) + 0.4)
         for number, (name, scores_LL) in enumerate(terms.items(), 1):
             axes = figure.add_subplot(1, count, number)
             mesh = _squares(axes, scores_LL, rasterized=True)
             axes.set_title(name, fontsize=8.5)
-            _pieces(axes, names, max(count, 2), number == 1)
+            _label_tokens(axes, names, max(count, 2), number == 1)
             _scale(figure, axes, mesh, location="top", shrink=0.9)
     return figure
 
@@ -275,7 +275,7 @@ def _squares(axes: Axes, values_LL: Any, **options: Any) -> QuadMesh:
     return mesh
 
 
-def _pieces(axes: Axes, names: Sequence[str], columns: int, at_left: bool) -> None:
+def _label_tokens(axes: Axes, names: Sequence[str], columns: int, at_left: bool) -> None:
     """The tokens below, and beside the leftmost of so many drawings in a row."""
     size = min(7.0, 200 / max(len(names), 1) / columns)
     places = [at + 0.5 for at in range(len(names))]
@@ -305,7 +305,7 @@ class _Similar(Protocol):
     @property
     def same(self) -> list[float]: ...
     @property
-    def others(self) -> list[float]: ...
+    def other_words(self) -> list[float]: ...
 
 
 def similarity_figure(read: Sequence[_Similar]) -> Figure:
@@ -317,7 +317,7 @@ def similarity_figure(read: Sequence[_Similar]) -> Figure:
         ends: dict[int, list[tuple[float, str, str]]] = {}
         for each, colour in zip(read, itertools.cycle(COLOURS), strict=False):
             axes.plot(each.layers, each.same, color=colour, linewidth=1.8, marker="o", markersize=3.5)
-            axes.plot(each.layers, each.others, color=colour, linewidth=0, marker=".", markersize=4, alpha=0.5)
+            axes.plot(each.layers, each.other_words, color=colour, linewidth=0, marker=".", markersize=4, alpha=0.5)
             name = plain(Path(each.name).name or each.name, 24)
             if len(each.layers) > 1:
                 ends.setdefault(each.layers[-1], []).append((each.same[-1], name, colour))

@@ -37,14 +37,17 @@ class Cut:
         }  # fmt: skip
 
 
-def print_tokenizations(output: Output, text: str, cuts: Sequence[Cut]) -> None:
+def print_tokenizations(output: Output, text: str, tokenizations: Sequence[Cut]) -> None:
     """A row a vocabulary, its pieces with spaces between them, and what there is to say of them below."""
     output.paragraph(f"{plain(text, 120)} · {counted(len(text), 'character')}", "bold")
-    unknown = {cut.pieces[at] for cut in cuts for at in cut.unknown}
+    unknown = {tokenization.pieces[at] for tokenization in tokenizations for at in tokenization.unknown}
     colours = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
     rows = []
-    for cut in cuts:
-        rows += [(cut.name, plain(" ".join(cut.pieces))), ("", f"{_facts(cut)} · round trip: {_back(text, cut)}")]
+    for tokenization in tokenizations:
+        rows += [
+            (tokenization.name, plain(" ".join(tokenization.pieces))),
+            ("", f"{_summary(tokenization)} · round trip: {_back(text, tokenization)}"),
+        ]
     output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces? .*": "dim", **colours})
     output.paragraph(_LEGEND, "dim")
 
@@ -52,31 +55,37 @@ def print_tokenizations(output: Output, text: str, cuts: Sequence[Cut]) -> None:
 _LEGEND = "Spaces separate pieces; ␣ is a space in the text, ⏎ a line end, ## continues a word."
 
 
-def _facts(cut: Cut) -> str:
-    unknown = f" · {len(cut.unknown):,} unknown" if cut.unknown else ""
-    return f"{counted(len(cut.pieces), 'piece')} of {cut.entries:,} entries{unknown}"
+def _summary(tokenization: Cut) -> str:
+    unknown = f" · {len(tokenization.unknown):,} unknown" if tokenization.unknown else ""
+    return f"{counted(len(tokenization.pieces), 'piece')} of {tokenization.entries:,} entries{unknown}"
 
 
-def _back(text: str, cut: Cut) -> str:
-    if cut.back == text:
+def _back(text: str, tokenization: Cut) -> str:
+    if tokenization.back == text:
         return "identical"
-    return "identical but for case and spaces" if _letters(cut.back) == _letters(text) else plain(cut.back, 60)
+    return (
+        "identical but for case and spaces"
+        if _letters(tokenization.back) == _letters(text)
+        else plain(tokenization.back, 60)
+    )
 
 
 def _letters(text: str) -> str:
     return "".join(text.split()).lower()
 
 
-def write_tokenizations(path: Path, text: str, cuts: Sequence[Cut]) -> None:
+def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Cut]) -> None:
     """The page. UserError where the disk refuses."""
     rows = []
-    for cut in cuts:
+    for tokenization in tokenizations:
         marks = "".join(
-            f'<mark class="{"wrong" if at in cut.unknown else ""}">{html.escape(piece, 60)}</mark> '
-            for at, piece in enumerate(cut.pieces)
+            f'<mark class="{"wrong" if at in tokenization.unknown else ""}">{html.escape(piece, 60)}</mark> '
+            for at, piece in enumerate(tokenization.pieces)
         )
-        back = html.paragraph(f"round trip: {_back(text, cut)}")
-        rows.append(f"<h3>{html.escape(cut.name)}</h3>{html.paragraph(_facts(cut))}<p>{marks}</p>{back}")
+        back = html.paragraph(f"round trip: {_back(text, tokenization)}")
+        rows.append(
+            f"<h3>{html.escape(tokenization.name)}</h3>{html.paragraph(_summary(tokenization))}<p>{marks}</p>{back}"
+        )
     body = [
         f"<h1>{html.escape(text, 300)}</h1>",
         html.section("As each vocabulary cuts it", *rows, html.paragraph(_LEGEND)),
@@ -92,63 +101,63 @@ class PositionMaps:
     scores: Any
 
 
-_SHOWN_PLACES = 24
+_PRINTED_POSITIONS = 24
 
 
-def print_position_maps(output: Output, places: Sequence[PositionMaps]) -> None:
+def print_position_maps(output: Output, maps: Sequence[PositionMaps]) -> None:
     """The first map of each as shades, of the first places."""
-    for each in places:
-        scores = each.scores[0][:_SHOWN_PLACES, :_SHOWN_PLACES]
+    for each in maps:
+        scores = each.scores[0][:_PRINTED_POSITIONS, :_PRINTED_POSITIONS]
         low, high = float(scores.min()), float(scores.max())
         heads = f", head 1 of {len(each.scores)}" if len(each.scores) > 1 else ""
         scale = f"{number(low)} ({_SHADES[0]}) to {number(high)} ({_SHADES[-1]})"
         output.paragraph(f"{plain(each.name, 80)}{heads}: {scale}", "bold")
         _print_picture(output, [str(place) for place in range(len(scores))], (scores - low) / max(high - low, 1e-12))
         output.line()
-    output.paragraph(_PLACES, "dim")
+    output.paragraph(_MAPS_LEGEND, "dim")
 
 
-_PLACES = (
+_MAPS_LEGEND = (
     "Rows: query positions. Columns: key positions. Color: the score. All words are the same, so only positions make a "
     "difference."
 )
 
 
-def _print_picture(output: Output, names: Sequence[str], shares_LL: Any) -> None:
+def _print_picture(output: Output, names: Sequence[str], weights_LL: Any) -> None:
     """A row a name, a shade for each number between 0 and 1: two cells wide, one where the line is too short for all,
     and no more than it holds."""
-    room = output.columns - max(map(len, names)) - 4
-    count = min(len(names), room)
-    cells = 2 if 2 * count <= room else 1
+    capacity = output.columns - max(map(len, names)) - 4
+    count = min(len(names), capacity)
+    cells = 2 if 2 * count <= capacity else 1
     shades = [
-        "".join(_SHADES[min(int(share * len(_SHADES)), len(_SHADES) - 1)] * cells for share in row[:count])
-        for row in shares_LL.tolist()
+        "".join(_SHADES[min(int(weight * len(_SHADES)), len(_SHADES) - 1)] * cells for weight in row[:count])
+        for row in weights_LL.tolist()
     ]
     output.rows(list(zip(names, shades, strict=True)), _COLOURS)
     if count < len(names):
         output.line(f"the first {count} of {len(names)} across; the page has all", "dim")
 
 
-def write_position_maps(path: Path, places: Sequence[PositionMaps]) -> None:
+def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
     """The page. UserError where the disk refuses."""
     from lmtool.reporting import drawing
 
     sections = [
-        html.section(each.name, html.figure(drawing.svg(drawing.position_maps_figure(each.scores)))) for each in places
+        html.section(each.name, html.figure(drawing.svg(drawing.position_maps_figure(each.scores)))) for each in maps
     ]
-    body = ["<h1>Positions</h1>", html.paragraph(_PLACES), *sections]
+    body = ["<h1>Positions</h1>", html.paragraph(_MAPS_LEGEND), *sections]
     html.write_page(path, "positions", body)
 
 
 @dataclass(frozen=True)
 class Similar:
-    """A word in several sentences, of one checkpoint. same: by layer the mean cosine of its vectors. others: that of
+    """A word in several sentences, read by a checkpoint. same: by layer the mean cosine of its vectors. other_words: of
     different words. pairs: (W, S, S) cosines."""
 
     name: str
     layers: tuple[int, ...]
     same: list[float]
-    others: list[float]
+    other_words: list[float]
     pairs: Any
 
 
@@ -157,7 +166,7 @@ def print_similar(output: Output, word: str, sentences: Sequence[str], read: Seq
     rows = [
         [each.name if number == 0 else "", layer or "0 (embedding)", f"{same:.3f}", f"{other:.3f}"]
         for each in read
-        for number, (layer, same, other) in enumerate(zip(each.layers, each.same, each.others, strict=True))
+        for number, (layer, same, other) in enumerate(zip(each.layers, each.same, each.other_words, strict=True))
     ]
     heading = f"{plain(word, 60)} in {counted(len(sentences), 'sentence')} · mean cosine of two vectors"
     print_table(output, ["checkpoint", "layer", "the same word", "different words"], rows, heading)

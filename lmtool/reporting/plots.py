@@ -89,19 +89,19 @@ def loss_caption(run: RunFiles) -> str:
     """What the figure of the loss shows, in sentences."""
     key = _training_loss(run)
     rows = len(series(run.train, key)[0])
-    said = ["Faint: each logged step of training; above it, its running mean. Dots: held-out data."]
+    sentences = ["Faint: each logged step of training; above it, its running mean. Dots: held-out data."]
     if rows < FEW:
         logged = f"Single dots: {counted(rows, 'logged step')} of training. " if rows else ""
-        said = [f"{logged}Joined dots: held-out data."]
+        sentences = [f"{logged}Joined dots: held-out data."]
     if not key:
-        said.append("These are not scored on all that training learns from, whose terms are below.")
+        sentences.append("These are not scored on all that training learns from, whose terms are below.")
     elif key != "loss":
         term = title(key.removeprefix("loss_"))
-        said.append(f"Of training the {term} loss alone, which held-out data are scored on.")
+        sentences.append(f"Of training the {term} loss alone, which held-out data are scored on.")
     beside = run.facts.get("trained_beside")
     if isinstance(beside, str):
-        said.append(f"Training counts {beside} too, which are easier to predict.")
-    return " ".join(said)
+        sentences.append(f"Training counts {beside} too, which are easier to predict.")
+    return " ".join(sentences)
 
 
 def _end_labels(axes: Axes, train: Any, validation: Any, baseline: Mapping[str, Any], narrow: bool) -> None:
@@ -166,7 +166,7 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
         figure = blank(edge + 0.6, edge)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
-        shares = [[value / max(sum(row), 1) for value in row] for row in counts]
+        fractions = [[value / max(sum(row), 1) for value in row] for row in counts]
         for i in range(size):
             for j in range(size):
                 colour = VALIDATION if i == j else BASELINE
@@ -176,7 +176,7 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
                         0.96,
                         0.96,
                         facecolor=colour,
-                        alpha=0.04 + 0.76 * shares[i][j],
+                        alpha=0.04 + 0.76 * fractions[i][j],
                         linewidth=0,
                     )
                 )
@@ -187,7 +187,7 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
                         f"{counts[i][j]}",
                         ha="center",
                         va="center",
-                        color="#ffffff" if shares[i][j] > 0.6 else INK,
+                        color="#ffffff" if fractions[i][j] > 0.6 else INK,
                     )
         axes.set_xlim(-0.5, size - 0.5)
         axes.set_ylim(size - 0.5, -0.5)

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from lmtool.config.plugins import command_line
 from lmtool.reporting import html
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
-from lmtool.reporting.run_files import ALONE, RunFiles, models_of, read_predictions, read_run
+from lmtool.reporting.run_files import UNDISTILLED, RunFiles, models_of, read_predictions, read_run
 from lmtool.reporting.scores import Score, score_of, selected_on, stopped_by, test_scores
 from lmtool.reporting.screens import learning_rows
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
@@ -37,11 +37,11 @@ def distillation_html(run: RunFiles) -> str:
     names = [metric if key == "score" else _COLUMNS[key] for key in columns]
     rows = [[model.get("name"), *(_cell(model.get(key)) for key in columns)] for model in models]
     parts = [html.table(["model", *names], rows), *_layer_map(run), *_agreement(run)]
-    if not any(model["name"] == ALONE for model in models):
+    if not any(model["name"] == UNDISTILLED for model in models):
         words = ["--config", str(run.run_dir / "config.yaml"), "distill=none", f"name={run.name}-alone"]
-        alone = command_line(str(run.result.get("command")), *words, modules=run.plugins)
+        command = command_line(str(run.result.get("command")), *words, modules=run.plugins)
         parts.append(html.paragraph("The same student without a teacher is not in this folder; it is trained by"))
-        parts.append(html.commands([alone]))
+        parts.append(html.commands([command]))
     return "".join(parts)
 
 
@@ -51,9 +51,9 @@ def _cell(value: Any) -> Any:
 
 def _layer_map(run: RunFiles) -> Iterator[str]:
     """What learned from what."""
-    facts = run.section("data").get("distillation")
-    if isinstance(facts, Mapping) and facts.get("layers"):
-        yield html.paragraph(f"Student layers and the teacher's that they learn from: {facts['layers']}.")
+    metadata = run.section("data").get("distillation")
+    if isinstance(metadata, Mapping) and metadata.get("layers"):
+        yield html.paragraph(f"Student layers and the teacher's that they learn from: {metadata['layers']}.")
 
 
 def interchange_of(run: RunFiles) -> Mapping[str, Any]:
@@ -106,15 +106,15 @@ def write_report(run_dir: str | Path) -> Path:
 
 
 def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
-    drawings = _draw(run, predictions)
+    figures = _draw(run, predictions)
     body = [
         _headline(run, predictions),
         html.section(
-            "Curves", *(drawings.get(name, "") for name in ("loss", "terms")), _terms(run), drawings.get("small", "")
+            "Curves", *(figures.get(name, "") for name in ("loss", "terms")), _terms(run), figures.get("small", "")
         ),
         html.section("Phases", _phases(run)),
-        html.section("Distillation", distillation_html(run), drawings.get("agreement", "")),
-        html.section("Predictions", drawings.get("confusion", "") or drawings.get("scatter", "")),
+        html.section("Distillation", distillation_html(run), figures.get("agreement", "")),
+        html.section("Predictions", figures.get("confusion", "") or figures.get("scatter", "")),
         html.section("Mixture", _mixture(run)),
         html.section("Classes", _classes(run)),
         html.section("Examples", samples_html(run.samples), predictions_html(predictions)),
@@ -217,7 +217,7 @@ def _score_html(score: Score, metrics: Any) -> str:
 def _strip(run: RunFiles) -> str:
     """The run in a few numbers."""
     result = run.result
-    shown: list[tuple[str, Callable[[float], str]]] = [
+    numbers: list[tuple[str, Callable[[float], str]]] = [
         ("steps", count),
         ("tokens", count),
         ("seconds", duration),
@@ -228,7 +228,7 @@ def _strip(run: RunFiles) -> str:
         ("parameters", count),
     ]
     if result.get("trainable_parameters") != result.get("parameters"):
-        shown.append(("trainable_parameters", count))
+        numbers.append(("trainable_parameters", count))
     names = {
         "seconds": "of training",
         "evaluation_seconds": "of evaluation",
@@ -238,7 +238,7 @@ def _strip(run: RunFiles) -> str:
     }
     items = [
         f"<div>{html.escape(form(result[key]))}<span>{html.escape(names.get(key, title(key)))}</span></div>"
-        for key, form in shown
+        for key, form in numbers
         if isinstance(result.get(key), (int, float))
     ]
     return f'<div class="strip">{"".join(items)}</div>' if items else ""
@@ -265,11 +265,11 @@ def _facts(run: RunFiles) -> str:
 
 def _learning(run: RunFiles) -> str:
     """How many parameters learn, of how many, by role."""
-    learns = run.section("learns")
-    whole = all(isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in learns.values())
-    if not learns or not whole:
+    by_role = run.section("learns")
+    complete = all(isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in by_role.values())
+    if not by_role or not complete:
         return ""
-    return html.table(["parameters", "learn", "of"], learning_rows(learns))
+    return html.table(["parameters", "learn", "of"], learning_rows(by_role))
 
 
 def _lineage(run: RunFiles) -> str:
@@ -307,8 +307,8 @@ def _mixture(run: RunFiles) -> str:
         baseline = baselines.get(name) or {}
         metric, value = baseline.get("metric"), baseline.get("value")
         score = metrics.get(f"{name}_{metric}")
-        shares = [percent(read[key]) for key in ("share", "planned")]
-        rows.append([name, read["examples"], *shares, metric, score, value, metrics.get(f"{name}_loss")])
+        percentages = [percent(read[key]) for key in ("share", "planned")]
+        rows.append([name, read["examples"], *percentages, metric, score, value, metrics.get(f"{name}_loss")])
     return html.table(["member", "examples", "share", "planned", "metric", "score", "baseline", "loss"], rows)
 
 

@@ -19,7 +19,7 @@ from lmtool.system.terminal import plural
 
 # Below this many standard errors a difference is not told apart from chance.
 CLEAR_ERRORS = 2.0
-_SHARES = ("accuracy",)
+_FRACTIONS = ("accuracy",)
 # What a term has beside its scores: these change from run to run, not while one learns.
 CONSTANTS = ("_count", "_standard_error", "_baseline")
 
@@ -61,15 +61,15 @@ class Score:
         """How the value stands to its baseline, in words."""
         if self.gain is None or self.baseline is None:
             return "no baseline to compare with"
-        beside = f"the {title(self.baseline_name)} baseline, {number(float(self.baseline))}"
+        baseline_text = f"the {title(self.baseline_name)} baseline, {number(float(self.baseline))}"
         errors = ""
         if self.standard_error:
             ratio = abs(self.gain) / self.standard_error
             errors = f", {ratio:.0f} standard errors" if ratio >= 99.5 else f", {ratio:.1f} standard errors"
         amount = f"{number(abs(float(self.gain)))}{errors}"
         if self.verdict == "unclear":
-            return f"not clearly different from {beside} ({amount})"
-        return f"{self.verdict} than {beside}, by {amount}"
+            return f"not clearly different from {baseline_text} ({amount})"
+        return f"{self.verdict} than {baseline_text}, by {amount}"
 
 
 def stopped_by(result: Mapping[str, Any]) -> str | None:
@@ -93,8 +93,8 @@ def test_scores(result: Mapping[str, Any]) -> list[str]:
         values = {name: value for name, value in scores.items() if name != "examples"}
         metric = result.get("metric")
         order = sorted(values, key=lambda name: name != metric)
-        shown = ", ".join(f"{title(name)} {number(values[name])}" for name in order)
-        sentences.append(f"{plain(split)}: {shown} on {count(scores['examples'])} rows, scored once")
+        values_text = ", ".join(f"{title(name)} {number(values[name])}" for name in order)
+        sentences.append(f"{plain(split)}: {values_text} on {count(scores['examples'])} rows, scored once")
     return sentences
 
 
@@ -115,7 +115,7 @@ def score_of(
     if not isinstance(metric, str) or value is None:
         return None
     error = _finite(result.get("standard_error"))
-    if error is None and examples and metric.endswith(_SHARES) and 0 <= value <= 1:
+    if error is None and examples and metric.endswith(_FRACTIONS) and 0 <= value <= 1:
         error = math.sqrt(value * (1 - value) / examples)
     below = baseline or {}
     same = below.get("metric") in (None, metric)
@@ -197,8 +197,8 @@ def print_difference(
         for name, of in gap.items()
     ]  # fmt: skip
     output.line()
-    headings = ["metric", "first", "second", "difference", "95% interval", "apart"]
-    print_table(output, headings, rows, heading=f"{first} less {second}, the same rows resampled for both")
+    headings = ["metric", "first", "second", "difference", "95% interval", "significant"]
+    print_table(output, headings, rows, heading=f"{first} minus {second}, the same rows resampled for both")
 
 
 def between(score: Mapping[str, float], sign: str = "") -> str:

@@ -18,29 +18,31 @@ _LABELS = 20
 _STYLES = {"better": "bold green", "worse": "bold red", "unclear": "bold yellow", "unknown": "bold"}
 
 
-def metadata_text(facts: Mapping[str, Any]) -> str:
+def metadata_text(metadata: Mapping[str, Any]) -> str:
     """Facts on one line: 'documents 1 234 · tokens 1.2 M'."""
-    return " · ".join(f"{title(str(key))} {fact(str(key), value)}" for key, value in facts.items() if value is not None)
+    return " · ".join(
+        f"{title(str(key))} {fact(str(key), value)}" for key, value in metadata.items() if value is not None
+    )
 
 
-def _sections(label: str, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _sections(label: str, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     """One row of the plain facts, and one of each nested section ('train', 'validation')."""
-    flat = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
-    nested = {key: value for key, value in facts.items() if isinstance(value, Mapping)}
+    flat = {key: value for key, value in metadata.items() if not isinstance(value, Mapping)}
+    nested = {key: value for key, value in metadata.items() if isinstance(value, Mapping)}
     texts = [metadata_text(flat)] if flat else []
     texts += [f"{title(str(key))}: {_nested_text(str(key), value)}" for key, value in nested.items()]
     return [(label if index == 0 else "", text) for index, text in enumerate(texts)]
 
 
-def _nested_text(key: str, facts: Mapping[str, Any]) -> str:
+def _nested_text(key: str, metadata: Mapping[str, Any]) -> str:
     """A nested section on one line. Rows by label: the names as they are written; of many the rarest and commonest."""
     if key != "labels":
-        return metadata_text(facts)
-    shown = [f"{name} {count(rows)}" for name, rows in zip(shortened(facts, 40), facts.values(), strict=True)]
-    if len(shown) <= _LABELS:
-        return " · ".join(shown)
-    order = sorted(range(len(shown)), key=list(facts.values()).__getitem__)
-    return f"{count(len(shown))}, from {shown[order[0]]} to {shown[order[-1]]}"
+        return metadata_text(metadata)
+    counts = [f"{name} {count(rows)}" for name, rows in zip(shortened(metadata, 40), metadata.values(), strict=True)]
+    if len(counts) <= _LABELS:
+        return " · ".join(counts)
+    order = sorted(range(len(counts)), key=list(metadata.values()).__getitem__)
+    return f"{count(len(counts))}, from {counts[order[0]]} to {counts[order[-1]]}"
 
 
 def _plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
@@ -194,17 +196,17 @@ def end_screen(
     rows = [("score", f"{score.text} · {score.sentence}{more}")] if score else []
     rows += [("test" if index == 0 else "", sentence) for index, sentence in enumerate(test_scores(result))]
     if read := result.get("mixture"):
-        shown = [f"{plain(name)} {count(own['examples'])} ({percent(own['share'])})" for name, own in read.items()]
-        rows.append(("mixture", f"examples read: {' · '.join(shown)}"))
-    others = {
+        fractions = [f"{plain(name)} {count(own['examples'])} ({percent(own['share'])})" for name, own in read.items()]
+        rows.append(("mixture", f"examples read: {' · '.join(fractions)}"))
+    other_metrics = {
         key: value
         for key, value in (result.get("metrics") or {}).items()
         if isinstance(value, (int, float))
         and (score is None or (key != score.metric and (value != score.value or not key.endswith("_loss"))))
         and not key.endswith((*CONSTANTS, "standard_error"))
     }
-    if others:
-        rows.append(("also", metadata_text(others)))
+    if other_metrics:
+        rows.append(("also", metadata_text(other_metrics)))
     if mix := result.get("layer_mix"):
         shares = [f"{layer or 'embedding'} {percent(share)}" for layer, share in enumerate(mix["weights"])]
         rows.append(("layers", f"{' · '.join(shares)} · gamma {number(mix['gamma'])}"))

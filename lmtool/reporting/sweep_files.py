@@ -33,7 +33,7 @@ DONE_JOB, NO_SCORE, RUNNING, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
 _STOPPED = (REQUEUE, INTERRUPTED, TERMINATED)
 _TAIL = 4096
 # Of no meaning to what a job learned.
-_PLACES = ("name", "run_dir")
+_LOCATION_KEYS = ("name", "run_dir")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def read_sweep(folder: str | Path) -> SweepFiles:
     return sweep
 
 
-def ended(folder: Path) -> int:
+def count_ended(folder: Path) -> int:
     """How many jobs of a sweep have ended, however."""
     return sum(has_ended(read_object(RunFiles(path.parent), JOB)) for path in folder.glob(f"*/{JOB}"))
 
@@ -135,7 +135,7 @@ def _job(path: Path) -> SweepJob:
     job = _with(job, exit_status=exit_status, seconds=_finite(result.get("seconds")) or _finite(record.get("seconds")))
     if not has_ended(record):
         running = held(path.parent / "LOCK") or _alive(record.get("owner"))
-        reason = place(path.parent) if running else "it did not end"
+        reason = last_step_text(path.parent) if running else "it did not end"
         return _with(job, status=RUNNING if running else STOPPED, reason=reason)
     if exit_status != DONE:
         return _with(job, status=ended_as(exit_status), reason=str(record.get("error")))
@@ -148,7 +148,7 @@ def _number(folder: Path) -> int:
     return int(first) if first.isdecimal() and len(first) < 10 else -1
 
 
-def place(folder: Path) -> str:
+def last_step_text(folder: Path) -> str:
     """How far a run is, by the last whole rows of its metrics.jsonl; "" where they do not say."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
@@ -179,8 +179,8 @@ def _scored(job: SweepJob, record: dict[str, Any]) -> SweepJob:
         reason = f"its {metric} is no finite number" if metric else "it gave no score"
         return _with(job, status=NO_SCORE, reason=reason)
     examples = job.result.get("validation_examples")
-    said = {"metric": metric, "value": value, "standard_error": job.result.get("standard_error")}
-    score = score_of(said, None, examples if isinstance(examples, int) else None)
+    row = {"metric": metric, "value": value, "standard_error": job.result.get("standard_error")}
+    score = score_of(row, None, examples if isinstance(examples, int) else None)
     return _with(job, standard_error=_finite(None if score is None else score.standard_error))
 
 
@@ -201,7 +201,7 @@ def overrides_of(typed: Any) -> dict[str, str]:
     """Overrides by key, in the order typed; what stands for no learning (name, run_dir) left out."""
     words = typed if isinstance(typed, list) else []
     pairs = (str(word).lstrip("+").partition("=") for word in words)
-    return {key: value for key, equals, value in pairs if equals and key not in _PLACES}
+    return {key: value for key, equals, value in pairs if equals and key not in _LOCATION_KEYS}
 
 
 def _add_planned(sweep: SweepFiles) -> None:
@@ -218,10 +218,10 @@ def _add_planned(sweep: SweepFiles) -> None:
     if not isinstance(planned, list):
         return
     sweep.planned = len(planned)
-    there = {_words(job.overrides) for job in sweep.jobs}
+    existing = {_words(job.overrides) for job in sweep.jobs}
     for number, typed in enumerate(planned):
         overrides = overrides_of(typed)
-        if _words(overrides) not in there:
+        if _words(overrides) not in existing:
             sweep.jobs.append(SweepJob(number, sweep.folder / str(number), overrides, NOT_STARTED))
 
 

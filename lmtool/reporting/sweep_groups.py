@@ -40,8 +40,10 @@ class SeedGroup:
         scores: dict[tuple[str, int], float] = {}
         for job in self.jobs:
             if job.value is not None:
-                place = next(place for place in itertools.count() if (job.seed, place) not in scores)
-                scores[job.seed, place] = job.value
+                occurrence = next(
+                    occurrence for occurrence in itertools.count() if (job.seed, occurrence) not in scores
+                )
+                scores[job.seed, occurrence] = job.value
         return scores
 
     @property
@@ -183,23 +185,23 @@ def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[
     cells = math.prod(map(len, values))
     if len(groups) == cells or len(groups) < _GRID_SHARE * cells:
         return
-    there = {tuple(group.settings.values()) for group in groups}
+    present = {tuple(group.settings.values()) for group in groups}
     for cell in itertools.product(*values):
-        if cell not in there:
+        if cell not in present:
             yield {key: value for key, value in zip(keys, cell, strict=True) if value is not None}
 
 
 def _refer(sweep: SweepFiles, blocks: Sequence[Block], against: str) -> None:
     """Set the reference of the blocks that have what was named."""
-    wanted, hint = _settings(against), "against=3 names a job, against='optimizer.lr=0.001' a setting"
+    settings, hint = _settings(against), "against=3 names a job, against='optimizer.lr=0.001' a setting"
     some = False
     for block in blocks:
-        if wanted:
-            matching = [group for group in block.groups if _fits(group, wanted)]
+        if settings:
+            matching = [group for group in block.groups if _fits(group, settings)]
         else:
             matching = [group for group in block.groups if any(_named(job, against) for job in group.jobs)]
         if len(matching) > 1:
-            more = ", ".join(key for key in block.keys if key not in wanted)
+            more = ", ".join(key for key in block.keys if key not in settings)
             raise UserError(f"against={against} fits {len(matching)} settings of the sweep", f"name {more} too")
         if matching and not matching[0].n:
             raise UserError(f"against={against}: none of its jobs has a score", "name another one")
@@ -235,8 +237,8 @@ def number_of(value: str | None) -> float | None:
 
 
 def _named(job: SweepJob, name: str) -> bool:
-    given = name.rstrip("/")
-    return given == str(job.number) or given in (str(job.folder), job.folder.name)
+    stripped = name.rstrip("/")
+    return stripped == str(job.number) or stripped in (str(job.folder), job.folder.name)
 
 
 # What a spreadsheet takes for the beginning of a formula.

@@ -70,18 +70,18 @@ def _curve(block: Block, key: str, scored: Sequence[SeedGroup]) -> Figure:
     at = {group.settings[key]: group for group in scored}
     numbers = [number_of(name) for name in names]
     numeric = [value for value in numbers if value is not None]
-    places = numeric if len(numeric) == len(names) else [float(place) for place in range(len(names))]
+    positions = numeric if len(numeric) == len(names) else [float(place) for place in range(len(names))]
     with matplotlib.rc_context(STYLE):
         figure = blank(7.2, 3.2)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
         axes.set_title(title(block.metric))
         axes.set_xlabel(plain(key, 60))
-        for place, name in zip(places, names, strict=True):
+        for place, name in zip(positions, names, strict=True):
             scores = list(at[name].scores.values())
             axes.scatter([place] * len(scores), scores, s=12, color=TRAIN, linewidths=0, zorder=2)
         axes.errorbar(
-            places,
+            positions,
             [at[name].mean for name in names],
             yerr=[at[name].error or 0.0 for name in names],
             color=VALIDATION,
@@ -92,17 +92,17 @@ def _curve(block: Block, key: str, scored: Sequence[SeedGroup]) -> Figure:
             capsize=3,
             zorder=3,
         )
-        _value_axis(axes, places, [_short(name) for name in names], len(numeric) == len(names))
+        _value_axis(axes, positions, [_short(name) for name in names], len(numeric) == len(names))
     return figure
 
 
-def _value_axis(axes: Axes, places: list[float], names: list[str], numeric: bool) -> None:
+def _value_axis(axes: Axes, positions: list[float], names: list[str], numeric: bool) -> None:
     """A tick for each value, as it was typed; logarithmic where the values span much."""
-    if numeric and min(places) > 0 and max(places) >= _LOGARITHMIC * min(places):
+    if numeric and min(positions) > 0 and max(positions) >= _LOGARITHMIC * min(positions):
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
     tilted = max(map(len, names)) * len(names) > 80
-    axes.set_xticks(places, names, rotation=30 if tilted else 0, ha="right" if tilted else "center")
+    axes.set_xticks(positions, names, rotation=30 if tilted else 0, ha="right" if tilted else "center")
     if not numeric:
         axes.margins(x=0.1)
 

@@ -74,12 +74,12 @@ def headline(block: Block) -> str:
 def sentences(block: Block) -> list[str]:
     """What the headline leaves open: ties, the reference that was named, cells that are missing, what to beware of."""
     notes = [_ties(block)] if block.reference is block.best else [_referred(block)]
-    gaps = [gap for _, gap in block.differences()]
-    compared = sum(gap.apart is not None for gap in gaps)
-    if compared >= 10:
+    differences = [gap for _, gap in block.differences()]
+    known_intervals = sum(gap.apart is not None for gap in differences)
+    if known_intervals >= 10:
         notes.append(
-            f"{compared} intervals of {LEVEL:.0%} each: where nothing differs, about "
-            f"{round(compared * (1 - LEVEL)) or 1} of them would leave out 0 by chance."
+            f"{known_intervals} intervals of {LEVEL:.0%} each: where nothing differs, about "
+            f"{round(known_intervals * (1 - LEVEL)) or 1} of them would leave out 0 by chance."
         )
     if block.missing:
         first = "; ".join(
@@ -95,13 +95,13 @@ def sentences(block: Block) -> list[str]:
 
 def _ties(block: Block) -> str:
     """The settings that do not differ significantly from the best."""
-    gaps = block.differences()
-    if not gaps:
+    differences = block.differences()
+    if not differences:
         return ""
-    tied = [group for group, gap in gaps if gap.apart is False]
-    unknown = [(group, gap) for group, gap in gaps if gap.apart is None]
+    tied = [group for group, gap in differences if gap.apart is False]
+    unknown = [(group, gap) for group, gap in differences if gap.apart is None]
     notes = []
-    if not any(gap.pairs > 1 for _, gap in gaps):
+    if not any(gap.pairs > 1 for _, gap in differences):
         return (
             "Whether the others differ significantly is unknown: no two of their seeds can be paired. "
             "Add seeds: seed=1,2,3."
@@ -143,25 +143,25 @@ def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
     seeded = any(group.error is not None for group in block.groups)
     rows_known = any(group.rows_error is not None for group in block.groups)
     keys = block.keys or ["setting"]
-    gaps = {id(group): gap for group, gap in block.differences()}
+    differences = {id(group): gap for group, gap in block.differences()}
     header = [*keys, title(block.metric)]
     header += (["± seeds"] if seeded else []) + (["± rows"] if rows_known else []) + ["n"]
-    compared = bool(gaps)
+    compared = bool(differences)
     header += ["difference", *([_INTERVAL, "pairs", "significant"] if seeded else [])] if compared else []
-    beside = _beside(block)
-    header += [*beside, "time", "jobs"]
+    extra_columns = _extra_columns(block)
+    header += [*extra_columns, "time", "jobs"]
     rows = []
     for place, group in enumerate(block.groups):
         settings = [group.settings[key] for key in block.keys] or [group.label]
         row: list[Any] = [*settings, group.mean if group.n else None]
         row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else []) + [_of_all(group)]
-        row += _gap_cells(gaps.get(id(group)), group is block.reference, seeded) if compared else []
-        row += [values[place] for values in beside.values()]
+        row += _gap_cells(differences.get(id(group)), group is block.reference, seeded) if compared else []
+        row += [values[place] for values in extra_columns.values()]
         rows.append([*row, _time(group.jobs), _job_numbers(group.jobs)])
     return header, rows
 
 
-def _beside(block: Block) -> dict[str, list[Any]]:
+def _extra_columns(block: Block) -> dict[str, list[Any]]:
     """What stands beside the score of each group, in means over its jobs: how many parameters learn, where that differs
     between groups, and by how much the loss of the pretraining rose, where it was measured (forgetting=)."""
     learn = [_mean_of(group, lambda result: result["trainable_parameters"]) for group in block.groups]
@@ -216,11 +216,9 @@ def _job_numbers(jobs: Sequence[SweepJob]) -> str:
 def unscored_table(sweep: SweepFiles) -> tuple[list[str], list[list[Any]]]:
     """Header and a row for each job without a score: what was varied, how it ended and why."""
     jobs = [job for job in sweep.jobs if job.value is None]
-    differing = [
-        key for key in dict.fromkeys(key for job in sweep.jobs for key in job.overrides) if _differs(sweep, key)
-    ]
+    keys = [key for key in dict.fromkeys(key for job in sweep.jobs for key in job.overrides) if _differs(sweep, key)]
     rows: list[list[Any]] = [
-        [str(job.number), " ".join(f"{key}={job.overrides[key]}" for key in differing if key in job.overrides)]
+        [str(job.number), " ".join(f"{key}={job.overrides[key]}" for key in keys if key in job.overrides)]
         + [job.status, job.reason]
         for job in jobs
     ]
@@ -334,8 +332,8 @@ def _wide(table: str) -> str:
     return f'<div class="wide">{table}</div>'
 
 
-def _more(count: int, shown: int) -> str:
-    return html.paragraph(f"{count - shown} further rows are in sweep.csv.") if count > shown else ""
+def _more(count: int, limit: int) -> str:
+    return html.paragraph(f"{count - limit} further rows are in sweep.csv.") if count > limit else ""
 
 
 # The table that ends a sweep.

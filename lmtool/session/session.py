@@ -128,7 +128,7 @@ def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str
     rows = []
     for phase, (first, last) in zip(plan.phases, loader.borders(steps), strict=True):
         ran = first <= last
-        row = {"given": phase.given, "share": phase.share}
+        row = {"given": phase.overrides, "share": phase.share}
         rows.append(row | {"first_step": first if ran else None, "last_step": last if ran else None})
     return rows
 

@@ -270,7 +270,7 @@ def test_runs_side_by_side_on_the_terminal(task_run):
     report_comparison(Output(stream), [first, second], first.parent / "comparison.html")
     text = stream.getvalue()
     assert "optimizer.lr  0.001  0.01" in text and "accuracy  1.000  0.500 ± 0.035" in text and "1 min 30 s" in text
-    assert "two less one, the same rows resampled for both" in text
+    assert "two minus one, the same rows resampled for both" in text
     line = next(line for line in text.splitlines() if line.startswith("accuracy") and "-0.5000" in line)
     assert re.search(r"0\.5000  1\.0000  -0\.5000     -0\.5\d+ to -0\.4\d+  yes", line), line
     page = read_page(first.parent / "comparison.html")

@@ -43,10 +43,10 @@ def mode_of(mode: Mode | Literal["auto"], offline: bool, environ: Mapping[str, s
     """
     if mode == "auto" and environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"):
         return "disabled", "WANDB_DISABLED"
-    said = environ.get("WANDB_MODE", "").strip().lower()
+    typed = environ.get("WANDB_MODE", "").strip().lower()
     reason = f"logger.wandb.mode={mode}"
-    if mode == "auto" and said in _MODES:
-        mode, reason = _MODES[said], f"WANDB_MODE={said}"
+    if mode == "auto" and typed in _MODES:
+        mode, reason = _MODES[typed], f"WANDB_MODE={typed}"
     if mode in ("disabled", "offline"):
         return mode, reason
     if offline:

@@ -27,7 +27,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the run decides when it ends; where that is gone, its pipe ends
     messages = iter(sys.stdin.readline, "")
     try:
-        tracker = opened(json.loads(next(messages)))
+        tracker = open_tracker(json.loads(next(messages)))
         serve(tracker, messages, answers)
     # Whatever a tracker raises, the run hears of it in one line and continues.
     except Exception as error:
@@ -36,7 +36,7 @@ def main() -> None:
     os._exit(0)  # without waiting for what a library registered to be done at exit
 
 
-def opened(start: dict[str, Any]) -> Tracker:
+def open_tracker(start: dict[str, Any]) -> Tracker:
     """The tracker that the first line asks for."""
     plugins.load(start["plugins"])
     entry = lookup(GROUP, start["name"])

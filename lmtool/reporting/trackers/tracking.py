@@ -201,18 +201,18 @@ def _listen(process: subprocess.Popen[str], answers: queue.SimpleQueue[dict[str,
 class Trackers:
     """Listens to the loop for all trackers of a run. Use as a context: leaving it ends them, within a bounded time.
 
-    configs: by name. facts: of the run, from the step after which training continues. say, warn: where lines go; they
-    are called on the thread that calls the listener.
+    configs: by name. metadata: from the step after which training continues to the run's metadata. say, warn: take
+    lines, on the thread that calls the listener.
     """
 
     def __init__(
         self,
         configs: Mapping[str, TrackerConfig],
-        facts: Callable[[int], TrackedRun],
+        metadata: Callable[[int], TrackedRun],
         say: Say,
         warn: Say,
     ):
-        self.configs, self.facts, self.say, self.warn = configs, facts, say, warn
+        self.configs, self.facts, self.say, self.warn = configs, metadata, say, warn
         self.threads: Sequence[TrackerThread] = ()
         self._result: dict[str, Any] | None = None
 
@@ -225,8 +225,8 @@ class Trackers:
         self.close()
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None = None) -> None:
-        facts = self.facts(step)
-        self.threads = [TrackerThread(name, config, facts) for name, config in self.configs.items()]
+        metadata = self.facts(step)
+        self.threads = [TrackerThread(name, config, metadata) for name, config in self.configs.items()]
 
     def on_step(self, row: Mapping[str, Any]) -> None:
         for thread in self.threads:
