@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.disentangled import DisentangledAttention
@@ -181,8 +183,13 @@ class SavedActivations:
         )
 
 
+def has_query_stream(learner: BaseLearner) -> bool:
+    """Whether its objective predicts by a second stream of queries (XLNet)."""
+    return isinstance(learner.config, ObjectiveConfig) and learner.config.query_stream
+
+
 def saved_activations(
-    learner: nn.Module,
+    learner: BaseLearner,
     formats: Formats,
     length: float,
     outputs: float = 0.5,
@@ -195,8 +202,8 @@ def saved_activations(
     memory: states of earlier text in front of an example."""
     total = SavedActivations()
     for backbone in backbones_of(learner):
-        share = read if backbone is getattr(learner, "backbone", backbone) else 1.0
-        query_stream = share if getattr(getattr(learner, "config", None), "query_stream", False) else 0.0
+        share = read if backbone is learner.backbone else 1.0
+        query_stream = share if has_query_stream(learner) else 0.0
         total = total + _of_backbone(backbone, formats, length, outputs, share, memory / length, query_stream)
     return total
 

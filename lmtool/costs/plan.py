@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from lmtool.costs.activations import VALUE_BYTES, SavedActivations
+from lmtool.costs.activations import VALUE_BYTES, SavedActivations, has_query_stream
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -161,7 +161,7 @@ def works_of(
     an encoder-decoder the share of its decoder.
     """
     yield from _body(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
-    if getattr(getattr(learner, "config", None), "query_stream", False):
+    if has_query_stream(learner):
         yield _asking(learner.backbone, predicted, length)
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
     objective_modules = getattr(learner, "objective", None)

@@ -74,7 +74,7 @@ class SafeStream:
 
     @property
     def encoding(self) -> str:
-        return getattr(self.stream, "encoding", None) or "utf-8"
+        return self.stream.encoding or "utf-8"
 
     def isatty(self) -> bool:
         return self.stream.isatty()

@@ -29,6 +29,7 @@ from lmtool.session.session import text_of
 from lmtool.session.trained import Trained
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import PROMPT
+from lmtool.tasks.configs.sequence import SequenceConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tasks.mixture import read_tasks, rows_of
@@ -228,7 +229,7 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
     before = trained.config
     if config.shots != 0 or not isinstance(before, PretrainConfig) or before.model.architecture != "encoder":
         return None
-    if config.task is None or not getattr(config.task, "prompted", False):
+    if not isinstance(config.task, SequenceConfig) or not config.task.prompted:
         return None
     require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots=0")
     if config.normalisation == "calibrated":

@@ -19,6 +19,7 @@ from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig
 from lmtool.session.open_run import starts_from
 from lmtool.session.trained import Trained
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
+from lmtool.tasks.configs.sequence import SequenceConfig, WindowedConfig
 from lmtool.tasks.kinds.labels import joined
 from lmtool.tasks.labels import TakenHead, sections_of, taken_head
 from lmtool.tasks.loading import TaskData, load_task, target_rows
@@ -57,7 +58,7 @@ def _to_learn(
 ) -> tuple[TaskData, TakenHead | None]:
     """The data of one task, and the head that it takes from a checkpoint with tasks of these sections."""
     data = load_task(task, config.seed, config.cache_dir, config.offline)
-    if getattr(task, "domain", None) is not None:
+    if isinstance(task, WindowedConfig) and task.domain is not None:
         target_texts = target_rows(task, config.cache_dir, config.offline)
         data = replace(data, unlabelled=target_texts, facts={**data.facts, "target_rows": len(target_texts)})
     task, head = data.config, None
@@ -70,7 +71,7 @@ def _to_learn(
     elif head is not None:
         task = task.with_head(head.form)
     metadata = data.facts
-    if head is None and origin is not None and getattr(task, "pooling", None) == "auto":
+    if head is None and origin is not None and isinstance(task, SequenceConfig) and task.pooling == "auto":
         task, metadata = _with_published_pooling(task, metadata, origin, config.offline)
     return replace(data, config=task, facts=metadata), head
 
