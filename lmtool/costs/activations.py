@@ -189,12 +189,7 @@ def has_query_stream(learner: BaseLearner) -> bool:
 
 
 def saved_activations(
-    learner: BaseLearner,
-    formats: Formats,
-    length: float,
-    outputs: float = 0.5,
-    read: float = 1.0,
-    memory: float = 0.0,
+    learner: BaseLearner, formats: Formats, length: float, outputs: float = 0.5, read: float = 1.0, memory: float = 0.0
 ) -> SavedActivations:
     """What a token of a batch keeps in all backbones of a learner, heads left out. length: mean tokens of an example,
     both sides, without virtual ones. outputs: of an encoder-decoder the share of its decoder. read: share of the tokens

@@ -178,8 +178,7 @@ def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequenc
 
     numbered = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
     curves = html.figure(
-        drawing.svg(drawing.similarity_figure(read)),
-        "Lines: the same word in other sentences. Dots: different words.",
+        drawing.svg(drawing.similarity_figure(read)), "Lines: the same word in other sentences. Dots: different words."
     )
     squares = [
         f"<h3>{html.escape(each.name)}</h3>"

@@ -11,14 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lmtool.reporting.drawing import (
-    INK,
-    QUIET,
-    STYLE,
-    TRAIN,
-    VALIDATION,
-    blank,
-)
+from lmtool.reporting.drawing import INK, QUIET, STYLE, TRAIN, VALIDATION, blank
 from lmtool.reporting.sweep_groups import Block, SeedGroup, number_of
 from lmtool.reporting.text import lower_is_better, number, plain, title
 

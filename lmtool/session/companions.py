@@ -177,10 +177,7 @@ class PredictionFiles(Companion):
         for warning in final.warnings:
             run.output.line(f"warning: {warning}", "yellow")
         classes = final.first.details.get("classes")
-        rows = {
-            "validation_examples": sum(map(len, held_out.first.data.rows.values())),
-            "warnings": final.warnings,
-        }
+        rows = {"validation_examples": sum(map(len, held_out.first.data.rows.values())), "warnings": final.warnings}
         if learner.scores_part:
             # During training only a part of the rows was scored: these are the scores of all.
             rows |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
@@ -198,10 +195,7 @@ class LabelledTests(Companion):
         evaluations = splits.score(run.precision).splits
         return {
             "tests": {
-                split: {
-                    "examples": sum(map(len, splits.splits[split].data.rows.values())),
-                    **evaluation.metrics(),
-                }
+                split: {"examples": sum(map(len, splits.splits[split].data.rows.values())), **evaluation.metrics()}
                 for split, evaluation in evaluations.items()
             }
         }

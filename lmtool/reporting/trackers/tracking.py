@@ -206,11 +206,7 @@ class Trackers:
     """
 
     def __init__(
-        self,
-        configs: Mapping[str, TrackerConfig],
-        metadata: Callable[[int], TrackedRun],
-        say: Say,
-        warn: Say,
+        self, configs: Mapping[str, TrackerConfig], metadata: Callable[[int], TrackedRun], say: Say, warn: Say
     ):
         self.configs, self.facts, self.say, self.warn = configs, metadata, say, warn
         self.threads: Sequence[TrackerThread] = ()
