@@ -78,7 +78,7 @@ def _leaking(splits: Mapping[str, Any]) -> list[str]:
 def _text(
     config: CheckConfig, text: DataConfig, length_of: Callable[[Sequence[str]], list[int]], output: Output
 ) -> dict[str, Any]:
-    """What there is to say of text to pretrain on, document by document."""
+    """Findings about text to pretrain on, document by document."""
     with collected() as problems:
         source = open_source(text, config.cache_dir, output.stage, config.offline)
         splits = {}
@@ -91,7 +91,7 @@ def _text(
 
 
 def _lengths(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:
-    """How lengths are measured, and in what."""
+    """The function that measures lengths, and their unit."""
     if config.checkpoint is None:
         return _words, "words"
     folder = Path(config.checkpoint).expanduser()

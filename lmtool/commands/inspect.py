@@ -127,7 +127,7 @@ def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspec
 
 
 def _screen_of(tally: Tally, heading: str, fact: str, examples: list[dict[str, Any]]) -> InspectionScreen:
-    """As it is shown: what was looked for and never found has no row of its own."""
+    """The screen of statistics; checks whose subject never occurred have no row."""
     statistics = list(tally.statistics.values())
     never = [statistic.name for statistic in statistics if statistic.checks_itself and statistic.holds(0)]
     shown_statistics = [statistic for statistic in statistics if statistic.name not in never]

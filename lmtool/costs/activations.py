@@ -1,4 +1,4 @@
-"""What a forward keeps for its backward, counted on the parts of a learner: bytes of each token.
+"""Activations that a forward saves for its backward, counted on the parts of a learner: bytes per token.
 
 Elements follow what autograd saves of each operation: a linear map its input where its matrix learns, a norm its input,
 attention its queries, keys, values and result, an activation its input, dropout a byte. Parts below the first that
@@ -53,11 +53,11 @@ class Formats:
 
     @property
     def attention(self) -> int:
-        """Of one that attention reads: on a CPU it is fp32, see `nn.tiled`."""
+        """Bytes of an element that attention reads: fp32 on a CPU, see `nn.tiled`."""
         return self.product if self.cuda else VALUE_BYTES
 
 
-# What attention keeps for its backward, counted on its parts.
+# Activations of attention.
 #
 # Shape letters: W width of all heads together, A heads, K keys that a query sees.
 
@@ -78,7 +78,7 @@ class AttentionContext:
 
 
 def attentions_of(layer: nn.Module) -> Iterator[tuple[str, MultiHead]]:
-    """Those in a layer, by the last part of their names."""
+    """The attentions of a layer, by the last part of their names."""
     for name, part in layer.named_modules():
         if isinstance(part, MultiHead):
             yield name.rpartition(".")[2], part
@@ -104,7 +104,7 @@ def attention_bytes(
     total = learns * width * read * formats.product + states * joined * formats.attention + low * formats.product
     if keeps_input(attention.out_proj):
         total += queries * joined * formats.product
-    # What a cross-attention reads is kept once more, as the encoder's last state.
+    # The encoder's last state, the input of a cross-attention, is saved once more.
     return total + VALUE_BYTES * attention.num_heads + cross * learns * width * formats.product
 
 

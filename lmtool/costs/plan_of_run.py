@@ -188,12 +188,12 @@ def _formats(config: RunConfig, device: PlannedDevice) -> Formats:
 
 
 def _forward(config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], device: PlannedDevice) -> Forward:
-    """What one forward of a device keeps."""
+    """The activations of one forward on a device."""
     formats, length = _formats(config, device), metadata["mean_length"]
     predicted = metadata.get("predicted_fraction", 0.0)
     tokens = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"] / devices_of(config)
     if config.micro_batch_tokens is not None:
-        # What limits a forward counts virtual tokens, a step does not.
+        # The limit of a forward counts virtual tokens, the size of a step does not.
         tokens = min(tokens, config.micro_batch_tokens / lengthening(learner, length))
     if isinstance(config, PretrainConfig):
         memory = config.model.remembers * reads_lanes(config.model, config.objective, config.data)
@@ -237,7 +237,7 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     )  # fmt: skip
 
 
-# What makes a run fit that does not: overrides, each tried by planning the run with it.
+# Overrides that make a run fit into memory: each is tried by planning the run with it.
 
 
 # Devices that are tried.

@@ -21,7 +21,7 @@ from lmtool.reporting.scores import between, is_significant, print_difference, s
 from lmtool.reporting.text import count, duration, lower_is_better, number, plain, shortened, size, title
 from lmtool.system.terminal import counted
 
-# How far a score may be from the saved one: predictions of a regression are rounded in the file.
+# Tolerance between a recomputed score and the saved one: a regression's predictions are rounded in the file.
 _TOLERANCE = 1e-4
 
 
@@ -228,7 +228,7 @@ def _write(comparison: RunComparison, path: Path) -> Path:
 
 
 def _differences_to_first(comparison: RunComparison) -> str:
-    """What each run differs by from the first, metric by metric."""
+    """The difference of each run from the first, by metric."""
     rows, sentences = [], []
     for name, gap in zip(comparison.names[1:], comparison.differences_to_first, strict=True):
         if isinstance(gap, str):

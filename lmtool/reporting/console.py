@@ -1,4 +1,4 @@
-"""Where a run speaks: standard output and log.txt. Secrets are masked here, and text from outside is made safe.
+"""The output of a run: standard output and log.txt. Secrets are masked here, and text from outside is made safe.
 
 On a terminal lines are coloured and a bar may live below them; elsewhere they are plain, without carriage returns or
 escape sequences. A reader that goes away (`lmtool pretrain | head`) or a closed terminal never ends a training.
@@ -61,7 +61,7 @@ class StageProgress:
 if TYPE_CHECKING:
     from rich.console import Console
 
-# What a terminal that cannot show them gets instead.
+# Replacements for a terminal that cannot show these characters.
 _ASCII = str.maketrans({"★": "*", "·": "|", "…": "...", "±": "+-", "×": "x", "→": "->", "−": "-", "—": "-"})
 
 
@@ -108,7 +108,7 @@ class SafeStream:
         if self.stream is not sys.stdout:
             return
         try:
-            # What Python still holds would fail again when it flushes at exit, and turn exit status 0 into 120.
+            # Buffered output would fail again when Python flushes at exit, and turn exit status 0 into 120.
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
         except (OSError, ValueError):
@@ -248,11 +248,8 @@ class Output:
         self.console.print(Text(head, style="dim").append_text(body))
 
 
-# Small tables of results: lines and colour on a terminal, aligned plain text elsewhere.
-
-
 _CELL = 120
-# Of the first column, where a table is wrapped.
+# Minimum width of the first column of a wrapped table.
 _NARROWEST = 16
 
 

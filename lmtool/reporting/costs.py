@@ -87,7 +87,7 @@ class RunPlan:
 
     @property
     def ends_text(self) -> str:
-        """What ends it, and which of its budgets would have ended it later. A clock is estimated."""
+        """The budget that ends it, and those that would have ended it later. A clock is estimated."""
         other_budgets = [f"{key}={count(value)}" for key, value in self.budgets.items() if key != self.ends_by]
         estimated = ", by the estimate" if other_budgets and "max_minutes" in self.budgets else ""
         before = f"{estimated} before {', '.join(other_budgets)}" if other_budgets else ""
@@ -110,7 +110,7 @@ class RunPlan:
 
     @property
     def needed_bytes(self) -> int:
-        """Of one device."""
+        """Bytes of one device."""
         return sum(self.memory_bytes.values())
 
     @property
@@ -232,7 +232,7 @@ class StepProfile:
     product_rate: float | None = None
 
     def share(self, *names: str) -> float:
-        """Of the step, of all parts whose name begins so."""
+        """The fraction of the step in parts whose names begin so."""
         spent = sum(row["forward"] + row["backward"] for name, row in self.parts.items() if name.startswith(names))
         return spent / self.milliseconds
 
@@ -296,7 +296,7 @@ def _products(profile: StepProfile) -> str:
 
 
 def remarks(profile: StepProfile) -> Iterator[str]:
-    """What is worth a look, with the override that changes it where there is one."""
+    """Sentences about unusual times, with the override that changes them where there is one."""
     metadata, cuda = profile.facts, profile.device.startswith("cuda")
     scores, host, head = profile.share("attention: scores"), profile.share(_HOST), profile.share("head", "loss")
     if profile.precision == "fp32" and metadata.get("native_bf16"):

@@ -1,4 +1,4 @@
-"""How every plot is drawn: PNG files for slides and papers, SVG for the page.
+"""The style of every plot: PNG files for slides and papers, SVG for the page.
 
 Drawn without pyplot, so that no display, no global state and no figure is left behind. In the page the ink is a CSS
 variable, so that the same drawing reads on light and on dark paper.
@@ -69,7 +69,7 @@ _PANEL = 1.8
 
 
 def panels_a_row(panels: int, width: float) -> int:
-    """How many small plots stand beside each other in a figure of so many inches."""
+    """The number of small plots in a row of a figure of this width in inches."""
     return max(1, min(panels, int(width / _PANEL)))
 
 
@@ -296,7 +296,7 @@ def _scale(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
 
 
 class _Similar(Protocol):
-    """As of looks.py."""
+    """As in looks.py."""
 
     @property
     def name(self) -> str: ...

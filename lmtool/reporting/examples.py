@@ -33,7 +33,7 @@ def _number(value: Any) -> float | None:
 
 @dataclass
 class PredictionSummary:
-    """What one pass over the predictions of a task keeps.
+    """Counts and sampled rows from one pass over the predictions of a task.
 
     rows: predictions by split. pairs: (gold, predicted) label counts. gold, predicted: the values of a regression.
     right, wrong, surprising: chosen rows.
@@ -112,7 +112,7 @@ def summarise(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
             right.offer(-abs(gold - predicted), row)
             surprising.offer(abs(gold - predicted), row)
             continue
-        # Of a row with many labels each counts by itself.
+        # Each label of a row with many labels counts separately.
         lists = isinstance(row["gold"], list) and isinstance(row["prediction"], list)
         labels = zip(row["gold"], row["prediction"], strict=False) if lists else [(row["gold"], row["prediction"])]
         if lists or not isinstance(row["gold"], list):  # several gold answers to one question are no label

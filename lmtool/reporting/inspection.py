@@ -1,4 +1,4 @@
-"""What `lmtool inspect` shows of a run: what stands out, examples, statistics; on the screen and on a page."""
+"""Screens and pages of `lmtool inspect` (examples and statistics of a run) and `lmtool check` (a data set)."""
 
 from __future__ import annotations
 
@@ -227,9 +227,6 @@ def write_inspection(path: Path, parts: Sequence[InspectionScreen]) -> None:
     for part in parts:
         body.append(html.section(part.heading if len(parts) > 1 else "What the model is fed", inspection_html(part)))
     html.write_page(path, parts[0].heading, body)
-
-
-# What `lmtool check` found of a data set, on the screen.
 
 
 _HEADINGS = ("from", "to", "rows", "words", "by chance", "unknown words", "unknown types", "labels")

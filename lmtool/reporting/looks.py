@@ -1,4 +1,4 @@
-"""What `lmtool inspect tokenizer`, `attention`, `positions` and `word` show: on the screen and on a page."""
+"""Screens and pages of `lmtool inspect tokenizer`, `attention`, `positions` and `word`."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequenc
 
 
 class _Head(Protocol):
-    """As of learners/representations/attention.py."""
+    """As in learners/representations/attention.py."""
 
     @property
     def layer(self) -> int: ...
@@ -210,7 +210,7 @@ class _Head(Protocol):
 
 
 class _Attention(Protocol):
-    """As of learners/representations/attention.py."""
+    """As in learners/representations/attention.py."""
 
     @property
     def weights(self) -> Any: ...

@@ -86,7 +86,7 @@ def _training_loss(run: RunFiles) -> str:
 
 
 def loss_caption(run: RunFiles) -> str:
-    """What the figure of the loss shows, in sentences."""
+    """The caption of the loss figure."""
     key = _training_loss(run)
     rows = len(series(run.train, key)[0])
     sentences = ["Faint: each logged step of training; above it, its running mean. Dots: held-out data."]

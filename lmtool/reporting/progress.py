@@ -1,4 +1,4 @@
-"""What is seen while a run trains: a bar on a terminal, one plain line a log interval elsewhere."""
+"""Progress of a training: a bar on a terminal, one plain line per log interval elsewhere."""
 
 from __future__ import annotations
 

@@ -50,14 +50,14 @@ def _cell(value: Any) -> Any:
 
 
 def _layer_map(run: RunFiles) -> Iterator[str]:
-    """What learned from what."""
+    """The layers of the student and of the teacher that are compared."""
     metadata = run.section("data").get("distillation")
     if isinstance(metadata, Mapping) and metadata.get("layers"):
         yield html.paragraph(f"Student layers and the teacher's that they learn from: {metadata['layers']}.")
 
 
 def interchange_of(run: RunFiles) -> Mapping[str, Any]:
-    """What was measured under interchange interventions; nothing where they were not made."""
+    """The measurements under interchange interventions; empty if there were none."""
     distillation = run.result.get("distillation")
     accuracy = distillation.get("interchange_accuracy") if isinstance(distillation, dict) else None
     cells = accuracy.get("cells") if isinstance(accuracy, dict) else None
@@ -66,7 +66,7 @@ def interchange_of(run: RunFiles) -> Mapping[str, Any]:
 
 
 def _agreement(run: RunFiles) -> Iterator[str]:
-    """How far the student predicts what its teacher does, in a sentence each."""
+    """Sentences about how often student and teacher predict the same."""
     distillation: Mapping[str, Any] = run.result["distillation"]
     fidelity, accuracy = distillation.get("fidelity"), interchange_of(run)
     if isinstance(fidelity, dict) and _known(fidelity):
@@ -245,7 +245,7 @@ def _strip(run: RunFiles) -> str:
 
 
 def _terms(run: RunFiles) -> str:
-    """What each term of a loss of several scores on held-out data."""
+    """The held-out scores of each term of a loss with several terms."""
     metrics = run.result.get("metrics")
     known = metrics if isinstance(metrics, dict) else {}
     names = [key.removesuffix("_baseline") for key in known if key.endswith("_baseline")]
@@ -264,7 +264,7 @@ def _facts(run: RunFiles) -> str:
 
 
 def _learning(run: RunFiles) -> str:
-    """How many parameters learn, of how many, by role."""
+    """Trainable and all parameters by role."""
     by_role = run.section("learns")
     complete = all(isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in by_role.values())
     if not by_role or not complete:
@@ -283,7 +283,7 @@ def _lineage(run: RunFiles) -> str:
 
 
 def _phases(run: RunFiles) -> str:
-    """What differs in each phase of a run, its share of the budget and its steps."""
+    """The overrides of each phase, its fraction of the budget and its steps."""
     phases = run.result.get("phases")
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
         return ""
@@ -297,7 +297,7 @@ def _phases(run: RunFiles) -> str:
 
 
 def _mixture(run: RunFiles) -> str:
-    """Of each member of a mixture, how many examples were read and planned, and its scores beside its baseline."""
+    """By member of a mixture: examples read and planned, its score and its baseline."""
     members, metrics = run.result.get("mixture"), run.result.get("metrics")
     if not isinstance(members, dict) or not isinstance(metrics, dict):
         return ""
@@ -366,7 +366,7 @@ def _environment_text(environment: Mapping[str, Any]) -> str:
 
 
 def repeat_commands(run: RunFiles) -> list[str]:
-    """What to type to repeat the run: from its saved configuration, and the command line it came from."""
+    """Commands that repeat the run: from its saved configuration, and as it was typed."""
     command = run.result.get("command") or run.environment.get("command")
     lines = []
     if isinstance(command, str) and command.replace("_", "").isalnum():

@@ -20,7 +20,7 @@ from lmtool.system.terminal import plural
 # Below this many standard errors a difference is not told apart from chance.
 CLEAR_ERRORS = 2.0
 _FRACTIONS = ("accuracy",)
-# What a term has beside its scores: these change from run to run, not while one learns.
+# Suffixes of values that do not change while a run learns.
 CONSTANTS = ("_count", "_standard_error", "_baseline")
 
 
@@ -36,7 +36,7 @@ class Score:
 
     @property
     def gain(self) -> float | None:
-        """How much better than the baseline, positive where better; None without one."""
+        """Improvement over the baseline, positive if better; None without a baseline."""
         if self.baseline is None or not math.isfinite(self.baseline) or not math.isfinite(self.value):
             return None
         return self.baseline - self.value if lower_is_better(self.metric) else self.value - self.baseline
@@ -58,7 +58,7 @@ class Score:
 
     @property
     def sentence(self) -> str:
-        """How the value stands to its baseline, in words."""
+        """The comparison with the baseline, in words."""
         if self.gain is None or self.baseline is None:
             return "no baseline to compare with"
         baseline_text = f"the {title(self.baseline_name)} baseline, {number(float(self.baseline))}"
@@ -73,7 +73,7 @@ class Score:
 
 
 def stopped_by(result: Mapping[str, Any]) -> str | None:
-    """What stopped a run, in words: a budget, or patience."""
+    """The reason why a run stopped, in words: a budget, or patience."""
     reason = result.get("ended")
     return (
         "stopped early (patience)" if reason == "patience" else f"stopped: {plain(reason)} reached" if reason else None
@@ -81,7 +81,7 @@ def stopped_by(result: Mapping[str, Any]) -> str | None:
 
 
 def selected_on(result: Mapping[str, Any]) -> str | None:
-    """What the headline of a task's run is: the best of several evaluations on the same rows."""
+    """A note that the checkpoint was selected on the scored rows; None for a run without a task."""
     examples = result.get("validation_examples")
     return f"selected on these {count(examples)} {plural(examples, 'row')}" if isinstance(examples, int) else None
 
@@ -128,10 +128,7 @@ def score_of(
     )
 
 
-# What `lmtool evaluate` and `lmtool probe` print and write.
-
-
-# What `lmtool evaluate` prints and writes of a task: scores with intervals, classes, calibration, the hardest rows.
+# `lmtool evaluate` on a task: scores with intervals, classes, calibration, the hardest rows.
 
 
 _HARDEST, _CLASSES = 3, 40
@@ -242,7 +239,7 @@ def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> t
     return [labels[row] for row in kept], [[counts[row][column] for column in kept] for row in kept]
 
 
-# What `lmtool evaluate shots=` prints: scores over draws of demonstrations, beside what answering blindly scores.
+# `lmtool evaluate shots=`: scores over several samples of demonstrations, and a constant baseline.
 
 
 _LINES, _WIDTH = 12, 100
@@ -275,8 +272,7 @@ def print_few_shot(output: Output, title: str, shots: int, summary: Mapping[str,
         output.line(f"warning: {plain(warning, 2 * _WIDTH)}", "yellow")
 
 
-# What `lmtool probe` prints and writes: accuracy by layer, beside random weights and the commonest class, as a table,
-# a picture and a page of both.
+# `lmtool probe`: accuracy by layer, with random weights and the most frequent class as baselines.
 
 
 _HEADER = ["layer", "trained", "random weights"]

@@ -1,4 +1,4 @@
-"""The screen at the start of a run, which says what will happen, and the one at its end, which says what did."""
+"""The first and the last screen of a run: its plan, and its result."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def forgetting_rows(forgetting: Any) -> list[tuple[str, str]]:
 
 
 def _took_text(seconds: float, evaluation_seconds: float) -> str:
-    """How long a run took, and what of it was training where the rest is worth a word."""
+    """The time of a run, and the part of it that was training if the rest is more than 5%."""
     took = f" in {duration(seconds + evaluation_seconds)}"
     return f"{took}, {duration(seconds)} of it training" if evaluation_seconds > 0.05 * seconds else took
 

@@ -32,7 +32,7 @@ DONE_JOB, NO_SCORE, RUNNING, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
 )  # fmt: skip
 _STOPPED = (REQUEUE, INTERRUPTED, TERMINATED)
 _TAIL = 4096
-# Of no meaning to what a job learned.
+# Keys that do not change what a job learns.
 _LOCATION_KEYS = ("name", "run_dir")
 
 
@@ -104,7 +104,7 @@ def read_sweep(folder: str | Path) -> SweepFiles:
 
 
 def count_ended(folder: Path) -> int:
-    """How many jobs of a sweep have ended, however."""
+    """The number of jobs of a sweep that have ended, in whatever way."""
     return sum(has_ended(read_object(RunFiles(path.parent), JOB)) for path in folder.glob(f"*/{JOB}"))
 
 
@@ -149,7 +149,7 @@ def _number(folder: Path) -> int:
 
 
 def last_step_text(folder: Path) -> str:
-    """How far a run is, by the last whole rows of its metrics.jsonl; "" where they do not say."""
+    """'at step N', from the last complete rows of metrics.jsonl; "" if there are none."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _TAIL, 0))

@@ -23,7 +23,7 @@ from lmtool.reporting.text import lower_is_better, plain
 SEED = "seed"
 # A sweep whose sampler draws values fills next to nothing of the grid that they span: then no cell is missing.
 _GRID_SHARE = 0.5
-# Of a score: what its digits and the order of a sum leave open.
+# Relative rounding error of a score.
 _ROUNDING = 1e-9
 
 
@@ -62,7 +62,7 @@ class SeedGroup:
 
     @property
     def rows_error(self) -> float | None:
-        """How far the rows that were scored leave the score of one job open: the mean of the jobs' own errors."""
+        """The standard error of one job's score, for its number of rows: the mean over the jobs."""
         errors = [job.standard_error for job in self.jobs if job.value is not None and job.standard_error is not None]
         return mean_and_error(errors)[0] if errors else None
 
@@ -241,7 +241,7 @@ def _named(job: SweepJob, name: str) -> bool:
     return stripped == str(job.number) or stripped in (str(job.folder), job.folder.name)
 
 
-# What a spreadsheet takes for the beginning of a formula.
+# Characters that begin a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

@@ -24,7 +24,7 @@ def settings_figures(block: Block) -> tuple[list[Figure], str]:
     """The figures that fit what varies, and their caption; none where they would show nothing, or too much."""
     scored = [group for group in block.groups if group.n]
     values = {key: _ordered([group.settings[key] for group in scored]) for key in block.keys}
-    # What one value is left of tells nothing.
+    # A key with a single scored value shows nothing.
     keys = [key for key in block.keys if len(values[key]) > 1]
     if len(keys) == 1 and len(keys) == len(block.keys) and len(scored) <= _POINTS:
         return [_curve(block, keys[0], scored)], _CURVE
@@ -122,7 +122,7 @@ def _heat_map(
 
 
 def _shade(block: Block, mean: float, low: float, high: float) -> float:
-    """How good among the means, 0 to 1."""
+    """The rank of a mean between the worst (0) and the best (1)."""
     if not math.isfinite(high - low) or high == low:
         return 0.5
     share = (mean - low) / (high - low)

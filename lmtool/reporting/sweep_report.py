@@ -25,7 +25,7 @@ _NAMED = 3
 _INTERVAL = f"{LEVEL:.0%} interval"
 _LABEL = 200
 _SAME = "every pair of seeds differs by the same amount, which gives no interval"
-# What scores a prediction of other things: losses over them do not compare.
+# Keys that change the prediction targets: losses over different targets do not compare.
 _OTHER_TARGETS = ("tokenizer", "data")
 
 
@@ -72,7 +72,7 @@ def headline(block: Block) -> str:
 
 
 def sentences(block: Block) -> list[str]:
-    """What the headline leaves open: ties, the reference that was named, cells that are missing, what to beware of."""
+    """Sentences below the headline: ties, the named reference, missing cells, and cautions."""
     notes = [_ties(block)] if block.reference is block.best else [_referred(block)]
     differences = [gap for _, gap in block.differences()]
     known_intervals = sum(gap.apart is not None for gap in differences)
@@ -127,7 +127,7 @@ def _one_more_pair(block: Block) -> str:
 
 
 def _referred(block: Block) -> str:
-    """How the best stands to the setting that was named."""
+    """The difference between the best and the named setting."""
     gap = next((gap for group, gap in block.differences() if group is block.best), None)
     if gap is None or gap.value is None:
         return f"The best shares no seed with {setting(block.reference)}."

@@ -1,4 +1,4 @@
-"""What surrounds a run and is not the loop: one class for each capability, in the order in which they take part.
+"""Capabilities around the training loop: one companion class for each, in the order in which they take part.
 
 A new capability adds a companion, never a parameter of `fit`.
 """
@@ -122,7 +122,7 @@ class Lineage(Companion):
 
 
 class MixtureFractions(Companion):
-    """How many examples of each member of a mixture the run has read."""
+    """The number of examples that the run has read of each member of a mixture."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
         examples = [phase.examples for phase in session.phases]
@@ -215,7 +215,7 @@ class Forgetting(Companion):
 
 
 class Distillation(Companion):
-    """What a student learns from its teachers: their scores compared, and how far they agree. The digests of the
+    """Scores of the student and its teachers, and how far they agree. The digests of the
     teachers' tensors are kept in every checkpoint: a resumed run must find the same teachers."""
 
     def __init__(self, distilled: Distilled):
@@ -295,6 +295,6 @@ def _measured(
 
 
 def _weights(learner: BaseLearner) -> Iterator[nn.Parameter]:
-    """What predicts: a generator is not a part of it."""
+    """The weights that predict; a generator does not."""
     yield from learner.backbone.parameters()
     yield from learner.heads.parameters()

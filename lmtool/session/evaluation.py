@@ -36,8 +36,7 @@ from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tasks.prompting.few_shot import FewShot, PromptedEvaluation, demonstrations
 from lmtool.training.precision import Precision
 
-# `lmtool evaluate` on text: what a pretrained checkpoint scores on held-out text, by windows as in training or by
-# windows that overlap.
+# `lmtool evaluate` on text: scores of a pretrained checkpoint over windows as in training, or overlapping ones.
 
 
 _ENDS = "the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
@@ -157,7 +156,7 @@ def _names_no_validation(data: DataConfig, known: DataConfig) -> bool:
     return other and typed["validation"] in (None, trained_on.get("validation"))
 
 
-# `lmtool evaluate shots=`: a task from prompts alone, over several draws of demonstrations. Nothing is trained.
+# `lmtool evaluate shots=`: a task from prompts alone, over several samples of demonstrations. Nothing is trained.
 
 
 def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> dict[str, Any]:
@@ -297,7 +296,7 @@ def _records(kind: TaskKind, splits: Mapping[str, Sequence[PromptedEvaluation]])
 
 
 def _checksum(module: nn.Module) -> str:
-    """Of all tensors: a sum over the bits of each, which takes as long as reading them once."""
+    """A checksum over the bits of all tensors, as fast as reading them once."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         kind = torch.int32 if tensor.element_size() == 4 else torch.uint8

@@ -1,4 +1,4 @@
-"""What a finetuning run forgets: the loss of its pretraining on held-out text before and after, and how far the weights
+"""Forgetting in a finetuning run: the pretraining loss on held-out text before and after, and how far the weights
 of each level are from where they started."""
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> Tas
 
 
 def _predicted(task: TaskConfig) -> str:
-    """What a task predicts, for messages."""
+    """The classes of a task, or 'a number', for messages."""
     labels = getattr(task, "labels", None)
     return f"the classes {', '.join(labels)}" if labels else "a number"
 
@@ -219,7 +219,7 @@ def predictions_of(task: TaskConfig, path: str) -> Rows:
 
 
 def _keys(rows: Rows) -> list[tuple[str, str]]:
-    """Of each row its number, and all that is read of it."""
+    """The number and the inputs of each row."""
     texts = zip(*rows.columns.values(), strict=True)
     return [(str(number), json.dumps(values)) for number, values in zip(rows.ids, texts, strict=True)]
 

@@ -53,9 +53,6 @@ from lmtool.weights.loading import LoadReport
 from lmtool.weights.merging import merged
 from lmtool.weights.reading import Weights, read, read_base
 
-# A run under way: its folder, opened and locked, and where it speaks.
-
-
 _COMPARED_STEPS = 10_000  # steps of the past, evenly spaced
 
 
@@ -216,7 +213,7 @@ def _warned(output: Output) -> Callable[[str], None]:
     return lambda text: output.line(f"warning: {text}", "yellow")
 
 
-# What a run starts from: the tokenizer, the weights, the labels of its tasks.
+# The start of a run: its tokenizer and its weights.
 
 
 def saved_tokenizer(run: OpenRun) -> Tokenizer | None:
@@ -313,7 +310,7 @@ def start_weights(
 def base_of(
     run: OpenRun, learner: BaseLearner, start: Weights | None, loaded: LoadReport | None, tokenizer: Tokenizer
 ) -> Base | None:
-    """What the checkpoints of a run leave to the one that it starts from; None where they hold everything."""
+    """The tensors that a tuned run's checkpoints leave to its starting checkpoint; None if they are complete."""
     resumes = run.checkpoint
     if start is None or loaded is None or start.merged or (resumes is not None and saved_base(resumes) is None):
         return None
@@ -327,5 +324,5 @@ def base_of(
 
 
 def prior_weights(config: FinetuneConfig) -> list[Weights]:
-    """Those of the runs that the tuning method builds on. A checkpoint of the run itself has what was taken of them."""
+    """The weights of the runs that the tuning method builds on. The run's own checkpoints have their own copy."""
     return [read(path, config.offline) for path in config.tuning.builds_on]

@@ -29,9 +29,6 @@ from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import LoadReport
 
-# The session of a pretraining run: text, tokenizer, learner.
-
-
 # The suggested prompt: so many words of the held-out text, and tokens that surely hold them.
 _PROMPT_WORDS, _PROMPT_TOKENS = 5, 40
 
@@ -126,7 +123,7 @@ class PretrainPreparation:
 def _commands_after_pretraining(
     folder: str, tokenizer: Tokenizer, learner: BaseLearner, held_out: SplitData
 ) -> list[str]:
-    """What the user may type next."""
+    """Commands that the user may type next."""
     finetune = command_line("finetune", "task=pydocs", f"checkpoint={folder}")
     if type(learner).respond is BaseLearner.respond:  # it answers no texts
         return [finetune]
@@ -239,7 +236,7 @@ def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> 
 
 
 def _commands_after_finetuning(folder: str, tasks: Mapping[str, TaskData]) -> list[str]:
-    """What the user may type next."""
+    """Commands that the user may type next."""
     name, first = next(iter(tasks.items()))
     task = [f"task={name}"] if len(tasks) > 1 else []
     inputs = {1: ["text=..."], 2: ["text=...", "pair=..."]}.get(len(first.config.reads), ["input=FILE"])

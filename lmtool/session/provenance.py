@@ -1,4 +1,4 @@
-"""What a run learns from, data and teachers: kept in each of its checkpoints, and compared when the run resumes from
+"""The origin of a run, its data and teachers: saved in each checkpoint, and compared when the run resumes from
 one.
 
 data.json   {"data=text": {"text": sha256, "bytes": ..., ...}, "task=sst2": {"train rows": ..., "train texts": sha256,
@@ -172,7 +172,7 @@ def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
             )
 
 
-# How a branch begins: a copy of its trunk's checkpoint, in its own folder, and the rows until there.
+# The start of a branch: a copy of its trunk's checkpoint, in its own folder, and the rows until there.
 #
 # The copy has the branch's configuration, no best checkpoint yet, and a line more in its lineage. From then on the
 # branch is a run that resumes, and needs its trunk no more. The trunk is read only: it may be under way.

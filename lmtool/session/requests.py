@@ -14,7 +14,7 @@ from lmtool.runs.files import write_delimited, write_rows
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import read_file, suffixes
 
-# What a command is asked about: `text=`, or the lines or the table of `input=`.
+# The inputs of a command: `text=`, or the lines or the table of `input=`.
 
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json")
@@ -58,7 +58,7 @@ def input_lines(given: str) -> tuple[list[str], Origin]:
     return list(texts), list(origin)
 
 
-# What commands write of rows: JSON lines, or the table that the output's name says.
+# The outputs of a command: JSON lines, or a table by the suffix of `output=`.
 
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -123,7 +123,7 @@ def join_columns(
         probabilities_of_row = joined.pop("probabilities", None)
         if table is not None:
             table_values = {name: values[number] for name, values in columns.items()}
-            # What the table says goes before what was read of it: both are the same text.
+            # The table's columns come before the record's copies of them.
             input_columns = {
                 *table_values,
                 *(task_columns.get(name, name) for name in table_values),

@@ -34,8 +34,8 @@ from lmtool.weights.loading import LoadReport
 
 
 class _Kind(NamedTuple):
-    """What the parameters of a row have in common. rate: full learning rate. decay: weight decay. first: the step from
-    which they learn, None: not in this run."""
+    """Settings that the parameters of a row share. rate: full learning rate. decay: weight decay. first: the step from
+    which they learn; None: not in this run."""
 
     rate: float
     decay: float
@@ -238,7 +238,7 @@ def warnings_of(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 
 def listener(run: OpenRun, metric: str, baseline: Mapping[str, Any]) -> ProgressDisplay:
-    """What shows the steps: a bar on a terminal, plain lines elsewhere."""
+    """The display of the steps: a bar on a terminal, plain lines elsewhere."""
     return ProgressDisplay(run.output, metric, run.config.log_every, baseline)
 
 
@@ -305,7 +305,7 @@ def finish(
 
 
 def report_finished(run: OpenRun, result: dict[str, Any]) -> dict[str, Any]:
-    """Of a finished run, write a missing report and print the result."""
+    """Print the result of a finished run, and write a missing report."""
     folder, output = run.folder.path, run.output
     if run.folder.writes and not (folder / "report.html").is_file():
         write_report(folder)

@@ -35,8 +35,6 @@ from lmtool.weights.assemble import assemble
 from lmtool.weights.bases import Base
 from lmtool.weights.loading import LoadReport
 
-# The training data of a run, phase by phase: examples and their loader.
-
 
 def text_of(
     config: DataConfig,
@@ -62,7 +60,7 @@ def text_of(
 
 
 def tokenized_metadata(data: SplitData) -> dict[str, Any]:
-    """How fast the store of a split was built, whenever that was: for the screens and the report."""
+    """Size and speed of building the token store of a split, for the screens and the report."""
     if data.members:
         return {title: tokenized_metadata(part) for title, part in data.members.items()}
     metadata = data.text.facts
@@ -80,7 +78,7 @@ class PhaseData:
 
     @cached_property
     def examples(self) -> Examples:
-        """Those of the training data."""
+        """The examples of the training data."""
         return examples_of(self.learner, self.data["train"], self.config.max_length)
 
     @cached_property
@@ -131,9 +129,6 @@ def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str
         row = {"given": phase.overrides, "share": phase.share}
         rows.append(row | {"first_step": first if ran else None, "last_step": last if ran else None})
     return rows
-
-
-# A run that is ready to train: its folder, its data and its learner, built. Every training verb makes one.
 
 
 @dataclass(frozen=True)
@@ -199,7 +194,7 @@ class Session:
 
     @property
     def reading(self) -> Reading:
-        """What a teacher must know of the training data before the first step."""
+        """The training data, as a teacher reads them before the first step."""
         last = self.phases[-1]
         config = last.config
         return Reading(

@@ -110,7 +110,7 @@ def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
             "train_examples": suite.train_examples,
         }
         overrides |= {"dropout": suite.dropout} if suite.dropout else {}
-        # What was typed of a task itself goes before what was typed of all.
+        # Overrides of a task take precedence over overrides of all tasks.
         task: Any = Choice("task", key="kind").validate(
             data | {key: value for key, value in overrides.items() if data[key] is None}
         )

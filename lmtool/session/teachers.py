@@ -39,12 +39,6 @@ from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.bases import digest
 
-# What a teacher gave before the run: stored outputs, texts it wrote, and labels of a file.
-
-
-# What the outputs of a teacher depend on, by which a store of them is known again.
-
-
 # Fields of a task that change neither which rows there are (their contents are hashed) nor how they are read.
 _IRRELEVANT_FIELDS = frozenset(
     [
@@ -105,7 +99,7 @@ def stored(
 
 
 def _generation(config: PretrainConfig | FinetuneConfig) -> dict[str, Any] | None:
-    """How a task's texts are written."""
+    """The generation settings of a task; None for a task that writes no texts."""
     generation = getattr(config.learns, "generation", None)
     return None if generation is None else generation.model_dump(mode="json")
 
@@ -117,7 +111,7 @@ def shelf_of(config: PretrainConfig | FinetuneConfig, part: str) -> Shelf:
 
 
 def layout_of(model: ModelConfig) -> dict[str, Any]:
-    """What decides how a batch is laid out for a model."""
+    """The properties of a model that decide the layout of its batches."""
     start = model.start_role if isinstance(model, EncoderDecoderConfig) else None
     return {"architecture": model.architecture, "text_format": model.text_format, "start": start}
 
@@ -142,7 +136,7 @@ def _named(tokenizer: Tokenizer, model: ModelConfig) -> str:
 
 
 def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> dict[str, Any]:
-    """As plain data, by what a user calls it."""
+    """Everything that a teacher's outputs depend on, as plain data: a store with other values is another store."""
     learner = teacher.learner
     learned = config.task if isinstance(config, FinetuneConfig) else config.objective
     return {
@@ -159,7 +153,7 @@ def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher,
 
 
 def _of_training(hashes: Mapping[str, Any]) -> dict[str, Any]:
-    """What is trained on, of the hashes of data."""
+    """The hashes of training data."""
     return {name: value for name, value in hashes.items() if name.startswith(("train", "unlabelled", "text"))}
 
 
@@ -269,9 +263,6 @@ def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, r
 # predictions.jsonl.
 
 
-# The teachers of a run, and what is trained in the place of its learner.
-
-
 TrainingConfig = PretrainConfig | FinetuneConfig
 
 
@@ -328,7 +319,7 @@ def distilled(
     contents: Contents,
     taken: Mapping[str, TakenHead] | None = None,
 ) -> Distilled | None:
-    """What learns in a run, around its learner; None where that learns alone. contents: hashes of the data. taken: by
+    """The distillation around a run's learner; None without one. contents: hashes of the data. taken: by
     task, its head in the checkpoint that the run starts from. UserError where a teacher cannot be read, or does not go
     with the student."""
     if isinstance(config.distill, CodistillationConfig):

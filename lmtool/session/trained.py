@@ -75,7 +75,7 @@ class Trained:
 
     @property
     def _blueprint(self) -> Blueprint[BaseLearner]:
-        """What builds its learner. An imported language model may be tuned, and no pretraining of lmtool is."""
+        """The configuration that builds its learner. An imported language model may have a tuning method."""
         tuned_by = section(self.checkpoint, self.saved, Choice("tuning", optional=True))
         return self.config if isinstance(self.config, FinetuneConfig) else _Tuned(self.config, tuned_by)
 
@@ -140,7 +140,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
         foreign = "task" in saved
         verb = "finetune" if foreign else "pretrain"
         complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
-    # What it started from may be gone, and is not needed.
+    # Its starting checkpoint may be gone, and is not needed.
     try:
         config = decoded(verb, {**body(complete), "checkpoint": "none"}, reads_checkpoint=False)
     except ConfigError as error:
@@ -202,7 +202,7 @@ def _as_finetuned(saved: dict[str, Any]) -> dict[str, Any]:
     known = {name: saved[name] for name in ("model", "tokenizer", "max_length")}
     return {
         **known,
-        # Whoever scores gives data of his own.
+        # The data are named when the classifier is scored.
         "task": {**saved["task"], "path": "unknown"},
         "tuning": saved.get("tuning", {"name": "full"}),
         "optimizer": AUTO,

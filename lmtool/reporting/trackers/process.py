@@ -20,7 +20,7 @@ GROUP = "logger"
 
 
 def main() -> None:
-    # What a library prints is for nobody's eyes: only answers go where the run reads.
+    # Output of the library is dropped: only answers go to the run.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     for number in STATUS:
@@ -29,7 +29,7 @@ def main() -> None:
     try:
         tracker = open_tracker(json.loads(next(messages)))
         serve(tracker, messages, answers)
-    # Whatever a tracker raises, the run hears of it in one line and continues.
+    # The run reports any exception of a tracker in one line, and continues.
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         say(answers, "failed", f"{type(error).__name__}: {' '.join(lines[:3])[:300]}")
