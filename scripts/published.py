@@ -58,7 +58,7 @@ from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.scores import CLEAR_ERRORS
 from lmtool.resolver.schema.run import FinetuneConfig
-from lmtool.session.labelled import data_to_learn
+from lmtool.session.labeled import data_to_learn
 from lmtool.session.open_run import start_weights, starting_tokenizer
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.learner import TaskLearner

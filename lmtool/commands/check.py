@@ -30,7 +30,7 @@ def run(config: CheckConfig) -> dict[str, Any]:
     """Read, print and write what there is to say. Raises CheckFailed where rows fail, or where held-out ones stand in
     the training rows."""
     if (config.task is None) == (config.data is None):
-        raise UserError("check reads labelled data or text: give one of them", "lmtool check task=mydata.csv")
+        raise UserError("check reads labeled data or text: give one of them", "lmtool check task=mydata.csv")
     output = Output()
     length_of, unit = _lengths(config)
     found: dict[str, Any] = {}

@@ -24,7 +24,8 @@ from lmtool.nn.positions import Position
 from lmtool.nn.prefix import VirtualTokens
 from lmtool.reporting.costs import RunPlan
 
-# Other memory of a process: Python, torch, the tokenizer and the loader (390 to 415 MB measured on Linux); on CUDA the context, the libraries' workspaces, and what the allocator cannot hand out again.
+# Other memory of a process: Python, torch, the tokenizer and the loader (390 to 415 MB measured on Linux); on CUDA the
+# context, the workspaces of libraries, and fragments that the allocator cannot reuse.
 RESERVE = {False: 400_000_000, True: 1_500_000_000}
 # A row of metrics.jsonl, and what else the run's folder holds beside checkpoints.
 ROW_BYTES, FOLDER_BYTES = 250, 200_000
@@ -32,8 +33,8 @@ ROW_BYTES, FOLDER_BYTES = 250, 200_000
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a part of a learner. share: the fraction of a batch's tokens that it runs at. values: of its matrices,
-    one that is used twice counted twice. attention: layers times the width of their heads; context: mean number of
+    """The work of a part of a learner. share: fraction of a batch's tokens that it runs at. values: of its matrices; one
+    that is used twice counts twice. attention: layers times the width of their heads; context: mean number of
     tokens that a token attends to. passes: 3 with gradients, 2 if the matrices are frozen, 1 without gradients.
     """
 

@@ -26,15 +26,15 @@ _TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class LabelledRows:
-    """The rows of a run's first labelled split, in their order. gold and predicted: labels, or numbers."""
+class LabeledRows:
+    """The rows of a run's first labeled split, in their order. gold and predicted: labels, or numbers."""
 
     ids: list[Any]
     gold: list[Any]
     predicted: list[Any]
 
     @classmethod
-    def of(cls, run: RunFiles) -> LabelledRows:
+    def of(cls, run: RunFiles) -> LabeledRows:
         rows, split = cls([], [], []), None
         for row in read_predictions(run):
             split = row.get("split") if split is None else split
@@ -48,10 +48,10 @@ class LabelledRows:
 def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, float]] | str:
     """By metric, the first run's score less the second's on the same rows, with the 95% bootstrap interval, the rows
     resampled for both alike ({"value", "low", "high"}); else the sentence why there is none."""
-    mine, theirs = LabelledRows.of(first), LabelledRows.of(second)
+    mine, theirs = LabeledRows.of(first), LabeledRows.of(second)
     for run, rows in ((first, mine), (second, theirs)):
         if not rows.ids:
-            return f"{run.name} has no labelled predictions"
+            return f"{run.name} has no labeled predictions"
     if (mine.ids, mine.gold) != (theirs.ids, theirs.gold):
         return "their predictions are of different rows"
     columns = _columns(mine.gold, mine.predicted, theirs.predicted)

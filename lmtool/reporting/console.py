@@ -1,6 +1,6 @@
 """The output of a run: standard output and log.txt. Secrets are masked here, and text from outside is made safe.
 
-On a terminal lines are coloured and a bar may live below them; elsewhere they are plain, without carriage returns or
+On a terminal lines are colored and a bar may live below them; elsewhere they are plain, without carriage returns or
 escape sequences. A reader that goes away (`lmtool pretrain | head`) or a closed terminal never ends a training.
 """
 

@@ -99,7 +99,7 @@ class _Keep:
         return [row for _, _, row in sorted(self.heap, key=lambda entry: entry[:2], reverse=True)]
 
 
-def summarise(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
+def summarize(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
     """One pass over the rows of predictions.jsonl; which examples are shown depends on their ids alone."""
     summary = PredictionSummary()
     right, wrong, surprising = _Keep(EXAMPLES_EACH), _Keep(EXAMPLES_EACH), _Keep(EXAMPLES_EACH)
@@ -306,7 +306,7 @@ def generated_html(sample: Mapping[str, Any]) -> str:
     return f'<div class="example"><b>{prompt_html}</b>{written}</div>'
 
 
-def neighbours_html(samples: Sequence[Mapping[str, Any]]) -> str:
+def neighbors_html(samples: Sequence[Mapping[str, Any]]) -> str:
     """Words and those whose vectors are nearest to theirs."""
     rows = []
     for sample in samples:
@@ -318,7 +318,7 @@ def neighbours_html(samples: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _is_near(sample: Any) -> bool:
-    """Whether an entry of samples.json has the form that `neighbours_html` reads."""
+    """Whether an entry of samples.json has the form that `neighbors_html` reads."""
     near = sample.get("neighbours") if isinstance(sample, dict) and "text" in sample else None
     return isinstance(near, list) and all(
         isinstance(pair, list) and len(pair) == 2 and _number(pair[1]) is not None for pair in near
@@ -346,7 +346,7 @@ def _small(text: str) -> str:
 
 
 def samples_html(samples: Sequence[Any]) -> str:
-    """The samples of samples.json: masked texts, generated and labelled ones; entries of another form are passed
+    """The samples of samples.json: masked texts, generated and labeled ones; entries of another form are passed
     over."""
     masked = [sample for sample in samples if _is_masked(sample)][:SAMPLES]
     texts = [sample for sample in samples if isinstance(sample, dict) and "text" in sample]
@@ -364,12 +364,12 @@ def samples_html(samples: Sequence[Any]) -> str:
         parts += [detected_html(sample) for sample in detected]
     if near:
         parts.append("<h3>Nearest words</h3>")
-        parts.append(neighbours_html(near))
+        parts.append(neighbors_html(near))
     if generated:
         parts.append("<h3>Written by the model</h3>")
         parts.append(_small("Bold: what the model was given. Behind it: what it wrote."))
         parts += [generated_html(sample) for sample in generated]
     if predicted:
-        parts.append("<h3>Labelled by the model</h3>")
+        parts.append("<h3>Labeled by the model</h3>")
         parts += [prediction_html(sample) for sample in predicted]
     return "".join(parts)

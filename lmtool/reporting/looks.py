@@ -14,7 +14,7 @@ from lmtool.reporting.text import number, percent, plain
 from lmtool.system.terminal import counted
 
 _SHADES = "·░▒▓█"
-_COLOURS = {"[░▒]+": "blue", "[▓█]+": "bold bright_blue", "·+": "dim"}
+_COLORS = {"[░▒]+": "blue", "[▓█]+": "bold bright_blue", "·+": "dim"}
 _PIECE = 14
 
 
@@ -41,14 +41,14 @@ def print_tokenizations(output: Output, text: str, tokenizations: Sequence[Cut])
     """A row a vocabulary, its pieces with spaces between them, and what there is to say of them below."""
     output.paragraph(f"{plain(text, 120)} · {counted(len(text), 'character')}", "bold")
     unknown = {tokenization.pieces[at] for tokenization in tokenizations for at in tokenization.unknown}
-    colours = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
+    colors = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
     rows = []
     for tokenization in tokenizations:
         rows += [
             (tokenization.name, plain(" ".join(tokenization.pieces))),
             ("", f"{_summary(tokenization)} · round trip: {_back(text, tokenization)}"),
         ]
-    output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces? .*": "dim", **colours})
+    output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces? .*": "dim", **colors})
     output.paragraph(_LEGEND, "dim")
 
 
@@ -133,7 +133,7 @@ def _print_picture(output: Output, names: Sequence[str], weights_LL: Any) -> Non
         "".join(_SHADES[min(int(weight * len(_SHADES)), len(_SHADES) - 1)] * cells for weight in row[:count])
         for row in weights_LL.tolist()
     ]
-    output.rows(list(zip(names, shades, strict=True)), _COLOURS)
+    output.rows(list(zip(names, shades, strict=True)), _COLORS)
     if count < len(names):
         output.line(f"the first {count} of {len(names)} across; the page has all", "dim")
 

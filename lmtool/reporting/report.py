@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from lmtool.config.plugins import command_line
 from lmtool.reporting import html
-from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
+from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarize
 from lmtool.reporting.run_files import UNDISTILLED, RunFiles, models_of, read_predictions, read_run
 from lmtool.reporting.scores import Score, score_of, selected_on, stopped_by, test_scores
 from lmtool.reporting.screens import learning_rows
@@ -100,7 +100,7 @@ def write_report(run_dir: str | Path) -> Path:
     folder is no run.
     """
     run = read_run(run_dir)
-    predictions = summarise(read_predictions(run))
+    predictions = summarize(read_predictions(run))
     with html.writing(run.run_dir):
         return _write(run, predictions)
 

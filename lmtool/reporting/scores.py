@@ -87,7 +87,7 @@ def selected_on(result: Mapping[str, Any]) -> str | None:
 
 
 def test_scores(result: Mapping[str, Any]) -> list[str]:
-    """A sentence for each labelled test split: 'test: accuracy 0.71, loss 0.6 on 1 821 rows, scored once'."""
+    """A sentence for each labeled test split: 'test: accuracy 0.71, loss 0.6 on 1 821 rows, scored once'."""
     sentences = []
     for split, scores in (result.get("tests") or {}).items():
         values = {name: value for name, value in scores.items() if name != "examples"}

@@ -48,7 +48,7 @@ def settings_figures(block: Block) -> tuple[list[Figure], str]:
 _CURVE = "Dots: single jobs. Line: their mean, with its standard error over seeds."
 
 
-_HEAT = "Mean over seeds; below it the standard error of the mean. The fuller the colour, the better."
+_HEAT = "Mean over seeds; below it the standard error of the mean. The fuller the color, the better."
 
 
 def _ordered(values: Sequence[str | None]) -> list[str | None]:
@@ -134,10 +134,10 @@ def _cell(axes: Axes, x: int, y: int, group: SeedGroup, shade: float) -> None:
         (x - 0.48, y - 0.48), 0.96, 0.96, facecolor=VALIDATION, alpha=0.06 + 0.74 * shade, linewidth=0
     )
     axes.add_patch(square)
-    colour = "#ffffff" if shade > 0.6 else INK
-    axes.text(x, y - 0.02, number(group.mean), ha="center", va="bottom", color=colour)
+    color = "#ffffff" if shade > 0.6 else INK
+    axes.text(x, y - 0.02, number(group.mean), ha="center", va="bottom", color=color)
     below = f"n = {group.n}" if group.error is None else f"± {number(group.error)}"
-    axes.text(x, y + 0.06, below, ha="center", va="top", color=colour, fontsize=7)
+    axes.text(x, y + 0.06, below, ha="center", va="top", color=color, fontsize=7)
 
 
 def _map_axes(axes: Axes, values: dict[str, list[str | None]], keys: tuple[str, str]) -> None:

@@ -184,8 +184,8 @@ class PredictionFiles(Companion):
         return rows if classes is None else {**rows, "classes": classes}
 
 
-class LabelledTests(Companion):
-    """The scores on labelled splits that choose nothing: the best checkpoint is scored on them once."""
+class LabeledTests(Companion):
+    """The scores on labeled splits that choose nothing: the best checkpoint is scored on them once."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
         config, run = session.config, session.run
@@ -253,7 +253,7 @@ def _companions(session: Session) -> Iterator[Companion]:
         yield TunedBase(session.base)
     yield from (Lineage(session), MixtureFractions(), Phases(), LayerMix(), PredictionFiles())
     if session.tests:
-        yield LabelledTests()
+        yield LabeledTests()
     if isinstance(session.config, FinetuneConfig) and session.config.forgetting is not None:
         yield Forgetting()
     if session.distilled is not None:

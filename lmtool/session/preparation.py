@@ -17,7 +17,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.reporting.text import plain
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.forgetting import require_measurable
-from lmtool.session.labelled import data_to_learn
+from lmtool.session.labeled import data_to_learn
 from lmtool.session.open_run import OpenRun, base_of, prior_weights, require_fit, saved_tokenizer, start_weights
 from lmtool.session.provenance import Contents, contents_of, require_same_data
 from lmtool.session.session import PhaseData, Session, phases_of, text_of, tokenized_metadata
@@ -142,7 +142,7 @@ def _prompt(held_out: SplitData, tokenizer: Tokenizer) -> str:
     return " ".join(plain(tokenizer.decode(tokens.tolist())).split()[:_PROMPT_WORDS])
 
 
-# The session of a finetuning run: labelled rows, tokenizer, learner.
+# The session of a finetuning run: labeled rows, tokenizer, learner.
 
 
 _SAMPLED_TEXTS = 2000

@@ -114,7 +114,7 @@ Contents = dict[str, dict[str, Any]]
 
 
 def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None = None) -> Contents:
-    """tasks: labelled data by the task's name. text: the name of a text's configuration, and the text."""
+    """tasks: labeled data by the task's name. text: the name of a text's configuration, and the text."""
     contents = {f"task={name}": task.contents() for name, task in tasks.items()}
     if text is not None:
         name, source = text

@@ -46,7 +46,7 @@ def text_of(
     rows: Mapping[str, Rows],
     stride: int | None = None,
 ) -> SplitData:
-    """A split of the text that `config` names, tokenized. rows: labelled rows that are learned beside it. stride: as
+    """A split of the text that `config` names, tokenized. rows: labeled rows that are learned beside it. stride: as
     `SplitData` has it."""
     if isinstance(source, MixtureSource):
         parts, none = source.config.parts(), dict[str, Rows]()
@@ -140,7 +140,7 @@ class Session:
     training data, one entry a phase; held-out text is read as in the last one. metadata: of the data, for the first
     screen and facts.json. contents: hashes of the data. next_commands: what the user may type next. distilled: the
     student and its teachers, which is trained in place of the learner. base: what the checkpoints of a tuned run leave
-    out. tests: labelled splits that choose nothing.
+    out. tests: labeled splits that choose nothing.
     """
 
     run: OpenRun

@@ -20,7 +20,7 @@ from lmtool.reporting.comparison import (
     write_comparison,
 )
 from lmtool.reporting.console import Output
-from lmtool.reporting.examples import prediction_html, samples_html, summarise
+from lmtool.reporting.examples import prediction_html, samples_html, summarize
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import read_predictions, read_run
 from lmtool.reporting.text import percent
@@ -283,7 +283,7 @@ def test_runs_side_by_side_on_the_terminal(task_run):
         (["a", "b"], ["a", "b"], {"accuracy": 0.25}, "no function of single labels"),  # not what the rows give
         (["a", "b"], ["a", "c"], {"accuracy": 0.5}, "of different rows"),
         ([["a"], ["b"]], [["a"], ["b"]], {"accuracy": 1.0}, "no single labels"),
-        ([], [], {}, "two has no labelled predictions"),
+        ([], [], {}, "two has no labeled predictions"),
         (["a", "b"], ["a", "b"], {"f1": 1.0, "accuracy": "high"}, "no function of single labels"),
     ],
 )
@@ -362,7 +362,7 @@ def test_labels_alone_have_a_table_of_confusions(gold: list, predicted: list, ri
     rows = [
         {"id": n, "gold": own, "prediction": guess} for n, (own, guess) in enumerate(zip(gold, predicted, strict=True))
     ]
-    summary = summarise([*rows, *rows] if labels or "" in gold else rows)
+    summary = summarize([*rows, *rows] if labels or "" in gold else rows)
     assert len(summary.right) in (right, 2 * right)
     assert (len(summary.pairs) > 0 and summary.has_labels(())) is labels
 

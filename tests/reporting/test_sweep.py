@@ -260,8 +260,8 @@ def test_page_and_table_are_safe(
     ("values", "figure"),
     [
         ({"optimizer.lr": ("1e-5", "1e-4", "1e-3"), "seed": (1, 2)}, "Line: their mean"),
-        ({"tuning": ("full", "lora"), "optimizer.lr": (1, 2)}, "The fuller the colour"),
-        ({"batch_examples": (16, 32), "optimizer.lr": (3, 2, 5), "max_epochs": (2, 3, 4)}, "The fuller the colour"),
+        ({"tuning": ("full", "lora"), "optimizer.lr": (1, 2)}, "The fuller the color"),
+        ({"batch_examples": (16, 32), "optimizer.lr": (3, 2, 5), "max_epochs": (2, 3, 4)}, "The fuller the color"),
         ({"seed": (1, 2)}, ""),
         ({"a": (1, 2), "b": (1, 2), "c": (1, 2), "d": (1, 2)}, ""),
     ],

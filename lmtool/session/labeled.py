@@ -1,4 +1,4 @@
-"""The labelled data of a command, and the head that its checkpoint has for their classes."""
+"""The labeled data of a command, and the head that its checkpoint has for their classes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from lmtool.weights.load import saved_config
 from lmtool.weights.sentence_encoders import sentence_encoder
 from lmtool.weights.task_heads import HEADS
 
-LabelledData = TaskData | MixedData
+LabeledData = TaskData | MixedData
 
 
-def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabelledData, dict[str, TakenHead]]:
+def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, dict[str, TakenHead]]:
     """The configuration with its task as it is learned: with the labels as found, for a checkpoint must know their
     names, and the form of its head; so are the members of a mixture. The data; and by task the head that is learned
     further, where the checkpoint that the run starts from has one for these labels."""
@@ -92,7 +92,7 @@ def _with_published_pooling(
 
 def data_to_score(
     config: EvaluateConfig, trained: Trained, before: FinetuneConfig
-) -> tuple[LabelledData, dict[str, TakenHead]]:
+) -> tuple[LabeledData, dict[str, TakenHead]]:
     """The data, their task as it is scored, and by task the checkpoint's head under the labels of the data. UserError
     where the two do not go together. Of a mixture's checkpoint all members are scored, or the one that is named."""
     task, known, sections = config.task or before.task, before.task, sections_of(trained.saved)
@@ -193,16 +193,16 @@ def relabelled(
             f"rows; not for {file}:{line}: none has its texts",
             f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
         )
-    labelled = replace(rows, labels=predictions.labels_at(np.array(indices)))
+    labeled = replace(rows, labels=predictions.labels_at(np.array(indices)))
     metadata = {"predictions": f"{len(rows):,} of {path}"}
     unused = len(predictions) - len(set(indices))
     if unused:
         metadata["predictions of other rows"] = f"{unused:,}, not read"
-    return replace(data, rows={**data.rows, task.name: labelled}), metadata
+    return replace(data, rows={**data.rows, task.name: labeled}), metadata
 
 
 def predictions_of(task: TaskConfig, path: str) -> Rows:
-    """A file of predictions as labelled rows of a task. UserError, naming file and line, where one is no label."""
+    """A file of predictions as labeled rows of a task. UserError, naming file and line, where one is no label."""
     table = read_table(Path(path).expanduser())
     columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
     columns = joined(task, columns, table.origin)
