@@ -30,7 +30,7 @@ def run(config: CheckConfig) -> dict[str, Any]:
     """Read, print and write what there is to say. Raises CheckFailed where rows fail, or where held-out ones stand in
     the training rows."""
     if (config.task is None) == (config.data is None):
-        raise UserError("check reads labelled data or text: give one of them", "lmtool check task=mydata.csv")
+        raise UserError("check reads labeled data or text: give one of them", "lmtool check task=mydata.csv")
     output = Output()
     length_of, unit = _lengths(config)
     found: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def _leaking(splits: Mapping[str, Any]) -> list[str]:
 def _text(
     config: CheckConfig, text: DataConfig, length_of: Callable[[Sequence[str]], list[int]], output: Output
 ) -> dict[str, Any]:
-    """What there is to say of text to pretrain on, document by document."""
+    """Findings about text to pretrain on, document by document."""
     with collected() as problems:
         source = open_source(text, config.cache_dir, output.stage, config.offline)
         splits = {}
@@ -93,7 +93,7 @@ def _text(
 
 
 def _lengths(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:
-    """How lengths are measured, and in what."""
+    """The function that measures lengths, and their unit."""
     if config.checkpoint is None:
         return _words, "words"
     folder = Path(config.checkpoint).expanduser()

@@ -33,7 +33,7 @@ from lmtool.training.precision import cpu_has_bf16, select_device, select_precis
 
 TESTED_TORCH = "2.13"
 OLDEST_TORCH = (2, 11)
-# What runs need room for, at least: a checkpoint of a model of base size with its optimizer, three times.
+# Minimum free disk: three checkpoints of a base-size model with its optimizer.
 _FREE_DISK = 4 * 10**9
 _MEMORY = 2 * 10**9
 _WIDTH = 768, 3072

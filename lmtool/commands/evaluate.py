@@ -14,7 +14,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.scores import print_difference, print_evaluation, write_evaluation
 from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig, PretrainConfig
 from lmtool.session.evaluation import FilledPrompts, evaluate_prompted, evaluate_text, fills_prompts, require_unset
-from lmtool.session.labelled import data_to_score
+from lmtool.session.labeled import data_to_score
 from lmtool.session.requests import check_output, write_output
 from lmtool.session.trained import Trained, load_trained, read_trained
 from lmtool.system.files import require_no_link

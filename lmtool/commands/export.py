@@ -160,7 +160,7 @@ def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], expo
 
 
 def usage(architecture: str, model: ModelConfig, folder: Path) -> str:
-    """What a user of transformers types, as a block of README.md. architecture: the exported class."""
+    """The README.md block with the code for transformers. architecture: the exported class."""
     path, inputs = json.dumps(masked(str(folder))), '"A text."'
     if "QuestionAnswering" in architecture:
         inputs = '"A question?", "A text with its answer."'

@@ -1,4 +1,4 @@
-"""`lmtool finetune`: learn a task from labelled text."""
+"""`lmtool finetune`: learn a task from labeled text."""
 
 from __future__ import annotations
 

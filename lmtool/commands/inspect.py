@@ -127,7 +127,7 @@ def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspec
 
 
 def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list[dict[str, Any]]) -> InspectionScreen:
-    """As it is shown: what was looked for and never found has no row of its own."""
+    """The screen of statistics; checks whose subject never occurred have no row."""
     statistics = list(stats.statistics.values())
     never = [statistic.name for statistic in statistics if statistic.checks_itself and statistic.holds(0)]
     shown_statistics = [statistic for statistic in statistics if statistic.name not in never]
@@ -139,7 +139,7 @@ def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list
     parts = [
         together if stats.tested else "",
         f"{exact} exact number{'s' * (exact > 1)}" if exact else "",
-        f"none of these, as it must be: {'; '.join(never)}" if never else "",
+        f"zero, as required: {'; '.join(never)}" if never else "",
     ]
     verdict = f"all {defined} checks hold" if not broken else f"{len(broken)} of {defined} checks do not hold"
     return InspectionScreen(

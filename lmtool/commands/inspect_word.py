@@ -36,5 +36,5 @@ def run(config: InspectWordConfig) -> list[dict[str, Any]]:
     return [
         {"checkpoint": each.name, "layer": layer, "same": same, "others": other}
         for each in read
-        for layer, same, other in zip(each.layers, each.same, each.others, strict=True)
+        for layer, same, other in zip(each.layers, each.same, each.other_words, strict=True)
     ]

@@ -31,7 +31,7 @@ from lmtool.resolver.schema.inspection import PlanKeys
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.session.fit import temporary_session, train_few_steps
-from lmtool.session.labelled import data_to_learn
+from lmtool.session.labeled import data_to_learn
 from lmtool.session.preparation import PretrainPreparation
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs import GlueConfig

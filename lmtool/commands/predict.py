@@ -53,7 +53,7 @@ def run(config: PredictConfig) -> None:
         inference = Inference(trained.longest, config.batch_tokens, trained.precision, warn, progress)
         answers = learner.answers(rows, inference)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
-    has_scores = f"; {scores} on {counted(answers.labelled, 'labelled row')}" if scores else ""
+    has_scores = f"; {scores} on {counted(answers.labelled, 'labeled row')}" if scores else ""
     if scores and settings is not None and _trained_on(settings, str(config.input)):
         warn(f"the model has learned from rows of {config.input}: lmtool evaluate scores those that were held out")
     if config.output is None:

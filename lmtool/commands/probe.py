@@ -66,7 +66,7 @@ def run(config: ProbeConfig) -> dict[str, Any]:
 
 
 def _task(config: ProbeConfig) -> TaskData | None:
-    """The labelled data, where a task is the target. UserError where the target has no data."""
+    """The labeled data, where a task is the target. UserError where the target has no data."""
     if config.target == "task":
         if config.task is None:
             raise UserError("target=task names no task", "target=NAME task.path=FOLDER; `lmtool list task`")

@@ -1,4 +1,4 @@
-"""What a forward keeps for its backward, counted on the parts of a learner: bytes of each token.
+"""Activations that a forward saves for its backward, counted on the parts of a learner: bytes per token.
 
 Elements follow what autograd saves of each operation: a linear map its input where its matrix learns, a norm its input,
 attention its queries, keys, values and result, an activation its input, dropout a byte. Parts below the first that
@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from lmtool.learners.base import BaseLearner
+from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.cnn import WindowLayer
@@ -51,11 +53,11 @@ class Formats:
 
     @property
     def attention(self) -> int:
-        """Of one that attention reads: on a CPU it is fp32, see `nn.tiled`."""
+        """Bytes of an element that attention reads: fp32 on a CPU, see `nn.tiled`."""
         return self.product if self.cuda else VALUE_BYTES
 
 
-# What attention keeps for its backward, counted on its parts.
+# Activations of attention.
 #
 # Shape letters: W width of all heads together, A heads, K keys that a query sees.
 
@@ -76,7 +78,7 @@ class AttentionContext:
 
 
 def attentions_of(layer: nn.Module) -> Iterator[tuple[str, MultiHead]]:
-    """Those in a layer, by the last part of their names."""
+    """The attentions of a layer, by the last part of their names."""
     for name, part in layer.named_modules():
         if isinstance(part, MultiHead):
             yield name.rpartition(".")[2], part
@@ -102,7 +104,7 @@ def attention_bytes(
     total = learns * width * read * formats.product + states * joined * formats.attention + low * formats.product
     if keeps_input(attention.out_proj):
         total += queries * joined * formats.product
-    # What a cross-attention reads is kept once more, as the encoder's last state.
+    # The encoder's last state, the input of a cross-attention, is saved once more.
     return total + VALUE_BYTES * attention.num_heads + cross * learns * width * formats.product
 
 
@@ -181,13 +183,13 @@ class SavedActivations:
         )
 
 
+def has_query_stream(learner: BaseLearner) -> bool:
+    """Whether its objective predicts by a second stream of queries (XLNet)."""
+    return isinstance(learner.config, ObjectiveConfig) and learner.config.query_stream
+
+
 def saved_activations(
-    learner: nn.Module,
-    formats: Formats,
-    length: float,
-    outputs: float = 0.5,
-    read: float = 1.0,
-    memory: float = 0.0,
+    learner: BaseLearner, formats: Formats, length: float, outputs: float = 0.5, read: float = 1.0, memory: float = 0.0
 ) -> SavedActivations:
     """What a token of a batch keeps in all backbones of a learner, heads left out. length: mean tokens of an example,
     both sides, without virtual ones. outputs: of an encoder-decoder the share of its decoder. read: share of the tokens
@@ -195,8 +197,8 @@ def saved_activations(
     memory: states of earlier text in front of an example."""
     total = SavedActivations()
     for backbone in backbones_of(learner):
-        share = read if backbone is getattr(learner, "backbone", backbone) else 1.0
-        query_stream = share if getattr(getattr(learner, "config", None), "query_stream", False) else 0.0
+        share = read if backbone is learner.backbone else 1.0
+        query_stream = share if has_query_stream(learner) else 0.0
         total = total + _of_backbone(backbone, formats, length, outputs, share, memory / length, query_stream)
     return total
 

@@ -1,4 +1,4 @@
-"""What a run holds, counted on its learner, which is built by its sizes alone; and whether there is room for it."""
+"""The memory that a run needs, counted on its learner on the meta device; and whether it is available."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _machine() -> Iterator[int]:
 
 
 def _groups() -> Iterator[int]:
-    """Of the process's control group and those above it: the limit less what is used and cannot be freed."""
+    """Available bytes of the control groups of the process: the limit minus memory that cannot be freed."""
     try:
         entries = [line.split(":", 2) for line in (_PROC / "self/cgroup").read_text().splitlines()]
     except OSError:
@@ -100,7 +100,7 @@ def _own_limit() -> Iterator[int]:
 
 
 def _number(path: Path) -> int | None:
-    """What a file holds; None where it is absent or says "max"."""
+    """The number in a file; None if it is absent or says "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -248,9 +248,9 @@ def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> 
     return f"give model.num_layers={low}, or a smaller model" if low else "take a smaller model: `lmtool list model`"
 
 
-def saved_values(config: RunConfig, learner: nn.Module) -> int | None:
+def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
     """Parameters in a checkpoint of a run; None for all of them: a tuned run leaves some to what it starts from."""
-    tuning = getattr(learner, "tuning", None)
+    tuning = learner.tuning
     if tuning is None or config.checkpoint in (None, "none"):
         return None
     delta = tuning.delta(learner)

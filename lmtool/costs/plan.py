@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from lmtool.costs.activations import VALUE_BYTES, SavedActivations
+from lmtool.costs.activations import VALUE_BYTES, SavedActivations, has_query_stream
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -24,8 +24,8 @@ from lmtool.nn.positions import Position
 from lmtool.nn.prefix import VirtualTokens
 from lmtool.reporting.costs import RunPlan
 
-# What a process has beside what is counted: Python, torch, the tokenizer and the loader (390 to 415 MB measured on
-# Linux); on CUDA the context, the libraries' workspaces, and what the allocator cannot hand out again.
+# Other memory of a process: Python, torch, the tokenizer and the loader (390 to 415 MB measured on Linux); on CUDA the
+# context, the workspaces of libraries, and fragments that the allocator cannot reuse.
 RESERVE = {False: 400_000_000, True: 1_500_000_000}
 # A row of metrics.jsonl, and what else the run's folder holds beside checkpoints.
 ROW_BYTES, FOLDER_BYTES = 250, 200_000
@@ -33,9 +33,9 @@ ROW_BYTES, FOLDER_BYTES = 250, 200_000
 
 @dataclass(frozen=True)
 class Work:
-    """What a part of a learner does. share: of a batch's tokens, the places it runs at. values: of the matrices that a
-    place is multiplied with, one that is used twice counted twice. attention: layers times the width of their heads;
-    context: tokens that one sees, mean. passes: 3 with gradients, 2 where the matrices are frozen, 1 without any.
+    """The work of a part of a learner. share: fraction of a batch's tokens that it runs at. values: of its matrices; one
+    that is used twice counts twice. attention: layers times the width of their heads; context: mean number of
+    tokens that a token attends to. passes: 3 with gradients, 2 if the matrices are frozen, 1 without gradients.
     """
 
     share: float
@@ -46,7 +46,7 @@ class Work:
 
     @property
     def flops(self) -> float:
-        """Of one token of the batch."""
+        """FLOPs per token of the batch."""
         return self.passes * self.share * (2 * self.values + 4 * self.attention * self.context)
 
 
@@ -74,7 +74,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Forward:
-    """What one forward saves. tokens: in it. activations: of each. head_bytes: of the loss over a vocabulary."""
+    """One forward. tokens: in it. activations: of each token. head_bytes: of the loss over a vocabulary."""
 
     tokens: float
     activations: SavedActivations = field(default_factory=SavedActivations)
@@ -115,7 +115,7 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What a step costs. works: of every part. tokens: real tokens in a step of all devices, mean. forward: of one
+    """The costs of a step. works: of every part. tokens: real tokens in a step of all devices, mean. forward: of one
     device. sharded: as `memory_of` has it."""
 
     works: Sequence[Work]
@@ -142,7 +142,7 @@ class StepCosts:
         )
 
 
-# What a learner costs, counted on its parts: the work of a token, and the sizes that memory depends on.
+# The work of a learner, counted on its parts.
 #
 # The work is that of the architecture, as papers count it: every layer on every token. What a last layer spares where
 # few of its tokens are read is not taken off.
@@ -161,7 +161,7 @@ def works_of(
     an encoder-decoder the share of its decoder.
     """
     yield from _body(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
-    if getattr(getattr(learner, "config", None), "query_stream", False):
+    if has_query_stream(learner):
         yield _asking(learner.backbone, predicted, length)
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
     objective_modules = getattr(learner, "objective", None)
@@ -255,7 +255,7 @@ def _attention(layers: Iterable[nn.Module]) -> int:
 
 
 def _width(attention: Any) -> int:
-    """Of all heads together."""
+    """The width of all heads together."""
     return attention.q_proj.weight.shape[0]
 
 

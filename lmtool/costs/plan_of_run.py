@@ -9,8 +9,6 @@ from dataclasses import replace
 from math import prod
 from typing import Any, cast
 
-from torch import nn
-
 from lmtool.config.rules import broken
 from lmtool.costs.activations import (
     Formats,
@@ -34,6 +32,8 @@ from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, StepCosts
 from lmtool.costs.rate import PlannedDevice, StepWork, here
 from lmtool.data.phases import PhaseFractions
 from lmtool.distillation.configs import CodistillationConfig
+from lmtool.learners.base import BaseLearner
+from lmtool.models.base import StatefulBackbone
 from lmtool.reporting.costs import PhasePlan, RunPlan
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.phases import words_of
@@ -58,7 +58,7 @@ def _other_models(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iter
 
 
 def plan_of(
-    config: RunConfig, learner: nn.Module, metadata: Mapping[str, Any], where: Precision | PlannedDevice
+    config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], where: Precision | PlannedDevice
 ) -> RunPlan:
     """The plan of a run. metadata: the training loader's. where: a planned device, or one of this machine, which is
     measured for a third of a second at most."""
@@ -70,7 +70,10 @@ def plan_of(
 
 
 def plan_in_phases(
-    config: PretrainConfig, learner: nn.Module, metadata: Sequence[Mapping[str, Any]], where: Precision | PlannedDevice
+    config: PretrainConfig,
+    learner: BaseLearner,
+    metadata: Sequence[Mapping[str, Any]],
+    where: Precision | PlannedDevice,
 ) -> tuple[RunPlan, PhaseFractions]:
     """The plan of a run in phases, and the phases as numbers. metadata: those of their loaders."""
     device = _planned_device(config, where)
@@ -115,7 +118,9 @@ def _planned_device(config: RunConfig, where: Precision | PlannedDevice) -> Plan
     return where if isinstance(where, PlannedDevice) else here(config, where)
 
 
-def _of_one_step(config: RunConfig, learner: nn.Module, metadata: Mapping[str, Any], device: PlannedDevice) -> RunPlan:
+def _of_one_step(
+    config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], device: PlannedDevice
+) -> RunPlan:
     """The plan of a run of one step."""
     predicted = metadata.get("predicted_fraction", 0.0)
     fractions = config.objective.places if isinstance(config, PretrainConfig) else {}
@@ -149,7 +154,7 @@ def devices_of(config: RunConfig) -> int:
     return config.devices or int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _sizes(config: RunConfig, learner: nn.Module, teachers: Sequence[Any], device: PlannedDevice) -> Sizes:
+def _sizes(config: RunConfig, learner: BaseLearner, teachers: Sequence[Any], device: PlannedDevice) -> Sizes:
     learned = {
         name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
     }
@@ -167,32 +172,35 @@ def _sizes(config: RunConfig, learner: nn.Module, teachers: Sequence[Any], devic
     )
 
 
-def _carried(config: RunConfig, learner: Any) -> int:
-    """Values of the state that a run carries from batch to batch, of all lanes."""
-    if not isinstance(config, PretrainConfig) or not reads_lanes(config.model, config.objective, config.data):
+def _carried(config: RunConfig, learner: BaseLearner) -> int:
+    """Values of the state that a run carries from batch to batch, of all streams."""
+    backbone = learner.backbone
+    if not isinstance(config, PretrainConfig) or not isinstance(backbone, StatefulBackbone):
+        return 0
+    if not reads_lanes(config.model, config.objective, config.data):
         return 0
     streams = config.batch_examples or max(1, (config.batch_tokens or 0) // config.max_length)
-    return streams * sum(tensor.numel() for tensor in learner.backbone.initial_state(1).values())
+    return streams * sum(tensor.numel() for tensor in backbone.initial_state(1).values())
 
 
 def _formats(config: RunConfig, device: PlannedDevice) -> Formats:
     return Formats(device.precision.name != "fp32", device.cuda, config.gradient_checkpointing)
 
 
-def _forward(config: RunConfig, learner: nn.Module, metadata: Mapping[str, Any], device: PlannedDevice) -> Forward:
-    """What one forward of a device keeps."""
+def _forward(config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], device: PlannedDevice) -> Forward:
+    """The activations of one forward on a device."""
     formats, length = _formats(config, device), metadata["mean_length"]
     predicted = metadata.get("predicted_fraction", 0.0)
     tokens = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"] / devices_of(config)
     if config.micro_batch_tokens is not None:
-        # What limits a forward counts virtual tokens, a step does not.
+        # The limit of a forward counts virtual tokens, the size of a step does not.
         tokens = min(tokens, config.micro_batch_tokens / lengthening(learner, length))
     if isinstance(config, PretrainConfig):
         memory = config.model.remembers * reads_lanes(config.model, config.objective, config.data)
         of_heads = [share for name, share in config.objective.places.items() if name.startswith("heads.")]
         read = min(1.0, max(of_heads, default=1.0))
     else:
-        read, memory = 1.0 if getattr(learner, "scores_tokens", True) else 1 / length, 0
+        read, memory = 1.0 if learner.scores_tokens else 1 / length, 0
     activations = saved_activations(learner, formats, length, predicted or 0.5, read, memory)
     return Forward(tokens, activations, head_bytes(learner, formats, predicted * tokens), device.cuda)
 
@@ -229,7 +237,7 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     )  # fmt: skip
 
 
-# What makes a run fit that does not: overrides, each tried by planning the run with it.
+# Overrides that make a run fit into memory: each is tried by planning the run with it.
 
 
 # Devices that are tried.

@@ -1,4 +1,4 @@
-"""How fast a machine is: measured here, or published; and how long a step takes on it."""
+"""The speed of a device, measured here or published, and the time of a step on it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from lmtool.resolver.schema.run import RunConfig
 from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILISATION, Device, device_of
 from lmtool.training.precision import Precision, select_device, select_precision
 
-# How fast this machine is at the shapes of a model, measured once a process for each.
-
-
-# What a whole step (attention, norms, optimizer, data) keeps of the rate of its largest matrix products. The plan is
+# The rate of a whole step as a fraction of the rate of its largest matrix products. The plan is
 # an estimate; the bar corrects it from the first measured steps.
 STEP_SHARE = 0.7
 
@@ -109,7 +106,7 @@ def product_rate(precision: str = "fp32", device: str = "cpu", seconds: float = 
     return 2 * size**3 * turns / min(multiply(turns) for _ in range(4))
 
 
-# How long a step takes: its products, the values that it moves, the optimizer, the calls, and what crosses devices.
+# The time of a step: matrix products, memory traffic, the optimizer, kernel calls and communication.
 
 
 # Times that a value which the forward keeps passes through memory: written, read by the next operation and by the

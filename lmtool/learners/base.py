@@ -92,8 +92,8 @@ class BaseLearner(ModelWithHeads, ABC):
     whether it makes a part of what it reads itself, so that examples cannot be shown without its weights.
     scores_part: whether its scores in training are of a part of the rows. slides: whether it can be scored over
     windows that overlap, see `SplitData.stride`. pretrained: heads that say nothing until a checkpoint brings them.
-    reads_text: whether its examples are made of the text of a split. trained_beside: predictions that training counts
-    and an evaluation does not, in words.
+    reads_text: whether its examples are made of the text of a split. scores_tokens: whether its heads read all tokens
+    of an example, not one. trained_beside: predictions that training counts and an evaluation does not, in words.
     """
 
     weights: dict[str, float]
@@ -104,6 +104,7 @@ class BaseLearner(ModelWithHeads, ABC):
     scores_part: bool = False
     slides: bool = False
     reads_text: bool = True
+    scores_tokens: bool = True
     trained_beside: str = ""
     pretrained: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Several runs beside each other, on the terminal and on a page: scores, what differs in their keys, curves."""
+"""Several runs side by side, on the terminal and on a page: scores, what differs in their keys, curves."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from lmtool.reporting.scores import between, is_significant, print_difference, s
 from lmtool.reporting.text import count, duration, lower_is_better, number, plain, shortened, size, title
 from lmtool.system.terminal import counted
 
-# How far a score may be from the saved one: predictions of a regression are rounded in the file.
+# Tolerance between a recomputed score and the saved one: a regression's predictions are rounded in the file.
 _TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class LabelledRows:
-    """The rows of a run's first labelled split, in their order. gold and predicted: labels, or numbers."""
+class LabeledRows:
+    """The rows of a run's first labeled split, in their order. gold and predicted: labels, or numbers."""
 
     ids: list[Any]
     gold: list[Any]
     predicted: list[Any]
 
     @classmethod
-    def of(cls, run: RunFiles) -> LabelledRows:
+    def of(cls, run: RunFiles) -> LabeledRows:
         rows, split = cls([], [], []), None
         for row in read_predictions(run):
             split = row.get("split") if split is None else split
@@ -48,10 +48,10 @@ class LabelledRows:
 def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, float]] | str:
     """By metric, the first run's score less the second's on the same rows, with the 95% bootstrap interval, the rows
     resampled for both alike ({"value", "low", "high"}); else the sentence why there is none."""
-    mine, theirs = LabelledRows.of(first), LabelledRows.of(second)
+    mine, theirs = LabeledRows.of(first), LabeledRows.of(second)
     for run, rows in ((first, mine), (second, theirs)):
         if not rows.ids:
-            return f"{run.name} has no labelled predictions"
+            return f"{run.name} has no labeled predictions"
     if (mine.ids, mine.gold) != (theirs.ids, theirs.gold):
         return "their predictions are of different rows"
     columns = _columns(mine.gold, mine.predicted, theirs.predicted)
@@ -62,15 +62,15 @@ def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, 
     if not shared:
         return "their scores are no function of single labels: lmtool evaluate A against=B"
     resamples = resample_count(len(gold), [metric.name for metric in shared])
-    gaps: dict[str, list[float]] = {metric.name: [] for metric in shared}
+    differences_to_first: dict[str, list[float]] = {metric.name: [] for metric in shared}
     for rows_N in resampled_rows(len(gold), resamples):
         mine_N, theirs_N, gold_N = predicted[rows_N], other[rows_N], gold[rows_N]
         for metric in shared:
-            gaps[metric.name].append(metric(gold_N, mine_N) - metric(gold_N, theirs_N))
+            differences_to_first[metric.name].append(metric(gold_N, mine_N) - metric(gold_N, theirs_N))
     return {
         metric.name: {
             "value": metric(gold, predicted) - metric(gold, other),
-            **interval(gaps[metric.name])._asdict(),
+            **interval(differences_to_first[metric.name])._asdict(),
         }
         for metric in shared
     }
@@ -83,8 +83,8 @@ def _columns(*columns: Sequence[Any]) -> tuple[np.ndarray, ...] | None:
         return tuple(np.asarray(column, dtype=np.float64) for column in columns)
     if not all(isinstance(value, str) for value in values):
         return None
-    places = {label: place for place, label in enumerate(sorted(set(values)))}
-    return tuple(np.asarray([places[value] for value in column], dtype=np.int64) for column in columns)
+    indices = {label: place for place, label in enumerate(sorted(set(values)))}
+    return tuple(np.asarray([indices[value] for value in column], dtype=np.int64) for column in columns)
 
 
 def _metrics(run: RunFiles, gold: np.ndarray, predicted: np.ndarray) -> Iterator[Metric]:
@@ -125,17 +125,17 @@ def _configuration(run: RunFiles) -> dict[str, Any]:
 def differing_keys(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
     """Dotted keys whose values are not the same in all configurations, in the order of the first."""
     keys = dict.fromkeys(key for configuration in configurations for key in configuration)
-    absent = object()
+    unset = object()
     return [
         key
         for key in keys
-        if key not in _NAMES and len({repr(configuration.get(key, absent)) for configuration in configurations}) > 1
+        if key not in _NAMES and len({repr(configuration.get(key, unset)) for configuration in configurations}) > 1
     ]
 
 
 @dataclass
 class RunComparison:
-    """Runs beside each other: names that tell them apart, their configurations, the keys that differ, their metrics,
+    """Runs side by side: names that tell them apart, their configurations, the keys that differ, their metrics,
     and of each run but the first what it differs by from the first on the same rows, or why that is not known."""
 
     runs: list[RunFiles]
@@ -143,7 +143,7 @@ class RunComparison:
     configurations: list[dict[str, Any]]
     keys: list[str]
     metrics: list[str]
-    gaps: list[dict[str, dict[str, float]] | str]
+    differences_to_first: list[dict[str, dict[str, float]] | str]
 
 
 def compare(run_dirs: Sequence[str | Path]) -> RunComparison:
@@ -160,19 +160,19 @@ def compare(run_dirs: Sequence[str | Path]) -> RunComparison:
         names = [str(run.run_dir) for run in runs]
     configurations = [_configuration(run) for run in runs]
     metrics = list(dict.fromkeys(str(run.result["metric"]) for run in runs if run.result.get("metric")))
-    gaps = [paired_difference(run, runs[0]) for run in runs[1:]]
-    return RunComparison(runs, names, configurations, differing_keys(configurations), metrics, gaps)
+    differences_to_first = [paired_difference(run, runs[0]) for run in runs[1:]]
+    return RunComparison(runs, names, configurations, differing_keys(configurations), metrics, differences_to_first)
 
 
 def report_comparison(output: Output, run_dirs: Sequence[str | Path], path: Path) -> None:
-    """Print runs beside each other, and write the page of `write_comparison`."""
+    """Print runs side by side, and write the page of `write_comparison`."""
     comparison = compare(run_dirs)
     print_comparison(output, comparison)
     output.line(str(_write(comparison, path)))
 
 
 def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path:
-    """Write a page that sets runs beside each other; its path. UserError where a folder is no run."""
+    """Write a page with runs side by side; its path. UserError where a folder is no run."""
     return _write(compare(run_dirs), Path(output))
 
 
@@ -182,7 +182,7 @@ def print_comparison(output: Output, comparison: RunComparison) -> None:
     rows: list[list[str | None]] = [
         [title(metric), *(_with_error(run, metric) for run in runs)] for metric in comparison.metrics
     ]
-    for name, form in _FACTS.items():
+    for name, form in _SUMMARY_ROWS.items():
         cells = [form(run.result) for run in runs]
         rows += [[name, *cells]] if any(cells) else []
     print_table(output, ["", *names], rows)
@@ -195,9 +195,9 @@ def print_comparison(output: Output, comparison: RunComparison) -> None:
         output.line("The configurations are equal.")
     if len(comparison.keys) > _KEYS:
         output.line(f"and {counted(len(comparison.keys) - _KEYS, 'more key')}")
-    for run, name, gap in zip(runs[1:], names[1:], comparison.gaps, strict=True):
+    for run, name, gap in zip(runs[1:], names[1:], comparison.differences_to_first, strict=True):
         if isinstance(gap, str):
-            output.line(f"{name} less {names[0]}: not paired, {gap}")
+            output.line(f"{name} minus {names[0]}: not paired, {gap}")
         else:
             print_difference(output, name, names[0], run.result["metrics"], gap)
     for run in runs:
@@ -209,16 +209,16 @@ def _write(comparison: RunComparison, path: Path) -> Path:
     from lmtool.reporting import drawing, plots
 
     runs = comparison.runs
-    shown = [("validation", metric) for metric in comparison.metrics]
-    shown += [("validation", "loss"), ("train", "loss"), ("train", "learning_rate")]
-    figures = [plots.overlay_figure(runs, metric, split) for split, metric in dict.fromkeys(shown)]
-    drawn = [drawing.svgs(figure) for figure in figures if figure is not None]
+    curves = [("validation", metric) for metric in comparison.metrics]
+    curves += [("validation", "loss"), ("train", "loss"), ("train", "learning_rate")]
+    figures = [plots.overlay_figure(runs, metric, split) for split, metric in dict.fromkeys(curves)]
+    svg_pairs = [drawing.svgs(figure) for figure in figures if figure is not None]
     body = [
-        f"<h1>{len(runs)} runs beside each other</h1>",
+        f"<h1>{len(runs)} runs side by side</h1>",
         html.section("Scores", _scores(runs, comparison.metrics)),
-        html.section("On the same rows", _gaps(comparison)),
+        html.section("On the same rows", _differences_to_first(comparison)),
         html.section("What differs", _differences(runs, comparison.configurations, comparison.keys)),
-        html.section("Curves", *(html.figure(wide, narrow=narrow) for wide, narrow in drawn)),
+        html.section("Curves", *(html.figure(wide, narrow=narrow) for wide, narrow in svg_pairs)),
         html.section(
             "Left out", *(html.paragraph(f"{run.name}: {problem}") for run in runs for problem in run.problems[:5])
         ),
@@ -227,19 +227,19 @@ def _write(comparison: RunComparison, path: Path) -> Path:
     return path
 
 
-def _gaps(comparison: RunComparison) -> str:
-    """What each run differs by from the first, metric by metric."""
+def _differences_to_first(comparison: RunComparison) -> str:
+    """The difference of each run from the first, by metric."""
     rows, sentences = [], []
-    for name, gap in zip(comparison.names[1:], comparison.gaps, strict=True):
+    for name, gap in zip(comparison.names[1:], comparison.differences_to_first, strict=True):
         if isinstance(gap, str):
-            sentences.append(f"{name} less {comparison.names[0]}: not paired, {gap}.")
+            sentences.append(f"{name} minus {comparison.names[0]}: not paired, {gap}.")
             continue
         rows += [
-            [f"{name} less {comparison.names[0]}", title(metric), f"{of['value']:+.4f}"]
+            [f"{name} minus {comparison.names[0]}", title(metric), f"{of['value']:+.4f}"]
             + [between(of, "+"), "yes" if is_significant(of) else "no"]
             for metric, of in gap.items()
         ]
-    table = html.table(["runs", "metric", "difference", "95% interval", "apart"], rows) if rows else ""
+    table = html.table(["runs", "metric", "difference", "95% interval", "significant"], rows) if rows else ""
     return table + "".join(map(html.paragraph, sentences))
 
 
@@ -253,15 +253,15 @@ def _with_error(run: RunFiles, metric: str) -> str | None:
 
 
 def _fact(key: str, form: Callable[[float], str]) -> Callable[[Mapping[str, Any]], str]:
-    def shown(result: Mapping[str, Any]) -> str:
+    def format_value(result: Mapping[str, Any]) -> str:
         value = result.get(key)
         return form(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
-    return shown
+    return format_value
 
 
 _COLUMN, _KEYS = 40, 40
-_FACTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+_SUMMARY_ROWS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "baseline": _fact("baseline", number),
     "parameters": _fact("parameters", count),
     "of them learn": _fact("trainable_parameters", count),

@@ -1,6 +1,6 @@
-"""Where a run speaks: standard output and log.txt. Secrets are masked here, and text from outside is made safe.
+"""The output of a run: standard output and log.txt. Secrets are masked here, and text from outside is made safe.
 
-On a terminal lines are coloured and a bar may live below them; elsewhere they are plain, without carriage returns or
+On a terminal lines are colored and a bar may live below them; elsewhere they are plain, without carriage returns or
 escape sequences. A reader that goes away (`lmtool pretrain | head`) or a closed terminal never ends a training.
 """
 
@@ -61,7 +61,7 @@ class StageProgress:
 if TYPE_CHECKING:
     from rich.console import Console
 
-# What a terminal that cannot show them gets instead.
+# Replacements for a terminal that cannot show these characters.
 _ASCII = str.maketrans({"★": "*", "·": "|", "…": "...", "±": "+-", "×": "x", "→": "->", "−": "-", "—": "-"})
 
 
@@ -74,7 +74,7 @@ class SafeStream:
 
     @property
     def encoding(self) -> str:
-        return getattr(self.stream, "encoding", None) or "utf-8"
+        return self.stream.encoding or "utf-8"
 
     def isatty(self) -> bool:
         return self.stream.isatty()
@@ -108,7 +108,7 @@ class SafeStream:
         if self.stream is not sys.stdout:
             return
         try:
-            # What Python still holds would fail again when it flushes at exit, and turn exit status 0 into 120.
+            # Buffered output would fail again when Python flushes at exit, and turn exit status 0 into 120.
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
         except (OSError, ValueError):
@@ -232,12 +232,12 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        drawn = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim")
+        rich_table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim")
         for name, to_right in zip(header, right, strict=True):
-            drawn.add_column(Text(shown(name)), justify="right" if to_right else "left")
+            rich_table.add_column(Text(shown(name)), justify="right" if to_right else "left")
         for index, row in enumerate(rows):
-            drawn.add_row(*(Text(shown(cell)) for cell in row), style="bold green" if index == best else "")
-        self.console.print(drawn)
+            rich_table.add_row(*(Text(shown(cell)) for cell in row), style="bold green" if index == best else "")
+        self.console.print(rich_table)
 
     def _styled_row(self, head: str, piece: str, highlights: Mapping[str, str]) -> None:
         from rich.text import Text
@@ -248,11 +248,8 @@ class Output:
         self.console.print(Text(head, style="dim").append_text(body))
 
 
-# Small tables of results: lines and colour on a terminal, aligned plain text elsewhere.
-
-
 _CELL = 120
-# Of the first column, where a table is wrapped.
+# Minimum width of the first column of a wrapped table.
 _NARROWEST = 16
 
 
@@ -282,11 +279,11 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[Any]], columns: i
     right = [_numeric([row[index] for row in rows]) for index in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
-        placed = (
+        aligned = (
             cell.rjust(width) if to_right else cell.ljust(width)
             for cell, width, to_right in zip(cells, widths, right, strict=True)
         )
-        return "  ".join(placed).rstrip()
+        return "  ".join(aligned).rstrip()
 
     return [
         line([plain(name, _CELL) for name in header]),

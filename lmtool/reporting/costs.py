@@ -17,15 +17,15 @@ from lmtool.system.terminal import counted, plural
 # of tiny BERT and ELECTRA on a CPU).
 _EVALUATED = 0.55
 # Evaluations that take less of the training time are not worth a word.
-_SHOWN = 0.05
+_SHOWN_FRACTION = 0.05
 _UNITS = {"max_steps": "step", "max_epochs": "epoch", "max_tokens": "token", "max_minutes": "minute"}
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """A phase of a run. given: what differs in it, as it is typed. share: of the budget. first, last: its steps."""
+    """A phase of a run. overrides: what differs in it, as it is typed. share: of the budget. first, last: its steps."""
 
-    given: str
+    overrides: str
     share: float
     first: int
     last: int
@@ -36,7 +36,7 @@ class PhasePlan:
         """The phase on a line."""
         steps = f"steps {self.first:,} to {self.last:,}" if self.first <= self.last else "no step"
         text = f"{percent(self.share)} of the budget, {steps} of {count(round(self.tokens_per_step))} tokens"
-        return f"{text} · {self.given}" if self.given else text
+        return f"{text} · {self.overrides}" if self.overrides else text
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class RunPlan:
 
     @property
     def ends_text(self) -> str:
-        """What ends it, and which of its budgets would have ended it later. A clock is estimated."""
-        others = [f"{key}={count(value)}" for key, value in self.budgets.items() if key != self.ends_by]
-        estimated = ", by the estimate" if others and "max_minutes" in self.budgets else ""
-        before = f"{estimated} before {', '.join(others)}" if others else ""
+        """The budget that ends it, and those that would have ended it later. A clock is estimated."""
+        other_budgets = [f"{key}={count(value)}" for key, value in self.budgets.items() if key != self.ends_by]
+        estimated = ", by the estimate" if other_budgets and "max_minutes" in self.budgets else ""
+        before = f"{estimated} before {', '.join(other_budgets)}" if other_budgets else ""
         amount = self.budgets[self.ends_by]
         unit = _UNITS.get(self.ends_by)
         spent = flops(amount) if unit is None else f"{count(amount)} {plural(amount, unit)}"
@@ -110,7 +110,7 @@ class RunPlan:
 
     @property
     def needed_bytes(self) -> int:
-        """Of one device."""
+        """Bytes of one device."""
         return sum(self.memory_bytes.values())
 
     @property
@@ -142,8 +142,8 @@ class RunPlan:
             return "unknown"
         low, high = (duration(self.steps * seconds) for seconds in self.step_seconds)
         text = f"about {low}" if low == high else f"{low} to {high}"
-        shown = self.evaluation_seconds > _SHOWN * (self.seconds or 0)
-        return f"{text}, and {duration(self.evaluation_seconds)} of evaluation" if shown else text
+        shows_evaluation = self.evaluation_seconds > _SHOWN_FRACTION * (self.seconds or 0)
+        return f"{text}, and {duration(self.evaluation_seconds)} of evaluation" if shows_evaluation else text
 
 
 def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
@@ -152,7 +152,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     parts = " · ".join(f"{part} {number:,}" for part, number in plan.parameters.items())
     each = f", {count(round(plan.tokens_per_step / plan.devices))} a device" if plan.devices > 1 else ""
     rows = [
-        ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} learn): {parts}"),
+        ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} trainable): {parts}"),
         ("steps", f"{plan.steps_text} of {count(round(plan.tokens_per_step))} tokens{each}"),
         *((f"phase {number}", phase.words) for number, phase in enumerate(plan.phases, 1)),
         *([("ends", plan.ends_text)] if plan.ends_by else []),
@@ -179,9 +179,9 @@ def _memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
     has = f"{size(plan.capacity_bytes)} are there"
     if plan.fits:
         return [*rows, ("fits", f"yes: {has}")]
-    lacks = f"no: {size(plan.needed_bytes - plan.capacity_bytes)} too much, {has}"
+    missing = f"no: {size(plan.needed_bytes - plan.capacity_bytes)} too much, {has}"
     advice = plan.advice or ("nothing that was tried makes it fit: take a smaller model, or another device",)
-    return [*rows, ("fits", lacks), *(("would fit", line) for line in advice)]
+    return [*rows, ("fits", missing), *(("would fit", line) for line in advice)]
 
 
 def _disk_text(plan: RunPlan) -> str:
@@ -232,7 +232,7 @@ class StepProfile:
     product_rate: float | None = None
 
     def share(self, *names: str) -> float:
-        """Of the step, of all parts whose name begins so."""
+        """The fraction of the step in parts whose names begin so."""
         spent = sum(row["forward"] + row["backward"] for name, row in self.parts.items() if name.startswith(names))
         return spent / self.milliseconds
 
@@ -283,19 +283,20 @@ def _products(profile: StepProfile) -> str:
     share = profile.products_milliseconds / profile.milliseconds
     text = f"matrix products: {percent(share)} of the step"
     if profile.products_milliseconds:
-        inside = profile.products_flops / profile.products_milliseconds * 1000
-        text += f", at {inside / 1e9:,.0f} GFLOP/s"
+        measured_rate = profile.products_flops / profile.products_milliseconds * 1000
+        text += f", at {measured_rate / 1e9:,.0f} GFLOP/s"
         if profile.product_rate:
-            whole = profile.products_flops / profile.unprofiled_milliseconds * 1000
+            step_rate = profile.products_flops / profile.unprofiled_milliseconds * 1000
+            fraction, of_step = (percent(rate / profile.product_rate) for rate in (measured_rate, step_rate))
             text += (
-                f" = {percent(inside / profile.product_rate)} of the {profile.product_rate / 1e9:,.0f} of large square "
-                f"{profile.precision} products here; the step, unprofiled, at {percent(whole / profile.product_rate)}"
+                f" = {fraction} of the {profile.product_rate / 1e9:,.0f} of large square {profile.precision} products"
             )
+            text += f" here; the step, unprofiled, at {of_step}"
     return text
 
 
 def remarks(profile: StepProfile) -> Iterator[str]:
-    """What is worth a look, with the override that changes it where there is one."""
+    """Sentences about unusual times, with the override that changes them where there is one."""
     metadata, cuda = profile.metadata, profile.device.startswith("cuda")
     scores, host, head = profile.share("attention: scores"), profile.share(_HOST), profile.share("head", "loss")
     if profile.precision == "fp32" and metadata.get("native_bf16"):

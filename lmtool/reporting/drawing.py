@@ -1,4 +1,4 @@
-"""How every plot is drawn: PNG files for slides and papers, SVG for the page.
+"""The style of every plot: PNG files for slides and papers, SVG for the page.
 
 Drawn without pyplot, so that no display, no global state and no figure is left behind. In the page the ink is a CSS
 variable, so that the same drawing reads on light and on dark paper.
@@ -26,7 +26,7 @@ from lmtool.system.terminal import counted
 
 INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"
 TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"
-COLOURS = ("#1f5f99", "#b5532a", "#3f8a55", "#8a5aa8", "#b08a1e", "#4aa3a8", "#a84a6b", "#6b6b6b")
+COLORS = ("#1f5f99", "#b5532a", "#3f8a55", "#8a5aa8", "#b08a1e", "#4aa3a8", "#a84a6b", "#6b6b6b")
 # In the page these inks become variables; the others read on both papers.
 _VARIABLES = {
     INK: "var(--ink)",
@@ -69,7 +69,7 @@ _PANEL = 1.8
 
 
 def panels_a_row(panels: int, width: float) -> int:
-    """How many small plots stand beside each other in a figure of so many inches."""
+    """The number of small plots in a row of a figure of this width in inches."""
     return max(1, min(panels, int(width / _PANEL)))
 
 
@@ -113,12 +113,12 @@ def smooth(values: Sequence[float], share: float = 0.06) -> list[float]:
     return smoothed
 
 
-def logged_steps(axes: Axes, steps: list[int], values: list[float], colour: str, width: float) -> None:
+def logged_steps(axes: Axes, steps: list[int], values: list[float], color: str, width: float) -> None:
     """Values of the logged steps of a run: a line, or, where they are FEW, points, and how many there are."""
     if len(steps) >= FEW:
-        axes.plot(*thin(steps, values), color=colour, linewidth=width)
+        axes.plot(*thin(steps, values), color=color, linewidth=width)
         return
-    axes.plot(steps, values, color=colour, linewidth=0, marker="o", markersize=3, clip_on=False)
+    axes.plot(steps, values, color=color, linewidth=0, marker="o", markersize=3, clip_on=False)
     axes.set_xlabel(f"step ({counted(len(steps), 'logged row')})")
 
 
@@ -132,14 +132,14 @@ def smoothed_steps(axes: Axes, steps: list[int], values: list[float], width: flo
 
 
 def label_ends(axes: Axes, x: float, labels: Iterable[tuple[float, str, str]], gap: float) -> None:
-    """Name lines where they end, at x, instead of in a legend far away. labels: (height, text, colour) each, pushed
+    """Name lines where they end, at x, instead of in a legend far away. labels: (height, text, color) each, pushed
     apart. gap: between two of them, as a share of the axes' height."""
     bottom, top = axes.get_ylim()
     height = -float("inf")
-    for value, text, colour in sorted(labels):
+    for value, text, color in sorted(labels):
         height = max(value, height + gap * (top - bottom))
         axes.annotate(
-            text, (x, height), (4, 0), textcoords="offset points", color=colour, va="center", annotation_clip=False
+            text, (x, height), (4, 0), textcoords="offset points", color=color, va="center", annotation_clip=False
         )
 
 
@@ -177,8 +177,8 @@ def svg(figure: Figure) -> str:
     prefix = f"d{next(_drawings)}-"
     text = re.sub(r'\bid="', f'id="{prefix}', text)
     text = text.replace("url(#", f"url(#{prefix}").replace('href="#', f'href="#{prefix}')
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, variable)
+    for color, variable in _VARIABLES.items():
+        text = text.replace(color, variable)
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
     width, height = (72 * inches for inches in figure.get_size_inches())
     head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" style="max-width: {_SCALE * width:.0f}px">'
@@ -214,33 +214,33 @@ _IN_A_ROW = 4
 _PIECE = 10
 
 
-def heads_figure(layer: int, weights_ALL: Any, pieces: Sequence[str]) -> Figure:
+def heads_figure(layer: int, weights_ALL: Any, tokens: Sequence[str]) -> Figure:
     """The heads of a layer side by side. weights_ALL: (A, L, L)."""
     count = len(weights_ALL)
     columns = min(_IN_A_ROW, count)
     lines = -(-count // columns)
-    names = [plain(piece, _PIECE) for piece in pieces]
+    names = [plain(piece, _PIECE) for piece in tokens]
     with matplotlib.rc_context(STYLE):
         figure = blank(7.2, 0.4 + lines * (7.2 / columns + 0.3))
         for number, weights_LL in enumerate(weights_ALL, 1):
             axes = figure.add_subplot(lines, columns, number)
             _squares(axes, weights_LL, vmin=0, vmax=1)
             axes.set_title(f"{layer}.{number}", fontsize=8.5)
-            _pieces(axes, names, columns, number % columns == 1 or columns == 1)
+            _label_tokens(axes, names, columns, number % columns == 1 or columns == 1)
     return figure
 
 
-def terms_figure(terms: Mapping[str, Any], pieces: Sequence[str]) -> Figure:
+def terms_figure(terms: Mapping[str, Any], tokens: Sequence[str]) -> Figure:
     """The terms of one head's scores side by side, each with its own scale. terms: (L, L) by name, NaN stays blank."""
     count = len(terms)
-    names = [plain(piece, _PIECE) for piece in pieces]
+    names = [plain(piece, _PIECE) for piece in tokens]
     with matplotlib.rc_context(STYLE):
         figure = blank(7.2, 7.2 / max(count, 2) + 0.4)
         for number, (name, scores_LL) in enumerate(terms.items(), 1):
             axes = figure.add_subplot(1, count, number)
             mesh = _squares(axes, scores_LL, rasterized=True)
             axes.set_title(name, fontsize=8.5)
-            _pieces(axes, names, max(count, 2), number == 1)
+            _label_tokens(axes, names, max(count, 2), number == 1)
             _scale(figure, axes, mesh, location="top", shrink=0.9)
     return figure
 
@@ -275,7 +275,7 @@ def _squares(axes: Axes, values_LL: Any, **options: Any) -> QuadMesh:
     return mesh
 
 
-def _pieces(axes: Axes, names: Sequence[str], columns: int, at_left: bool) -> None:
+def _label_tokens(axes: Axes, names: Sequence[str], columns: int, at_left: bool) -> None:
     """The tokens below, and beside the leftmost of so many drawings in a row."""
     size = min(7.0, 200 / max(len(names), 1) / columns)
     places = [at + 0.5 for at in range(len(names))]
@@ -296,7 +296,7 @@ def _scale(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
 
 
 class _Similar(Protocol):
-    """As of looks.py."""
+    """As in looks.py."""
 
     @property
     def name(self) -> str: ...
@@ -305,7 +305,7 @@ class _Similar(Protocol):
     @property
     def same(self) -> list[float]: ...
     @property
-    def others(self) -> list[float]: ...
+    def other_words(self) -> list[float]: ...
 
 
 def similarity_figure(read: Sequence[_Similar]) -> Figure:
@@ -315,14 +315,14 @@ def similarity_figure(read: Sequence[_Similar]) -> Figure:
         axes = figure.add_subplot()
         tidy(axes, "layer")
         ends: dict[int, list[tuple[float, str, str]]] = {}
-        for each, colour in zip(read, itertools.cycle(COLOURS), strict=False):
-            axes.plot(each.layers, each.same, color=colour, linewidth=1.8, marker="o", markersize=3.5)
-            axes.plot(each.layers, each.others, color=colour, linewidth=0, marker=".", markersize=4, alpha=0.5)
+        for each, color in zip(read, itertools.cycle(COLORS), strict=False):
+            axes.plot(each.layers, each.same, color=color, linewidth=1.8, marker="o", markersize=3.5)
+            axes.plot(each.layers, each.other_words, color=color, linewidth=0, marker=".", markersize=4, alpha=0.5)
             name = plain(Path(each.name).name or each.name, 24)
             if len(each.layers) > 1:
-                ends.setdefault(each.layers[-1], []).append((each.same[-1], name, colour))
+                ends.setdefault(each.layers[-1], []).append((each.same[-1], name, color))
             else:  # a line may begin at the only point
-                axes.annotate(name, (each.layers[0], each.same[0]), (-2, -11), textcoords="offset points", color=colour)
+                axes.annotate(name, (each.layers[0], each.same[0]), (-2, -11), textcoords="offset points", color=color)
         axes.set_ylim(None, 1.03)
         for layer, labels in ends.items():
             label_ends(axes, layer, labels, 0.075)

@@ -14,7 +14,7 @@ from lmtool.reporting.text import number, percent, plain, shortened
 
 EXAMPLES_EACH = 4
 SAMPLES = 6
-_PIECES = 300
+_TOKENS = 300
 _CHARACTERS = 1200
 _KNOWN = ("id", "gold", "prediction", "score", "split", "scores", "probabilities")
 _MASKED_LEGEND = (
@@ -33,7 +33,7 @@ def _number(value: Any) -> float | None:
 
 @dataclass
 class PredictionSummary:
-    """What one pass over the predictions of a task keeps.
+    """Counts and sampled rows from one pass over the predictions of a task.
 
     rows: predictions by split. pairs: (gold, predicted) label counts. gold, predicted: the values of a regression.
     right, wrong, surprising: chosen rows.
@@ -99,7 +99,7 @@ class _Keep:
         return [row for _, _, row in sorted(self.heap, key=lambda entry: entry[:2], reverse=True)]
 
 
-def summarise(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
+def summarize(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
     """One pass over the rows of predictions.jsonl; which examples are shown depends on their ids alone."""
     summary = PredictionSummary()
     right, wrong, surprising = _Keep(EXAMPLES_EACH), _Keep(EXAMPLES_EACH), _Keep(EXAMPLES_EACH)
@@ -112,7 +112,7 @@ def summarise(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
             right.offer(-abs(gold - predicted), row)
             surprising.offer(abs(gold - predicted), row)
             continue
-        # Of a row with many labels each counts by itself.
+        # Each label of a row with many labels counts separately.
         lists = isinstance(row["gold"], list) and isinstance(row["prediction"], list)
         labels = zip(row["gold"], row["prediction"], strict=False) if lists else [(row["gold"], row["prediction"])]
         if lists or not isinstance(row["gold"], list):  # several gold answers to one question are no label
@@ -159,9 +159,9 @@ def prediction_html(row: Mapping[str, Any]) -> str:
         score = _number(row.get("score"))
         sure = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
         answers = isinstance(row["gold"], list)
-        meant = " or ".join(dict.fromkeys(map(str, row["gold"]))) if answers else row["gold"]
+        answers_text = " or ".join(dict.fromkeys(map(str, row["gold"]))) if answers else row["gold"]
         nothing = "no answer" if answers else "nothing"
-        gold_name, predicted_name = shortened([meant or nothing, row["prediction"] or nothing], 80)
+        gold_name, predicted_name = shortened([answers_text or nothing, row["prediction"] or nothing], 80)
         verdict = f"{predicted_name}{sure}" + ("" if right else f", gold: {gold_name}")
     return f'<div class="example {kind}">{body}<br><small class="quiet">{escape(verdict)}</small></div>'
 
@@ -178,19 +178,19 @@ def _words(row: Mapping[str, Any]) -> list[Any] | None:
 def _tagged_html(words: list[Any], row: Mapping[str, Any], kind: str) -> str:
     """Words with their labels behind them: right ones, and wrong ones with the truth struck out. O is not shown where
     it is right."""
-    shown = []
-    for word, gold, predicted in list(zip(words, row["gold"], row["prediction"], strict=True))[:_PIECES]:
+    words_html = []
+    for word, gold, predicted in list(zip(words, row["gold"], row["prediction"], strict=True))[:_TOKENS]:
         label = f"<small>{escape(predicted, 40)}</small>"
         if gold != predicted:
             label = f"{label} <small><s>{escape(gold, 40)}</s></small>"
-            shown.append(f'<mark class="wrong">{escape(word, 60)} {label}</mark>')
+            words_html.append(f'<mark class="wrong">{escape(word, 60)} {label}</mark>')
         elif gold != "O":
-            shown.append(f'<mark class="right">{escape(word, 60)} {label}</mark>')
+            words_html.append(f'<mark class="right">{escape(word, 60)} {label}</mark>')
         else:
-            shown.append(escape(word, 60))
+            words_html.append(escape(word, 60))
     score = _number(row.get("score"))
     sure = "" if score is None else f'<br><small class="quiet">least sure word: {percent(score)}</small>'
-    return f'<div class="example {kind}">{" ".join(shown)}{sure}</div>'
+    return f'<div class="example {kind}">{" ".join(words_html)}{sure}</div>'
 
 
 def predictions_html(summary: PredictionSummary) -> str:
@@ -218,35 +218,37 @@ def _is_special(piece: str) -> bool:
 def _joined(pieces: Sequence[str]) -> list[tuple[str, str]]:
     """(space before, shown text) of each piece: WordPiece's ## and the others' space marks undone."""
     marked = any(piece.startswith(("Ġ", "Ċ", "▁")) for piece in pieces)
-    shown = []
+    texts = []
     for piece in pieces:
         if marked:
-            shown.append((" " if piece.startswith(("Ġ", "▁")) or _is_special(piece) else "", _unmarked(piece)))
+            texts.append((" " if piece.startswith(("Ġ", "▁")) or _is_special(piece) else "", _unmarked(piece)))
         elif piece.startswith("##") and len(piece) > 2:
-            shown.append(("", piece[2:]))
+            texts.append(("", piece[2:]))
         else:
-            shown.append(("" if piece in _CLOSING else " ", piece))
-    return shown
+            texts.append(("" if piece in _CLOSING else " ", piece))
+    return texts
 
 
 def masked_html(sample: Mapping[str, Any]) -> str:
     """A text with its hidden words: what the model put there, struck through the truth where it was wrong."""
-    pieces = [str(piece) for piece in sample["pieces"]][:_PIECES]
-    places = {place["position"]: place for place in sample["masked"] if place["guesses"]}
+    pieces = [str(piece) for piece in sample["pieces"]][:_TOKENS]
+    masked_positions = {masked["position"]: masked for masked in sample["masked"] if masked["guesses"]}
     words = []
     for position, (space, shown) in enumerate(_joined(pieces)):
-        place = places.get(position)
-        if place is None:
+        masked = masked_positions.get(position)
+        if masked is None:
             special = _is_special(pieces[position])
             words.append(space + (f'<span class="quiet">{escape(shown, 60)}</span>' if special else escape(shown, 60)))
             continue
-        guess, truth = str(place["guesses"][0][0]), str(place.get("truth"))
+        guess, truth = str(masked["guesses"][0][0]), str(masked.get("truth"))
         put = escape(_unmarked(guess), 60)
         if guess == truth:
             words.append(f'{space}<mark class="right">{put}</mark>')
         else:
             words.append(f'{space}<mark class="wrong">{put} <s>{escape(_unmarked(truth), 60)}</s></mark>')
-    rows = "".join(_guesses_row(place) for position, place in sorted(places.items())[:8] if position < len(pieces))
+    rows = "".join(
+        _guesses_row(masked) for position, masked in sorted(masked_positions.items())[:8] if position < len(pieces)
+    )
     return f'<div class="example">{"".join(words)}<table class="guesses">{rows}</table></div>'
 
 
@@ -259,7 +261,7 @@ def detected_html(sample: Mapping[str, Any]) -> str:
     read = [replaced.get(position, piece) for position, piece in enumerate(pieces)]
     accused = {position for position, share in enumerate(sample["replaced"]) if share > 0.5}
     words = []
-    for position, (space, shown) in enumerate(_joined(read[:_PIECES])):
+    for position, (space, shown) in enumerate(_joined(read[:_TOKENS])):
         text = escape(shown, 60)
         if position in replaced:
             kind = "right" if position in accused else "wrong"
@@ -300,11 +302,11 @@ def generated_html(sample: Mapping[str, Any]) -> str:
     prompt, text = str(sample.get("prompt", "")), str(sample.get("text", ""))
     text = text.removeprefix(prompt)
     written = escape_lines(text, _CHARACTERS).replace("\n", "<br>")
-    given = escape_lines(prompt, _CHARACTERS).replace("\n", "<br>")
-    return f'<div class="example"><b>{given}</b>{written}</div>'
+    prompt_html = escape_lines(prompt, _CHARACTERS).replace("\n", "<br>")
+    return f'<div class="example"><b>{prompt_html}</b>{written}</div>'
 
 
-def neighbours_html(samples: Sequence[Mapping[str, Any]]) -> str:
+def neighbors_html(samples: Sequence[Mapping[str, Any]]) -> str:
     """Words and those whose vectors are nearest to theirs."""
     rows = []
     for sample in samples:
@@ -316,7 +318,7 @@ def neighbours_html(samples: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _is_near(sample: Any) -> bool:
-    """Whether an entry of samples.json has the form that `neighbours_html` reads."""
+    """Whether an entry of samples.json has the form that `neighbors_html` reads."""
     near = sample.get("neighbours") if isinstance(sample, dict) and "text" in sample else None
     return isinstance(near, list) and all(
         isinstance(pair, list) and len(pair) == 2 and _number(pair[1]) is not None for pair in near
@@ -327,15 +329,15 @@ def _is_masked(sample: Any) -> bool:
     """Whether an entry of samples.json has the form that `masked_html` reads."""
     if not isinstance(sample, dict) or not isinstance(sample.get("pieces"), list):
         return False
-    places = sample.get("masked")
-    return isinstance(places, list) and all(
+    masked = sample.get("masked")
+    return isinstance(masked, list) and all(
         isinstance(place, dict)
         and isinstance(place.get("position"), int)
         and isinstance(place.get("guesses"), list)
         and all(
             isinstance(guess, list) and len(guess) >= 2 and _number(guess[1]) is not None for guess in place["guesses"]
         )
-        for place in places
+        for place in masked
     )
 
 
@@ -344,7 +346,7 @@ def _small(text: str) -> str:
 
 
 def samples_html(samples: Sequence[Any]) -> str:
-    """The samples of samples.json: masked texts, generated and labelled ones; entries of another form are passed
+    """The samples of samples.json: masked texts, generated and labeled ones; entries of another form are passed
     over."""
     masked = [sample for sample in samples if _is_masked(sample)][:SAMPLES]
     texts = [sample for sample in samples if isinstance(sample, dict) and "text" in sample]
@@ -362,12 +364,12 @@ def samples_html(samples: Sequence[Any]) -> str:
         parts += [detected_html(sample) for sample in detected]
     if near:
         parts.append("<h3>Nearest words</h3>")
-        parts.append(neighbours_html(near))
+        parts.append(neighbors_html(near))
     if generated:
         parts.append("<h3>Written by the model</h3>")
         parts.append(_small("Bold: what the model was given. Behind it: what it wrote."))
         parts += [generated_html(sample) for sample in generated]
     if predicted:
-        parts.append("<h3>Labelled by the model</h3>")
+        parts.append("<h3>Labeled by the model</h3>")
         parts += [prediction_html(sample) for sample in predicted]
     return "".join(parts)

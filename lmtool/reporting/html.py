@@ -122,8 +122,8 @@ def section(heading: str, *parts: str) -> str:
 
 def columns(*parts: str) -> str:
     """Blocks side by side where the page is wide enough."""
-    shown = [f"<div>{part}</div>" for part in parts if part]
-    return f'<div class="columns">{"".join(shown)}</div>' if shown else ""
+    blocks = [f"<div>{part}</div>" for part in parts if part]
+    return f'<div class="columns">{"".join(blocks)}</div>' if blocks else ""
 
 
 def paragraph(text: Any, kind: str = "quiet") -> str:
@@ -157,11 +157,11 @@ def metadata(heading: str, values: Mapping[str, Any], limit: int = 60) -> str:
         f'<tr><th scope="row">{escape(title(str(key)))}</th><td>{escape(fact(str(key), value), 600)}</td></tr>'
         for key, value in flat[:limit]
     )
-    own = f'<h3>{escape(title(heading))}</h3><table class="facts">{rows}</table>' if rows else ""
+    own_table = f'<h3>{escape(title(heading))}</h3><table class="facts">{rows}</table>' if rows else ""
     nested = (
         metadata(f"{heading} · {key}", value, limit) for key, value in values.items() if isinstance(value, Mapping)
     )
-    return own + "".join(nested)
+    return own_table + "".join(nested)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

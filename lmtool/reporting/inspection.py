@@ -1,4 +1,4 @@
-"""What `lmtool inspect` shows of a run: what stands out, examples, statistics; on the screen and on a page."""
+"""Screens and pages of `lmtool inspect` (examples and statistics of a run) and `lmtool check` (a data set)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmtool.reporting.text import percent, plain
 from lmtool.system.terminal import counted, visible_space
 
 # Characters of a side of an example that are shown; the JSON lines have all of it.
-_SHOWN = 1000
+_TEXT_LIMIT = 1000
 # Between documents of an example, and between the texts of a pair.
 _BORDER = "‖"
 _PREDICTED, _REPLACED = "→", "←"
@@ -46,17 +46,17 @@ class InspectionScreen:
     definitions: Sequence[str] = ()
 
 
-def print_inspection(output: Output, inspected: InspectionScreen, brief: bool = False) -> None:
+def print_inspection(output: Output, screen: InspectionScreen, brief: bool = False) -> None:
     """The heading and the fact; unless brief, examples with a legend, and the statistics; what holds."""
-    output.paragraph(inspected.heading, "bold")
-    if inspected.fact:
-        output.paragraph(inspected.fact, "bold green")
+    output.paragraph(screen.heading, "bold")
+    if screen.fact:
+        output.paragraph(screen.fact, "bold green")
     if brief:
-        output.paragraph(inspected.verdict, "bold red" if inspected.broken else None)
+        output.paragraph(screen.verdict, "bold red" if screen.broken else None)
         return
     output.line()
     shown: list[str] = []
-    for example in inspected.examples:
+    for example in screen.examples:
         output.line(_title(example), "bold")
         rows = list(_rows(example))
         output.rows(rows, _HIGHLIGHTS)
@@ -66,20 +66,20 @@ def print_inspection(output: Output, inspected: InspectionScreen, brief: bool = 
     if words := _legend(shown):
         output.paragraph(words, "dim")
         output.line()
-    _print_statistics(output, inspected)
+    _print_statistics(output, screen)
 
 
-def _print_statistics(output: Output, inspected: InspectionScreen) -> None:
-    header = [*_HEADER, ""] if inspected.broken else list(_HEADER)
-    ends = [[_BROKEN if number in inspected.broken else ""] for number in range(len(inspected.statistics))]
-    rows = [[*row, *(end if inspected.broken else [])] for row, end in zip(inspected.statistics, ends, strict=True)]
+def _print_statistics(output: Output, screen: InspectionScreen) -> None:
+    header = [*_HEADER, ""] if screen.broken else list(_HEADER)
+    ends = [[_BROKEN if number in screen.broken else ""] for number in range(len(screen.statistics))]
+    rows = [[*row, *(end if screen.broken else [])] for row, end in zip(screen.statistics, ends, strict=True)]
     filled = [at for at in range(len(header)) if at == 0 or any(row[at] for row in rows)]
     rows = [[row[at] for at in filled] for row in rows]
     for number, line in enumerate(table_lines([header[at] for at in filled], rows, output.columns)):
         output.line(line, "dim" if number < 2 else "bold red" if _BROKEN in line else None)
-    for words in inspected.definitions:
+    for words in screen.definitions:
         output.paragraph(words, "dim")
-    output.paragraph(inspected.checks, "bold red" if inspected.broken else "dim")
+    output.paragraph(screen.checks, "bold red" if screen.broken else "dim")
 
 
 def _title(example: Mapping[str, Any]) -> str:
@@ -92,7 +92,7 @@ def _rows(example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "text" in example:
         boundaries = [0, *example["boundaries"], len(example["text"]) + 1]
         parts = [_spaced(example["text"][start : end - 1]) for start, end in pairwise(boundaries)]
-        yield "text", plain(f" {_BORDER} ".join(parts), _SHOWN)
+        yield "text", plain(f" {_BORDER} ".join(parts), _TEXT_LIMIT)
     predicted = {
         term: {place["position"]: place["label"] for place in places}
         for term, places in example["targets"].items()
@@ -115,7 +115,7 @@ def _rows(example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "prefix", f"{example['input']['prefix']} tokens, which see each other"
     side = example["output" if "output" in example else "input"]["pieces"]
     for term, value in example["targets"].items():
-        yield term, _learned(value, side) if isinstance(value, list) else plain(str(value), _SHOWN)
+        yield term, _learned(value, side) if isinstance(value, list) else plain(str(value), _TEXT_LIMIT)
         boundaries = (
             [place["boundaries"] for place in value if "boundaries" in place] if isinstance(value, list) else []
         )
@@ -132,7 +132,7 @@ def _pieces(pieces: Sequence[str], answers: Mapping[int, str], sign: str) -> str
     """`shown→truth` at the places that predict; where each predicts the one behind it, the pieces alone."""
     answers = {} if _is_next(pieces, answers) else answers
     shown: list[str] = []
-    left = _SHOWN
+    left = _TEXT_LIMIT
     for at, piece in enumerate(pieces):
         word = f"{piece}{sign}{answers[at]}" if at in answers else piece
         left -= len(word) + 1
@@ -176,11 +176,11 @@ def _legend(texts: Sequence[str]) -> str:
     return " · ".join(words for sign, words in signs.items() if (sign in every if sign != "×" else runs))
 
 
-def inspection_html(inspected: InspectionScreen) -> str:
+def inspection_html(screen: InspectionScreen) -> str:
     """The same as a part of a page."""
     examples = []
     shown: list[str] = []
-    for example in inspected.examples:
+    for example in screen.examples:
         rows = list(_rows(example))
         shown += [text for _, text in rows]
         cells = "".join(f'<tr><th scope="row">{html.escape(title)}</th><td>{_marked(text)}</td></tr>'
@@ -192,10 +192,10 @@ def inspection_html(inspected: InspectionScreen) -> str:
             + (f"<pre>{lines}</pre>" if drawn else "")
         )
     words = _legend(shown)
-    table = [[*row, _BROKEN if number in inspected.broken else ""] for number, row in enumerate(inspected.statistics)]
-    checks = [*inspected.definitions, inspected.checks]
+    table = [[*row, _BROKEN if number in screen.broken else ""] for number, row in enumerate(screen.statistics)]
+    checks = [*screen.definitions, screen.checks]
     return "".join([
-        f"<p><b>{html.escape(inspected.fact)}</b></p>" if inspected.fact else "",
+        f"<p><b>{html.escape(screen.fact)}</b></p>" if screen.fact else "",
         *examples,
         html.paragraph(words) if words else "",
         f'<div class="wide">{html.table([*_HEADER, ""], table)}</div>',
@@ -229,9 +229,6 @@ def write_inspection(path: Path, parts: Sequence[InspectionScreen]) -> None:
     for part in parts:
         body.append(html.section(part.heading if len(parts) > 1 else "What the model is fed", inspection_html(part)))
     html.write_page(path, parts[0].heading, body)
-
-
-# What `lmtool check` found of a data set, on the screen.
 
 
 _HEADINGS = ("from", "to", "rows", "words", "by chance", "unknown words", "unknown types", "labels")
@@ -283,24 +280,24 @@ def print_findings(
     rows = [
         [
             split,
-            said["rows"],
-            said["empty"],
-            said["lengths"]["median"],
-            said["lengths"]["percentile_95"],
-            said["lengths"]["longest"],
-            *([percent(said["lengths"]["cut"])] if longest else []),
-            _labels(said["labels"]),
+            summary["rows"],
+            summary["empty"],
+            summary["lengths"]["median"],
+            summary["lengths"]["percentile_95"],
+            summary["lengths"]["longest"],
+            *([percent(summary["lengths"]["cut"])] if longest else []),
+            _labels(summary["labels"]),
         ]
-        for split, said in splits.items()
+        for split, summary in splits.items()
     ]
     print_table(output, header, rows, heading=name)
     output.line()
-    of_text = all(said["labels"] is None for said in splits.values())
+    of_text = all(summary["labels"] is None for summary in splits.values())
     header = ["texts that occur twice", "equal", "of the words" if of_text else "other label", "similar"]
     print_table(output, header, list(_twice(splits, of_text)))
-    for split, said in splits.items():
+    for split, summary in splits.items():
         for kind, words in (("in_training", "stand in the training rows too"), ("within", "repeat rows above them")):
-            pairs = said.get(kind, {}).get("pairs", ())[:most]
+            pairs = summary.get(kind, {}).get("pairs", ())[:most]
             if pairs:
                 output.line(f"{split}: rows that {words}", "bold")
             for pair in pairs:
@@ -310,11 +307,11 @@ def print_findings(
 
 
 def _twice(splits: Mapping[str, Any], of_text: bool) -> Iterator[list[Any]]:
-    for split, said in splits.items():
+    for split, summary in splits.items():
         for key, words in (("within", f"within {split}"), ("in_training", f"{split} in train")):
-            if key in said:
-                counts = said[key]
-                equal, other, similar = (_share(counts[kind], said["rows"]) for kind in _KINDS)
+            if key in summary:
+                counts = summary[key]
+                equal, other, similar = (_share(counts[kind], summary["rows"]) for kind in _KINDS)
                 yield [words, equal, percent(counts["share"]) if of_text else other, similar]
 
 

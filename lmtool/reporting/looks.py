@@ -1,4 +1,4 @@
-"""What `lmtool inspect tokenizer`, `attention`, `positions` and `word` show: on the screen and on a page."""
+"""Screens and pages of `lmtool inspect tokenizer`, `attention`, `positions` and `word`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmtool.reporting.text import number, percent, plain
 from lmtool.system.terminal import counted
 
 _SHADES = "·░▒▓█"
-_COLOURS = {"[░▒]+": "blue", "[▓█]+": "bold bright_blue", "·+": "dim"}
+_COLORS = {"[░▒]+": "blue", "[▓█]+": "bold bright_blue", "·+": "dim"}
 _PIECE = 14
 
 
@@ -37,46 +37,55 @@ class Cut:
         }  # fmt: skip
 
 
-def print_tokenizations(output: Output, text: str, cuts: Sequence[Cut]) -> None:
+def print_tokenizations(output: Output, text: str, tokenizations: Sequence[Cut]) -> None:
     """A row a vocabulary, its pieces with spaces between them, and what there is to say of them below."""
     output.paragraph(f"{plain(text, 120)} · {counted(len(text), 'character')}", "bold")
-    unknown = {cut.pieces[at] for cut in cuts for at in cut.unknown}
-    colours = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
+    unknown = {tokenization.pieces[at] for tokenization in tokenizations for at in tokenization.unknown}
+    colors = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
     rows = []
-    for cut in cuts:
-        rows += [(cut.name, plain(" ".join(cut.pieces))), ("", f"{_metadata(cut)} · given back: {_back(text, cut)}")]
-    output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces? .*": "dim", **colours})
+    for tokenization in tokenizations:
+        rows += [
+            (tokenization.name, plain(" ".join(tokenization.pieces))),
+            ("", f"{_summary(tokenization)} · round trip: {_back(text, tokenization)}"),
+        ]
+    output.rows(rows, {r"[␣⏎⇥␍](×\d+)?": "dim", r"(?<!\S)##": "dim", r"^[\d,]+ pieces? .*": "dim", **colors})
     output.paragraph(_LEGEND, "dim")
 
 
-_LEGEND = "Between two pieces stands a space; ␣ is a space of the text, ⏎ a line end, ## continues a word."
+_LEGEND = "Spaces separate pieces; ␣ is a space in the text, ⏎ a line end, ## continues a word."
 
 
-def _metadata(cut: Cut) -> str:
-    unknown = f" · {len(cut.unknown):,} unknown" if cut.unknown else ""
-    return f"{counted(len(cut.pieces), 'piece')} of {cut.entries:,} entries{unknown}"
+def _summary(tokenization: Cut) -> str:
+    unknown = f" · {len(tokenization.unknown):,} unknown" if tokenization.unknown else ""
+    return f"{counted(len(tokenization.pieces), 'piece')} of {tokenization.entries:,} entries{unknown}"
 
 
-def _back(text: str, cut: Cut) -> str:
-    if cut.back == text:
-        return "the same"
-    return "the same, but for case and spaces" if _letters(cut.back) == _letters(text) else plain(cut.back, 60)
+def _back(text: str, tokenization: Cut) -> str:
+    if tokenization.back == text:
+        return "identical"
+    return (
+        "identical but for case and spaces"
+        if _letters(tokenization.back) == _letters(text)
+        else plain(tokenization.back, 60)
+    )
 
 
 def _letters(text: str) -> str:
     return "".join(text.split()).lower()
 
 
-def write_tokenizations(path: Path, text: str, cuts: Sequence[Cut]) -> None:
+def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Cut]) -> None:
     """The page. UserError where the disk refuses."""
     rows = []
-    for cut in cuts:
+    for tokenization in tokenizations:
         marks = "".join(
-            f'<mark class="{"wrong" if at in cut.unknown else ""}">{html.escape(piece, 60)}</mark> '
-            for at, piece in enumerate(cut.pieces)
+            f'<mark class="{"wrong" if at in tokenization.unknown else ""}">{html.escape(piece, 60)}</mark> '
+            for at, piece in enumerate(tokenization.pieces)
         )
-        back = html.paragraph(f"given back: {_back(text, cut)}")
-        rows.append(f"<h3>{html.escape(cut.name)}</h3>{html.paragraph(_metadata(cut))}<p>{marks}</p>{back}")
+        back = html.paragraph(f"round trip: {_back(text, tokenization)}")
+        rows.append(
+            f"<h3>{html.escape(tokenization.name)}</h3>{html.paragraph(_summary(tokenization))}<p>{marks}</p>{back}"
+        )
     body = [
         f"<h1>{html.escape(text, 300)}</h1>",
         html.section("As each vocabulary cuts it", *rows, html.paragraph(_LEGEND)),
@@ -92,63 +101,63 @@ class PositionMaps:
     scores: Any
 
 
-_SHOWN_PLACES = 24
+_PRINTED_POSITIONS = 24
 
 
-def print_position_maps(output: Output, places: Sequence[PositionMaps]) -> None:
+def print_position_maps(output: Output, maps: Sequence[PositionMaps]) -> None:
     """The first map of each as shades, of the first places."""
-    for each in places:
-        scores = each.scores[0][:_SHOWN_PLACES, :_SHOWN_PLACES]
+    for each in maps:
+        scores = each.scores[0][:_PRINTED_POSITIONS, :_PRINTED_POSITIONS]
         low, high = float(scores.min()), float(scores.max())
         heads = f", head 1 of {len(each.scores)}" if len(each.scores) > 1 else ""
         scale = f"{number(low)} ({_SHADES[0]}) to {number(high)} ({_SHADES[-1]})"
         output.paragraph(f"{plain(each.name, 80)}{heads}: {scale}", "bold")
         _print_picture(output, [str(place) for place in range(len(scores))], (scores - low) / max(high - low, 1e-12))
         output.line()
-    output.paragraph(_PLACES, "dim")
+    output.paragraph(_MAPS_LEGEND, "dim")
 
 
-_PLACES = (
-    "Down: the place that looks. Across: the place that is looked at. The fuller a square, the higher the score. Every "
-    "word is the same, so what is seen is what positions do alone."
+_MAPS_LEGEND = (
+    "Rows: query positions. Columns: key positions. Color: the score. All words are the same, so only positions make a "
+    "difference."
 )
 
 
-def _print_picture(output: Output, names: Sequence[str], shares_LL: Any) -> None:
+def _print_picture(output: Output, names: Sequence[str], weights_LL: Any) -> None:
     """A row a name, a shade for each number between 0 and 1: two cells wide, one where the line is too short for all,
     and no more than it holds."""
-    room = output.columns - max(map(len, names)) - 4
-    count = min(len(names), room)
-    cells = 2 if 2 * count <= room else 1
+    capacity = output.columns - max(map(len, names)) - 4
+    count = min(len(names), capacity)
+    cells = 2 if 2 * count <= capacity else 1
     shades = [
-        "".join(_SHADES[min(int(share * len(_SHADES)), len(_SHADES) - 1)] * cells for share in row[:count])
-        for row in shares_LL.tolist()
+        "".join(_SHADES[min(int(weight * len(_SHADES)), len(_SHADES) - 1)] * cells for weight in row[:count])
+        for row in weights_LL.tolist()
     ]
-    output.rows(list(zip(names, shades, strict=True)), _COLOURS)
+    output.rows(list(zip(names, shades, strict=True)), _COLORS)
     if count < len(names):
         output.line(f"the first {count} of {len(names)} across; the page has all", "dim")
 
 
-def write_position_maps(path: Path, places: Sequence[PositionMaps]) -> None:
+def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
     """The page. UserError where the disk refuses."""
     from lmtool.reporting import drawing
 
     sections = [
-        html.section(each.name, html.figure(drawing.svg(drawing.position_maps_figure(each.scores)))) for each in places
+        html.section(each.name, html.figure(drawing.svg(drawing.position_maps_figure(each.scores)))) for each in maps
     ]
-    body = ["<h1>Positions</h1>", html.paragraph(_PLACES), *sections]
+    body = ["<h1>Positions</h1>", html.paragraph(_MAPS_LEGEND), *sections]
     html.write_page(path, "positions", body)
 
 
 @dataclass(frozen=True)
 class Similar:
-    """A word in several sentences, of one checkpoint. same: by layer the mean cosine of its vectors. others: that of
+    """A word in several sentences, read by a checkpoint. same: by layer the mean cosine of its vectors. other_words: of
     different words. pairs: (W, S, S) cosines."""
 
     name: str
     layers: tuple[int, ...]
     same: list[float]
-    others: list[float]
+    other_words: list[float]
     pairs: Any
 
 
@@ -157,7 +166,7 @@ def print_similar(output: Output, word: str, sentences: Sequence[str], read: Seq
     rows = [
         [each.name if number == 0 else "", layer or "0 (embedding)", f"{same:.3f}", f"{other:.3f}"]
         for each in read
-        for number, (layer, same, other) in enumerate(zip(each.layers, each.same, each.others, strict=True))
+        for number, (layer, same, other) in enumerate(zip(each.layers, each.same, each.other_words, strict=True))
     ]
     heading = f"{plain(word, 60)} in {counted(len(sentences), 'sentence')} · mean cosine of two vectors"
     print_table(output, ["checkpoint", "layer", "the same word", "different words"], rows, heading)
@@ -169,8 +178,7 @@ def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequenc
 
     numbered = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
     curves = html.figure(
-        drawing.svg(drawing.similarity_figure(read)),
-        "Lines: the same word in other sentences. Dots: different words.",
+        drawing.svg(drawing.similarity_figure(read)), "Lines: the same word in other sentences. Dots: different words."
     )
     squares = [
         f"<h3>{html.escape(each.name)}</h3>"
@@ -180,14 +188,14 @@ def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequenc
     body = [
         f"<h1>{html.escape(word, 100)}</h1>",
         *map(html.paragraph, numbered),
-        html.section("How alike its vectors are, by layer", curves),
+        html.section("Similarity of its vectors by layer", curves),
         html.section("Each pair of sentences, first layer and last", *squares),
     ]
     html.write_page(path, word, body)
 
 
 class _Head(Protocol):
-    """As of learners/representations/attention.py."""
+    """As in learners/representations/attention.py."""
 
     @property
     def layer(self) -> int: ...
@@ -202,7 +210,7 @@ class _Head(Protocol):
 
 
 class _Attention(Protocol):
-    """As of learners/representations/attention.py."""
+    """As in learners/representations/attention.py."""
 
     @property
     def weights(self) -> Any: ...
@@ -222,15 +230,15 @@ def print_heads(
          percent(head.entropy)]
         for head in heads
     ]  # fmt: skip
-    heading = f"{counted(len(pieces), 'token')} · an even spread has {percent(even)} on each"
-    print_table(output, ["layer.head", "mostly on", *patterns, "spread"], rows, heading)
+    heading = f"{counted(len(pieces), 'token')} · uniform attention has {percent(even)} on each"
+    print_table(output, ["layer.head", "pattern", *patterns, "entropy"], rows, heading)
     for head, weights in drawn:
         output.line()
-        output.paragraph(f"head {head.layer}.{head.number}, mostly on {head.mostly}", "bold")
+        output.paragraph(f"head {head.layer}.{head.number}, pattern: {head.mostly}", "bold")
         _print_picture(output, [plain(piece, _PIECE) for piece in pieces], weights)
     if drawn:
-        output.paragraph(f"A row a token that looks, a column a token that is looked at: {_SHADES[0]} none of its "
-                         f"weight, {_SHADES[-1]} most of it.", "dim")  # fmt: skip
+        output.paragraph(f"Rows: query tokens. Columns: key tokens. {_SHADES[0]}: no attention weight, "
+                         f"{_SHADES[-1]}: most of it.", "dim")  # fmt: skip
 
 
 def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[str], attention: _Attention) -> None:
@@ -239,7 +247,7 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
     from lmtool.reporting import drawing
 
     patterns = list(heads[0].fractions)
-    header = ["layer.head", "mostly on", *patterns, "spread"]
+    header = ["layer.head", "pattern", *patterns, "entropy"]
     rows = [
         [f"{head.layer}.{head.number}", head.mostly, *(percent(head.fractions[each]) for each in patterns),
          percent(head.entropy)]
@@ -249,22 +257,18 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
         html.figure(drawing.svg(drawing.heads_figure(layer, weights_ALL, pieces)), f"layer {layer}")
         for layer, weights_ALL in enumerate(attention.weights, 1)
     ]
-    words = (
-        "Down: the token that looks. Across: what it looks at. The fuller a square, the more of its weight, 1 in all."
-    )
+    words = "Rows: query tokens. Columns: key tokens. Color: attention weight; rows sum to 1."
     summands = [
         html.figure(drawing.svg(drawing.terms_figure(of_layer, pieces)), f"layer {layer}, head 1")
         for layer in range(1, len(attention.weights) + 1)
         if (of_layer := {term: maps_WALL[layer - 1, 0] for term, maps_WALL in attention.terms.items()})
     ]
-    parts = html.paragraph(
-        "Before the softmax, a score is the sum of these. The fuller a square, the higher, on a scale of its own."
-    )
+    parts = html.paragraph("A score is the sum of these before the softmax. Each map has its own color scale.")
     body = [
         f"<h1>{html.escape(name)}</h1>",
         html.paragraph(" ".join(pieces)),
-        html.section("Every head, drawn", html.paragraph(words), *drawings),
-        *([html.section("What the scores are the sum of", parts, *summands)] if summands else []),
-        html.section("What each head is on", html.table(header, rows)),
+        html.section("Every head", html.paragraph(words), *drawings),
+        *([html.section("Terms of the scores", parts, *summands)] if summands else []),
+        html.section("Patterns of the heads", html.table(header, rows)),
     ]
     html.write_page(path, f"attention of {name}", body)

@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from lmtool.reporting.drawing import (
     BASELINE,
-    COLOURS,
+    COLORS,
     FAINT,
     FEW,
     INK,
@@ -86,22 +86,22 @@ def _training_loss(run: RunFiles) -> str:
 
 
 def loss_caption(run: RunFiles) -> str:
-    """What the figure of the loss shows, in sentences."""
+    """The caption of the loss figure."""
     key = _training_loss(run)
     rows = len(series(run.train, key)[0])
-    said = ["Faint: each logged step of training; above it, its running mean. Dots: held-out data."]
+    sentences = ["Faint: each logged step of training; above it, its running mean. Dots: held-out data."]
     if rows < FEW:
         logged = f"Single dots: {counted(rows, 'logged step')} of training. " if rows else ""
-        said = [f"{logged}Joined dots: held-out data."]
+        sentences = [f"{logged}Joined dots: held-out data."]
     if not key:
-        said.append("These are not scored on all that training learns from, whose terms are below.")
+        sentences.append("These are not scored on all that training learns from, whose terms are below.")
     elif key != "loss":
         term = title(key.removeprefix("loss_"))
-        said.append(f"Of training the {term} loss alone, which held-out data are scored on.")
+        sentences.append(f"Of training the {term} loss alone, which held-out data are scored on.")
     beside = run.metadata.get("trained_beside")
     if isinstance(beside, str):
-        said.append(f"Training counts {beside} too, which are easier to predict.")
-    return " ".join(said)
+        sentences.append(f"Training counts {beside} too, which are easier to predict.")
+    return " ".join(sentences)
 
 
 def _end_labels(axes: Axes, train: Any, validation: Any, baseline: Mapping[str, Any], narrow: bool) -> None:
@@ -134,14 +134,14 @@ def small_figure(run: RunFiles, metric: str | None = None, width: float = WIDE) 
         columns = panels_a_row(len(panels), width)
         rows = -(-len(panels) // columns)
         figure = blank(width, 1.75 * rows)
-        for index, (name, (steps, values), colour) in enumerate(panels):
+        for index, (name, (steps, values), color) in enumerate(panels):
             axes = figure.add_subplot(rows, columns, index + 1)
             tidy(axes)
             axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(4))
             axes.set_title(name, fontsize=8.5)
-            if colour == VALIDATION:
-                axes.plot(*thin(steps, values), color=colour, linewidth=1.2, marker="o", markersize=2.5)
+            if color == VALIDATION:
+                axes.plot(*thin(steps, values), color=color, linewidth=1.2, marker="o", markersize=2.5)
             else:
                 logged_steps(axes, steps, values, QUIET, 1.2)
             focus(axes, values, name == "gradient norm")
@@ -150,7 +150,7 @@ def small_figure(run: RunFiles, metric: str | None = None, width: float = WIDE) 
                 axes.set_ylim(bottom=0)
                 axes.yaxis.set_major_formatter(_RATE if name == "learning rate" else EngFormatter(sep=""))
             elif (
-                colour == VALIDATION
+                color == VALIDATION
                 and run.baseline.get("metric") == metric
                 and isinstance(run.baseline.get("value"), (int, float))
             ):
@@ -169,13 +169,13 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
         fractions = [[value / max(sum(row), 1) for value in row] for row in counts]
         for i in range(size):
             for j in range(size):
-                colour = VALIDATION if i == j else BASELINE
+                color = VALIDATION if i == j else BASELINE
                 axes.add_patch(
                     matplotlib.patches.Rectangle(
                         (j - 0.48, i - 0.48),
                         0.96,
                         0.96,
-                        facecolor=colour,
+                        facecolor=color,
                         alpha=0.04 + 0.76 * fractions[i][j],
                         linewidth=0,
                     )
@@ -269,12 +269,12 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
                 few = split == "train" and len(steps) < FEW
                 axes.plot(
                     *thin(steps, line),
-                    color=COLOURS[index % len(COLOURS)],
+                    color=COLORS[index % len(COLORS)],
                     linewidth=0 if few else 1.4,
                     marker="o" if few or split == "validation" else None,
                     markersize=3,
                     label=f"{plain(name, 40)} ({counted(len(steps), 'logged row')})" if few else plain(name, 40),
-                    linestyle=("-", "--", ":")[index // len(COLOURS) % 3],
+                    linestyle=("-", "--", ":")[index // len(COLORS) % 3],
                 )
                 values += line
         focus(axes, values, lower_is_better(metric))
@@ -294,7 +294,7 @@ def layers_figure(target: str, checkpoints: Sequence[Mapping[str, Any]]) -> Figu
             f"{plain(target, 40)}: accuracy of a linear probe (dashed: random weights, dotted: commonest class)"
         )
         for index, probes in enumerate(checkpoints):
-            colour, name = COLOURS[index % len(COLOURS)], plain(probes["checkpoint"], 40)
+            color, name = COLORS[index % len(COLORS)], plain(probes["checkpoint"], 40)
             layers = [row["layer"] for row in probes["layers"]]
             for weights, style, label in (("trained", "-", name), ("random", "--", None)):
                 scores = [row[weights] for row in probes["layers"]]
@@ -302,7 +302,7 @@ def layers_figure(target: str, checkpoints: Sequence[Mapping[str, Any]]) -> Figu
                     layers,
                     [score["accuracy"] for score in scores],
                     yerr=[score["standard_error"] for score in scores],
-                    color=colour,
+                    color=color,
                     linestyle=style,
                     linewidth=1.6 if style == "-" else 1.0,
                     marker="o" if style == "-" else None,
@@ -310,7 +310,7 @@ def layers_figure(target: str, checkpoints: Sequence[Mapping[str, Any]]) -> Figu
                     capsize=2,
                     label=label,
                 )
-            axes.axhline(probes["majority"]["accuracy"], color=colour, linewidth=0.9, linestyle=":")
+            axes.axhline(probes["majority"]["accuracy"], color=color, linewidth=0.9, linestyle=":")
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
@@ -383,8 +383,8 @@ def _heat(axes: Axes, cells: Sequence[Mapping[str, Any]], layers: Sequence[tuple
                 corner, 0.96, 0.92, facecolor=VALIDATION, alpha=0.04 + 0.76 * value, linewidth=0
             )
         )
-        colour = "#ffffff" if value > 0.6 else INK
-        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour)
+        color = "#ffffff" if value > 0.6 else INK
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
     axes.set_xlim(-0.5, regions - 0.5)
     axes.set_ylim(len(layers) - 0.5, -0.5)
     axes.set_xticks(

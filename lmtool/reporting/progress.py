@@ -1,4 +1,4 @@
-"""What is seen while a run trains: a bar on a terminal, one plain line a log interval elsewhere."""
+"""Progress of a training: a bar on a terminal, one plain line per log interval elsewhere."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class ProgressDisplay:
             left.append((self._steps - step) * elapsed / (step - (self._first_step or 0)))
         if self._max_seconds is not None and (known or self._steps is None):
             trained = self._trained_seconds - self._first_seconds
-            beside = max(elapsed / trained, 1.0) if trained > 0 else 1.0
-            left.append((self._max_seconds - self._trained_seconds) * beside)
+            slowdown = max(elapsed / trained, 1.0) if trained > 0 else 1.0
+            left.append((self._max_seconds - self._trained_seconds) * slowdown)
         return max(min(left), 0.0) if left else math.nan
 
     def on_step(self, row: Mapping[str, Any]) -> None:
@@ -113,12 +113,12 @@ class ProgressDisplay:
         if first:
             self._first_seconds = self._trained_seconds
         text = self._step_text(row, step)
-        shown = first or step % self.log_every == 0 or step == self._steps
+        printed = first or step % self.log_every == 0 or step == self._steps
         if self._bar is None:
-            if shown:
+            if printed:
                 self.output.line(text)
             return
-        if shown:
+        if printed:
             self.output.log(text)
         if first or self._now() - self._last_drawn >= 0.1 or step == self._steps:
             self._last_drawn = self._now()
@@ -191,8 +191,8 @@ class ProgressDisplay:
         """A score, and the loss of a term beside that of its best constant."""
         if key not in row:
             return ""
-        beside = row.get(f"{key.removesuffix('_loss')}_baseline") if key.endswith("_loss") else None
-        return number(row[key]) if beside is None else f"{number(row[key])} of {number(beside)}"
+        baseline = row.get(f"{key.removesuffix('_loss')}_baseline") if key.endswith("_loss") else None
+        return number(row[key]) if baseline is None else f"{number(row[key])} of {number(baseline)}"
 
     def _width(self, key: str) -> int:
         return max(len(title(key)), 16 if key.endswith("_loss") else 10) + 2
@@ -215,10 +215,10 @@ class ProgressDisplay:
         self._scores = known[:_SCORES]
         if self._bar is not None:
             heads = "".join(f"{title(key):>{self._width(key)}}" for key in self._scores)
-            beside = ""
+            baseline_text = ""
             if self.baseline.get("value") is not None:
-                beside = f"   ({title(str(self.baseline.get('name')))} {number(self.baseline['value'])})"
-            self.output.line(f"{'step':>8}{'train loss':>12}{heads}{beside}", "dim")
+                baseline_text = f"   ({title(str(self.baseline.get('name')))} {number(self.baseline['value'])})"
+            self.output.line(f"{'step':>8}{'train loss':>12}{heads}{baseline_text}", "dim")
 
     def on_checkpoint(self, step: int, path: str) -> None:
         """A checkpoint was written: told in the log alone, the screen keeps its line an interval."""

@@ -10,9 +10,9 @@ from typing import Any, TypeGuard
 
 from lmtool.config.plugins import command_line
 from lmtool.reporting import html
-from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarise
-from lmtool.reporting.run_files import ALONE, RunFiles, models_of, read_predictions, read_run
-from lmtool.reporting.scores import Score, score_of, selected_on, test_scores
+from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarize
+from lmtool.reporting.run_files import UNDISTILLED, RunFiles, models_of, read_predictions, read_run
+from lmtool.reporting.scores import Score, score_of, selected_on, stopped_by, test_scores
 from lmtool.reporting.screens import learning_rows
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
 from lmtool.system.files import real_folder
@@ -37,11 +37,11 @@ def distillation_html(run: RunFiles) -> str:
     names = [metric if key == "score" else _COLUMNS[key] for key in columns]
     rows = [[model.get("name"), *(_cell(model.get(key)) for key in columns)] for model in models]
     parts = [html.table(["model", *names], rows), *_layer_map(run), *_agreement(run)]
-    if not any(model["name"] == ALONE for model in models):
+    if not any(model["name"] == UNDISTILLED for model in models):
         words = ["--config", str(run.run_dir / "config.yaml"), "distill=none", f"name={run.name}-alone"]
-        alone = command_line(str(run.result.get("command")), *words, modules=run.plugins)
+        command = command_line(str(run.result.get("command")), *words, modules=run.plugins)
         parts.append(html.paragraph("The same student without a teacher is not in this folder; it is trained by"))
-        parts.append(html.commands([alone]))
+        parts.append(html.commands([command]))
     return "".join(parts)
 
 
@@ -50,14 +50,14 @@ def _cell(value: Any) -> Any:
 
 
 def _layer_map(run: RunFiles) -> Iterator[str]:
-    """What learned from what."""
+    """The layers of the student and of the teacher that are compared."""
     metadata = run.section("data").get("distillation")
     if isinstance(metadata, Mapping) and metadata.get("layers"):
         yield html.paragraph(f"Student layers and the teacher's that they learn from: {metadata['layers']}.")
 
 
 def interchange_of(run: RunFiles) -> Mapping[str, Any]:
-    """What was measured under interchange interventions; nothing where they were not made."""
+    """The measurements under interchange interventions; empty if there were none."""
     distillation = run.result.get("distillation")
     accuracy = distillation.get("interchange_accuracy") if isinstance(distillation, dict) else None
     cells = accuracy.get("cells") if isinstance(accuracy, dict) else None
@@ -66,7 +66,7 @@ def interchange_of(run: RunFiles) -> Mapping[str, Any]:
 
 
 def _agreement(run: RunFiles) -> Iterator[str]:
-    """How far the student predicts what its teacher does, in a sentence each."""
+    """Sentences about how often student and teacher predict the same."""
     distillation: Mapping[str, Any] = run.result["distillation"]
     fidelity, accuracy = distillation.get("fidelity"), interchange_of(run)
     if isinstance(fidelity, dict) and _known(fidelity):
@@ -100,21 +100,21 @@ def write_report(run_dir: str | Path) -> Path:
     folder is no run.
     """
     run = read_run(run_dir)
-    predictions = summarise(read_predictions(run))
+    predictions = summarize(read_predictions(run))
     with html.writing(run.run_dir):
         return _write(run, predictions)
 
 
 def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
-    drawings = _draw(run, predictions)
+    figures = _draw(run, predictions)
     body = [
         _headline(run, predictions),
         html.section(
-            "Curves", *(drawings.get(name, "") for name in ("loss", "terms")), _terms(run), drawings.get("small", "")
+            "Curves", *(figures.get(name, "") for name in ("loss", "terms")), _terms(run), figures.get("small", "")
         ),
         html.section("Phases", _phases(run)),
-        html.section("Distillation", distillation_html(run), drawings.get("agreement", "")),
-        html.section("Predictions", drawings.get("confusion", "") or drawings.get("scatter", "")),
+        html.section("Distillation", distillation_html(run), figures.get("agreement", "")),
+        html.section("Predictions", figures.get("confusion", "") or figures.get("scatter", "")),
         html.section("Mixture", _mixture(run)),
         html.section("Classes", _classes(run)),
         html.section("Examples", samples_html(run.samples), predictions_html(predictions)),
@@ -178,11 +178,11 @@ def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
     about = [result.get("command"), result.get("model"), result.get("objective") or result.get("task")]
     about.append(f"seed {result['seed']}" if result.get("seed") is not None else None)
     status = result.get("status")
-    about.append(f"ended by {title(str(result['ended']))}" if result.get("ended") else None)
+    about.append(stopped_by(result))
     words = " · ".join(plain(fact, 80) for fact in about if fact)
     lines = [f"<h1>{html.escape(run.name)}</h1>", html.paragraph(words)]
     if status is None:
-        lines.append(html.paragraph("This run has no result yet: it is under way, or it was stopped.", "unclear"))
+        lines.append(html.paragraph("This run has no result yet: it is running, or it was stopped.", "unclear"))
     elif status != "done":
         lines.append(html.paragraph(f"This run's status: {title(str(status))}.", "unclear"))
     if score is not None:
@@ -217,7 +217,7 @@ def _score_html(score: Score, metrics: Any) -> str:
 def _strip(run: RunFiles) -> str:
     """The run in a few numbers."""
     result = run.result
-    shown: list[tuple[str, Callable[[float], str]]] = [
+    numbers: list[tuple[str, Callable[[float], str]]] = [
         ("steps", count),
         ("tokens", count),
         ("seconds", duration),
@@ -228,7 +228,7 @@ def _strip(run: RunFiles) -> str:
         ("parameters", count),
     ]
     if result.get("trainable_parameters") != result.get("parameters"):
-        shown.append(("trainable_parameters", count))
+        numbers.append(("trainable_parameters", count))
     names = {
         "seconds": "of training",
         "evaluation_seconds": "of evaluation",
@@ -238,14 +238,14 @@ def _strip(run: RunFiles) -> str:
     }
     items = [
         f"<div>{html.escape(form(result[key]))}<span>{html.escape(names.get(key, title(key)))}</span></div>"
-        for key, form in shown
+        for key, form in numbers
         if isinstance(result.get(key), (int, float))
     ]
     return f'<div class="strip">{"".join(items)}</div>' if items else ""
 
 
 def _terms(run: RunFiles) -> str:
-    """What each term of a loss of several scores on held-out data."""
+    """The held-out scores of each term of a loss with several terms."""
     metrics = run.result.get("metrics")
     known = metrics if isinstance(metrics, dict) else {}
     names = [key.removesuffix("_baseline") for key in known if key.endswith("_baseline")]
@@ -264,12 +264,12 @@ def _metadata(run: RunFiles) -> str:
 
 
 def _learning(run: RunFiles) -> str:
-    """How many parameters learn, of how many, by role."""
-    learns = run.section("learns")
-    whole = all(isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in learns.values())
-    if not learns or not whole:
+    """Trainable and all parameters by role."""
+    by_role = run.section("learns")
+    complete = all(isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in by_role.values())
+    if not by_role or not complete:
         return ""
-    return html.table(["parameters", "learn", "of"], learning_rows(learns))
+    return html.table(["parameters", "learn", "of"], learning_rows(by_role))
 
 
 def _lineage(run: RunFiles) -> str:
@@ -283,7 +283,7 @@ def _lineage(run: RunFiles) -> str:
 
 
 def _phases(run: RunFiles) -> str:
-    """What differs in each phase of a run, its share of the budget and its steps."""
+    """The overrides of each phase, its fraction of the budget and its steps."""
     phases = run.result.get("phases")
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
         return ""
@@ -297,7 +297,7 @@ def _phases(run: RunFiles) -> str:
 
 
 def _mixture(run: RunFiles) -> str:
-    """Of each member of a mixture, how many examples were read and planned, and its scores beside its baseline."""
+    """By member of a mixture: examples read and planned, its score and its baseline."""
     members, metrics = run.result.get("mixture"), run.result.get("metrics")
     if not isinstance(members, dict) or not isinstance(metrics, dict):
         return ""
@@ -307,8 +307,8 @@ def _mixture(run: RunFiles) -> str:
         baseline = baselines.get(name) or {}
         metric, value = baseline.get("metric"), baseline.get("value")
         score = metrics.get(f"{name}_{metric}")
-        fractions = [percent(read[key]) for key in ("share", "planned")]
-        rows.append([name, read["examples"], *fractions, metric, score, value, metrics.get(f"{name}_loss")])
+        percentages = [percent(read[key]) for key in ("share", "planned")]
+        rows.append([name, read["examples"], *percentages, metric, score, value, metrics.get(f"{name}_loss")])
     return html.table(["member", "examples", "share", "planned", "metric", "score", "baseline", "loss"], rows)
 
 
@@ -366,7 +366,7 @@ def _environment_text(environment: Mapping[str, Any]) -> str:
 
 
 def repeat_commands(run: RunFiles) -> list[str]:
-    """What to type to repeat the run: from its saved configuration, and the command line it came from."""
+    """Commands that repeat the run: from its saved configuration, and as it was typed."""
     command = run.result.get("command") or run.environment.get("command")
     lines = []
     if isinstance(command, str) and command.replace("_", "").isalnum():

@@ -70,8 +70,8 @@ def read_run(run_dir: str | Path) -> RunFiles:
     if not folder.is_dir():
         raise no_run(folder)
     run = RunFiles(folder)
-    known = [name for name in ("config.yaml", "result.json", "metrics.jsonl") if (folder / name).is_file()]
-    if not known:
+    present = [name for name in ("config.yaml", "result.json", "metrics.jsonl") if (folder / name).is_file()]
+    if not present:
         raise UserError(
             f"{folder} holds no run: no config.yaml, result.json or metrics.jsonl",
             "give a folder that a training command made, such as runs/latest",
@@ -192,12 +192,12 @@ def comparable_loss(run: RunFiles) -> str:
     """The key of a training row that compares with the `loss` of held-out data: of a run that learns from a teacher, or
     by another loss beside its task's, that of the one term that is scored there; "" where several but not all are."""
     terms = [key.removeprefix("loss_") for key in loss_terms(run)]
-    scored = [term for term in terms if series(run.validation, f"{term}_loss")[0]]
-    if not scored and run.result.get("task") in terms:
-        scored = [str(run.result["task"])]
-    if len(terms) < 2 or not scored or len(scored) == len(terms):
+    scored_terms = [term for term in terms if series(run.validation, f"{term}_loss")[0]]
+    if not scored_terms and run.result.get("task") in terms:
+        scored_terms = [str(run.result["task"])]
+    if len(terms) < 2 or not scored_terms or len(scored_terms) == len(terms):
         return "loss"
-    return f"loss_{scored[0]}" if len(scored) == 1 else ""
+    return f"loss_{scored_terms[0]}" if len(scored_terms) == 1 else ""
 
 
 def phase_starts(run: RunFiles) -> list[int]:
@@ -211,11 +211,11 @@ def phase_starts(run: RunFiles) -> list[int]:
     return [step for step, before, phase in changes if phase != before]
 
 
-ALONE = "student without a teacher"
+UNDISTILLED = "student without a teacher"
 
 
 # Sections and keys in which the same student without a teacher differs.
-_DIFFERING = ("distill", "name", "run_dir", "checkpoint_every")
+_IGNORED_KEYS = ("distill", "name", "run_dir", "checkpoint_every")
 
 
 def models_of(run: RunFiles) -> list[dict[str, Any]]:
@@ -226,11 +226,11 @@ def models_of(run: RunFiles) -> list[dict[str, Any]]:
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
         return []
     student: dict[str, Any] = next((model for model in models if model.get("name") == "student"), {})
-    alone = next(undistilled_runs(run), None)
-    if alone is None:
+    undistilled = next(undistilled_runs(run), None)
+    if undistilled is None:
         return models
-    kept = {key: student.get(key) for key in ("parameters", "weight_bytes", "tokens_per_second")}
-    return [*models, {**kept, "name": ALONE, "run": alone.run_dir.name, **_score_row(alone)}]
+    sizes = {key: student.get(key) for key in ("parameters", "weight_bytes", "tokens_per_second")}
+    return [*models, {**sizes, "name": UNDISTILLED, "run": undistilled.run_dir.name, **_score_row(undistilled)}]
 
 
 def _score_row(run: RunFiles) -> dict[str, Any]:
@@ -239,8 +239,8 @@ def _score_row(run: RunFiles) -> dict[str, Any]:
 
 def undistilled_runs(run: RunFiles) -> Iterator[RunFiles]:
     """The finished runs beside this one that are the same but for the distillation."""
-    wanted = _undistilled(run.run_dir)
-    if wanted is None:
+    config = _undistilled(run.run_dir)
+    if config is None:
         return
     keys = ("command", "model", "task", "objective", "seed", "metric")
     for path in sorted(run.run_dir.resolve().parent.glob("*/result.json")):
@@ -255,7 +255,7 @@ def undistilled_runs(run: RunFiles) -> Iterator[RunFiles]:
             continue
         if any(result.get(key) != run.result.get(key) for key in keys):
             continue
-        if _undistilled(path.parent) == wanted:
+        if _undistilled(path.parent) == config:
             yield read_run(path.parent)
 
 
@@ -267,4 +267,4 @@ def _undistilled(folder: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(config, dict):
         return None
-    return {key: value for key, value in config.items() if key not in _DIFFERING}
+    return {key: value for key, value in config.items() if key not in _IGNORED_KEYS}

@@ -16,7 +16,7 @@ from lmtool.config import saved
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import RunFiles, read_object
 from lmtool.reporting.scores import score_of
-from lmtool.reporting.sweep_files import DONE_JOB, is_sweep, place, read_sweep
+from lmtool.reporting.sweep_files import DONE_JOB, is_sweep, last_step_text, read_sweep
 from lmtool.reporting.text import duration, size, title
 from lmtool.runs.locks import is_held
 
@@ -68,10 +68,10 @@ def _of_run(folder: Path) -> RunLine | None:
         return None
     files = RunFiles(folder)
     result = read_object(files, "result.json", needed=False)
-    metadata = read_object(files, "facts.json", needed=False).get("baseline")
+    baseline = read_object(files, "facts.json", needed=False).get("baseline")
     examples = result.get("validation_examples")
     score = score_of(
-        result, metadata if isinstance(metadata, dict) else None, examples if isinstance(examples, int) else None
+        result, baseline if isinstance(baseline, dict) else None, examples if isinstance(examples, int) else None
     )
     written, taken = _written_and_size(folder)
     seconds = result.get("seconds")
@@ -90,11 +90,11 @@ def _of_run(folder: Path) -> RunLine | None:
 def _of_sweep(folder: Path) -> RunLine:
     sweep = read_sweep(folder)
     done = [job for job in sweep.jobs if job.status == DONE_JOB]
-    others: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for job in sweep.jobs:
         if job.status != DONE_JOB:
-            others[job.status] = others.get(job.status, 0) + 1
-    state = ", ".join([f"{len(done)} of {len(sweep.jobs)} done", *(f"{n} {status}" for status, n in others.items())])
+            counts[job.status] = counts.get(job.status, 0) + 1
+    state = ", ".join([f"{len(done)} of {len(sweep.jobs)} done", *(f"{n} {status}" for status, n in counts.items())])
     seconds = [job.seconds for job in sweep.jobs if job.seconds is not None]
     written, taken = _written_and_size(folder)
     what = f"sweep of {sweep.command}".removesuffix(" of ")
@@ -102,11 +102,11 @@ def _of_sweep(folder: Path) -> RunLine:
 
 
 def _state(folder: Path, result: dict[str, Any]) -> str:
-    """done, under way at step N, stopped at step N, or the status that its result names."""
+    """done, running at step N, stopped at step N, or the status that its result names."""
     if is_held(folder / "LOCK"):
-        return f"under way {place(folder)}".rstrip()
+        return f"running {last_step_text(folder)}".rstrip()
     status = result.get("status")
-    return title(str(status)) if status else f"stopped {place(folder)}".rstrip()
+    return title(str(status)) if status else f"stopped {last_step_text(folder)}".rstrip()
 
 
 def _what(folder: Path) -> str:

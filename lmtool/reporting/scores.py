@@ -19,8 +19,8 @@ from lmtool.system.terminal import plural
 
 # Below this many standard errors a difference is not told apart from chance.
 CLEAR_ERRORS = 2.0
-_SHARES = ("accuracy",)
-# What a term has beside its scores: these change from run to run, not while one learns.
+_FRACTIONS = ("accuracy",)
+# Suffixes of values that do not change while a run learns.
 CONSTANTS = ("_count", "_standard_error", "_baseline")
 
 
@@ -36,7 +36,7 @@ class Score:
 
     @property
     def gain(self) -> float | None:
-        """How much better than the baseline, positive where better; None without one."""
+        """Improvement over the baseline, positive if better; None without a baseline."""
         if self.baseline is None or not math.isfinite(self.baseline) or not math.isfinite(self.value):
             return None
         return self.baseline - self.value if lower_is_better(self.metric) else self.value - self.baseline
@@ -58,35 +58,43 @@ class Score:
 
     @property
     def sentence(self) -> str:
-        """How the value stands to its baseline, in words."""
+        """The comparison with the baseline, in words."""
         if self.gain is None or self.baseline is None:
-            return "no baseline to stand beside"
-        beside = f"the {title(self.baseline_name)} baseline, {number(float(self.baseline))}"
+            return "no baseline to compare with"
+        baseline_text = f"the {title(self.baseline_name)} baseline, {number(float(self.baseline))}"
         errors = ""
         if self.standard_error:
             ratio = abs(self.gain) / self.standard_error
             errors = f", {ratio:.0f} standard errors" if ratio >= 99.5 else f", {ratio:.1f} standard errors"
         amount = f"{number(abs(float(self.gain)))}{errors}"
         if self.verdict == "unclear":
-            return f"not clearly different from {beside} ({amount})"
-        return f"{self.verdict} than {beside}, by {amount}"
+            return f"not clearly different from {baseline_text} ({amount})"
+        return f"{self.verdict} than {baseline_text}, by {amount}"
+
+
+def stopped_by(result: Mapping[str, Any]) -> str | None:
+    """The reason why a run stopped, in words: a budget, or patience."""
+    reason = result.get("ended")
+    return (
+        "stopped early (patience)" if reason == "patience" else f"stopped: {plain(reason)} reached" if reason else None
+    )
 
 
 def selected_on(result: Mapping[str, Any]) -> str | None:
-    """What the headline of a task's run is: the best of several evaluations on the same rows."""
+    """A note that the checkpoint was selected on the scored rows; None for a run without a task."""
     examples = result.get("validation_examples")
     return f"selected on these {count(examples)} {plural(examples, 'row')}" if isinstance(examples, int) else None
 
 
 def test_scores(result: Mapping[str, Any]) -> list[str]:
-    """A sentence for each labelled test split: 'test: accuracy 0.71, loss 0.6 on 1 821 rows, scored once'."""
+    """A sentence for each labeled test split: 'test: accuracy 0.71, loss 0.6 on 1 821 rows, scored once'."""
     sentences = []
     for split, scores in (result.get("tests") or {}).items():
         values = {name: value for name, value in scores.items() if name != "examples"}
         metric = result.get("metric")
         order = sorted(values, key=lambda name: name != metric)
-        shown = ", ".join(f"{title(name)} {number(values[name])}" for name in order)
-        sentences.append(f"{plain(split)}: {shown} on {count(scores['examples'])} rows, scored once")
+        values_text = ", ".join(f"{title(name)} {number(values[name])}" for name in order)
+        sentences.append(f"{plain(split)}: {values_text} on {count(scores['examples'])} rows, scored once")
     return sentences
 
 
@@ -107,7 +115,7 @@ def score_of(
     if not isinstance(metric, str) or value is None:
         return None
     error = _finite(result.get("standard_error"))
-    if error is None and examples and metric.endswith(_SHARES) and 0 <= value <= 1:
+    if error is None and examples and metric.endswith(_FRACTIONS) and 0 <= value <= 1:
         error = math.sqrt(value * (1 - value) / examples)
     below = baseline or {}
     same = below.get("metric") in (None, metric)
@@ -120,10 +128,7 @@ def score_of(
     )
 
 
-# What `lmtool evaluate` and `lmtool probe` print and write.
-
-
-# What `lmtool evaluate` prints and writes of a task: scores with intervals, classes, calibration, the hardest rows.
+# `lmtool evaluate` on a task: scores with intervals, classes, calibration, the hardest rows.
 
 
 _HARDEST, _CLASSES = 3, 40
@@ -189,8 +194,8 @@ def print_difference(
         for name, of in gap.items()
     ]  # fmt: skip
     output.line()
-    headings = ["metric", "first", "second", "difference", "95% interval", "apart"]
-    print_table(output, headings, rows, heading=f"{first} less {second}, the same rows resampled for both")
+    headings = ["metric", "first", "second", "difference", "95% interval", "significant"]
+    print_table(output, headings, rows, heading=f"{first} minus {second}, the same rows resampled for both")
 
 
 def between(score: Mapping[str, float], sign: str = "") -> str:
@@ -234,7 +239,7 @@ def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> t
     return [labels[row] for row in kept], [[counts[row][column] for column in kept] for row in kept]
 
 
-# What `lmtool evaluate shots=` prints: scores over draws of demonstrations, beside what answering blindly scores.
+# `lmtool evaluate shots=`: scores over several samples of demonstrations, and a constant baseline.
 
 
 _LINES, _WIDTH = 12, 100
@@ -267,8 +272,7 @@ def print_few_shot(output: Output, title: str, shots: int, summary: Mapping[str,
         output.line(f"warning: {plain(warning, 2 * _WIDTH)}", "yellow")
 
 
-# What `lmtool probe` prints and writes: accuracy by layer, beside random weights and the commonest class, as a table,
-# a picture and a page of both.
+# `lmtool probe`: accuracy by layer, with random weights and the most frequent class as baselines.
 
 
 _HEADER = ["layer", "trained", "random weights"]

@@ -1,4 +1,4 @@
-"""The screen at the start of a run, which says what will happen, and the one at its end, which says what did."""
+"""The first and the last screen of a run: its plan, and its result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from lmtool import __version__
 from lmtool.reporting.console import Output
 from lmtool.reporting.costs import RunPlan
-from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, test_scores
+from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, stopped_by, test_scores
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, shortened, size, title
 from lmtool.system.terminal import plural
 
@@ -38,11 +38,11 @@ def _nested_text(key: str, metadata: Mapping[str, Any]) -> str:
     """A nested section on one line. Rows by label: the names as they are written; of many the rarest and commonest."""
     if key != "labels":
         return metadata_text(metadata)
-    shown = [f"{name} {count(rows)}" for name, rows in zip(shortened(metadata, 40), metadata.values(), strict=True)]
-    if len(shown) <= _LABELS:
-        return " · ".join(shown)
-    order = sorted(range(len(shown)), key=list(metadata.values()).__getitem__)
-    return f"{count(len(shown))}, from {shown[order[0]]} to {shown[order[-1]]}"
+    counts = [f"{name} {count(rows)}" for name, rows in zip(shortened(metadata, 40), metadata.values(), strict=True)]
+    if len(counts) <= _LABELS:
+        return " · ".join(counts)
+    order = sorted(range(len(counts)), key=list(metadata.values()).__getitem__)
+    return f"{count(len(counts))}, from {counts[order[0]]} to {counts[order[-1]]}"
 
 
 def _plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
@@ -50,7 +50,7 @@ def _plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     passes = f" = {fact('', float(plan.epochs))} epochs" if plan.epochs is not None else ""
     time = "time unknown" if plan.seconds is None else plan.time_text
     return [
-        ("params", f"{count(plan.total_parameters)} · {count(plan.trainable_parameters)} learn · {parts}"),
+        ("params", f"{count(plan.total_parameters)} · {count(plan.trainable_parameters)} trainable · {parts}"),
         (
             "plan",
             f"{plan.steps_text} {plural(plan.steps, 'step')} × {count(round(plan.tokens_per_step))} tokens = "
@@ -151,7 +151,7 @@ def forgetting_rows(forgetting: Any) -> list[tuple[str, str]]:
 
 
 def _took_text(seconds: float, evaluation_seconds: float) -> str:
-    """How long a run took, and what of it was training where the rest is worth a word."""
+    """The time of a run, and the part of it that was training if the rest is more than 5%."""
     took = f" in {duration(seconds + evaluation_seconds)}"
     return f"{took}, {duration(seconds)} of it training" if evaluation_seconds > 0.05 * seconds else took
 
@@ -187,7 +187,8 @@ def end_screen(
     seconds = result.get("seconds")
     took = "" if seconds is None else _took_text(seconds, result.get("evaluation_seconds") or 0.0)
     steps = f" · {count(result['steps'])} {plural(result['steps'], 'step')}" if result.get("steps") is not None else ""
-    ended = f" · ended by {title(str(result['ended']))}" if result.get("ended") else ""
+    reason = stopped_by(result)
+    ended = "" if reason is None else f" · {reason}"
     score: Score | None = score_of(result, baseline, examples)
     output.line(f"{status}{took}{steps}{ended}", _STYLES[score.verdict] if score else "bold")
     selected = selected_on(result)
@@ -195,17 +196,17 @@ def end_screen(
     rows = [("score", f"{score.text} · {score.sentence}{more}")] if score else []
     rows += [("test" if index == 0 else "", sentence) for index, sentence in enumerate(test_scores(result))]
     if read := result.get("mixture"):
-        shown = [f"{plain(name)} {count(own['examples'])} ({percent(own['share'])})" for name, own in read.items()]
-        rows.append(("mixture", f"examples read: {' · '.join(shown)}"))
-    others = {
+        fractions = [f"{plain(name)} {count(own['examples'])} ({percent(own['share'])})" for name, own in read.items()]
+        rows.append(("mixture", f"examples read: {' · '.join(fractions)}"))
+    other_metrics = {
         key: value
         for key, value in (result.get("metrics") or {}).items()
         if isinstance(value, (int, float))
         and (score is None or (key != score.metric and (value != score.value or not key.endswith("_loss"))))
         and not key.endswith((*CONSTANTS, "standard_error"))
     }
-    if others:
-        rows.append(("also", metadata_text(others)))
+    if other_metrics:
+        rows.append(("also", metadata_text(other_metrics)))
     if mix := result.get("layer_mix"):
         fractions = [f"{layer or 'embedding'} {percent(share)}" for layer, share in enumerate(mix["weights"])]
         rows.append(("layers", f"{' · '.join(fractions)} · gamma {number(mix['gamma'])}"))

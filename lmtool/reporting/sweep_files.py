@@ -1,7 +1,7 @@
 """The folder of a sweep read as plain data: a child a job, each with what was varied and how it ended.
 
-Read while the sweep is under way too, and by another process: a file that is missing, damaged or half written becomes
-the reason of its job.
+The sweep may be running in another process: a file that is missing, damaged or half written becomes the reason of its
+job.
 
 runs/NAME/sweep.json                 what was asked for: the overrides of each job, where they are known, and when
 runs/NAME/3_lr-0.001/submitted.json  what the job is; without a job.json it has not started
@@ -27,18 +27,18 @@ from lmtool.runs.identity import SUBMITTED as SUBMITTED
 from lmtool.runs.locks import Owner, is_held
 
 PLAN, JOB = "sweep.json", "job.json"
-DONE_JOB, NO_SCORE, UNDER_WAY, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
-    "done", "no score", "under way", "stopped", "failed", "not started", "damaged",
+DONE_JOB, NO_SCORE, RUNNING, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
+    "done", "no score", "running", "stopped", "failed", "not started", "damaged",
 )  # fmt: skip
 _STOPPED = (REQUEUE, INTERRUPTED, TERMINATED)
 _TAIL = 4096
-# Of no meaning to what a job learned.
-_PLACES = ("name", "run_dir")
+# Keys that do not change what a job learns.
+_LOCATION_KEYS = ("name", "run_dir")
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A job of a sweep. value: its score, finite, of a job that is done; None else. status: done, no score, under way,
+    """A job of a sweep. value: its score, finite, of a job that is done; None else. status: done, no score, running,
     stopped, failed, not started or damaged, with its reason. result: result.json, {} where there is none."""
 
     number: int
@@ -103,8 +103,8 @@ def read_sweep(folder: str | Path) -> SweepFiles:
     return sweep
 
 
-def ended(folder: Path) -> int:
-    """How many jobs of a sweep have ended, however."""
+def count_ended(folder: Path) -> int:
+    """The number of jobs of a sweep that have ended, in whatever way."""
     return sum(has_ended(read_object(RunFiles(path.parent), JOB)) for path in folder.glob(f"*/{JOB}"))
 
 
@@ -135,8 +135,8 @@ def _job(path: Path) -> SweepJob:
     job = _with(job, exit_status=exit_status, seconds=_finite(result.get("seconds")) or _finite(record.get("seconds")))
     if not has_ended(record):
         running = is_held(path.parent / "LOCK") or _alive(record.get("owner"))
-        reason = place(path.parent) if running else "it did not end"
-        return _with(job, status=UNDER_WAY if running else STOPPED, reason=reason)
+        reason = last_step_text(path.parent) if running else "it did not end"
+        return _with(job, status=RUNNING if running else STOPPED, reason=reason)
     if exit_status != DONE:
         return _with(job, status=ended_as(exit_status), reason=str(record.get("error")))
     return _scored(job, record)
@@ -148,8 +148,8 @@ def _number(folder: Path) -> int:
     return int(first) if first.isdecimal() and len(first) < 10 else -1
 
 
-def place(folder: Path) -> str:
-    """How far a run is, by the last whole rows of its metrics.jsonl; "" where they do not say."""
+def last_step_text(folder: Path) -> str:
+    """'at step N', from the last complete rows of metrics.jsonl; "" if there are none."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _TAIL, 0))
@@ -179,8 +179,8 @@ def _scored(job: SweepJob, record: dict[str, Any]) -> SweepJob:
         reason = f"its {metric} is no finite number" if metric else "it gave no score"
         return _with(job, status=NO_SCORE, reason=reason)
     examples = job.result.get("validation_examples")
-    said = {"metric": metric, "value": value, "standard_error": job.result.get("standard_error")}
-    score = score_of(said, None, examples if isinstance(examples, int) else None)
+    row = {"metric": metric, "value": value, "standard_error": job.result.get("standard_error")}
+    score = score_of(row, None, examples if isinstance(examples, int) else None)
     return _with(job, standard_error=_finite(None if score is None else score.standard_error))
 
 
@@ -201,7 +201,7 @@ def overrides_of(typed: Any) -> dict[str, str]:
     """Overrides by key, in the order typed; what stands for no learning (name, run_dir) left out."""
     words = typed if isinstance(typed, list) else []
     pairs = (str(word).lstrip("+").partition("=") for word in words)
-    return {key: value for key, equals, value in pairs if equals and key not in _PLACES}
+    return {key: value for key, equals, value in pairs if equals and key not in _LOCATION_KEYS}
 
 
 def _add_planned(sweep: SweepFiles) -> None:
@@ -218,10 +218,10 @@ def _add_planned(sweep: SweepFiles) -> None:
     if not isinstance(planned, list):
         return
     sweep.planned = len(planned)
-    there = {_words(job.overrides) for job in sweep.jobs}
+    existing = {_words(job.overrides) for job in sweep.jobs}
     for number, typed in enumerate(planned):
         overrides = overrides_of(typed)
-        if _words(overrides) not in there:
+        if _words(overrides) not in existing:
             sweep.jobs.append(SweepJob(number, sweep.folder / str(number), overrides, NOT_STARTED))
 
 

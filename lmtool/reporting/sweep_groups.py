@@ -23,7 +23,7 @@ from lmtool.reporting.text import lower_is_better, plain
 SEED = "seed"
 # A sweep whose sampler draws values fills next to nothing of the grid that they span: then no cell is missing.
 _GRID_SHARE = 0.5
-# Of a score: what its digits and the order of a sum leave open.
+# Relative rounding error of a score.
 _ROUNDING = 1e-9
 
 
@@ -40,8 +40,10 @@ class SeedGroup:
         scores: dict[tuple[str, int], float] = {}
         for job in self.jobs:
             if job.value is not None:
-                place = next(place for place in itertools.count() if (job.seed, place) not in scores)
-                scores[job.seed, place] = job.value
+                occurrence = next(
+                    occurrence for occurrence in itertools.count() if (job.seed, occurrence) not in scores
+                )
+                scores[job.seed, occurrence] = job.value
         return scores
 
     @property
@@ -60,7 +62,7 @@ class SeedGroup:
 
     @property
     def rows_error(self) -> float | None:
-        """How far the rows that were scored leave the score of one job open: the mean of the jobs' own errors."""
+        """The standard error of one job's score, for its number of rows: the mean over the jobs."""
         errors = [job.standard_error for job in self.jobs if job.value is not None and job.standard_error is not None]
         return mean_and_error(errors)[0] if errors else None
 
@@ -190,25 +192,25 @@ def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[
     cells = math.prod(map(len, values))
     if len(groups) == cells or len(groups) < _GRID_SHARE * cells:
         return
-    there = {tuple(group.settings.values()) for group in groups}
+    present = {tuple(group.settings.values()) for group in groups}
     for cell in itertools.product(*values):
         settings = dict(zip(keys, cell, strict=True))
         possible = all((value is None) == _is_none(settings, key) for key, value in settings.items())
-        if cell not in there and possible:
+        if cell not in present and possible:
             yield {key: value for key, value in settings.items() if value is not None}
 
 
 def _refer(sweep: SweepFiles, blocks: Sequence[Block], against: str) -> None:
     """Set the reference of the blocks that have what was named."""
-    wanted, hint = _settings(against), "against=3 names a job, against='optimizer.lr=0.001' a setting"
+    settings, hint = _settings(against), "against=3 names a job, against='optimizer.lr=0.001' a setting"
     some = False
     for block in blocks:
-        if wanted:
-            matching = [group for group in block.groups if _fits(group, wanted)]
+        if settings:
+            matching = [group for group in block.groups if _fits(group, settings)]
         else:
             matching = [group for group in block.groups if any(_named(job, against) for job in group.jobs)]
         if len(matching) > 1:
-            more = ", ".join(key for key in block.keys if key not in wanted)
+            more = ", ".join(key for key in block.keys if key not in settings)
             raise UserError(f"against={against} fits {len(matching)} settings of the sweep", f"name {more} too")
         if matching and not matching[0].n:
             raise UserError(f"against={against}: none of its jobs has a score", "name another one")
@@ -244,11 +246,11 @@ def number_of(value: str | None) -> float | None:
 
 
 def _named(job: SweepJob, name: str) -> bool:
-    given = name.rstrip("/")
-    return given == str(job.number) or given in (str(job.folder), job.folder.name)
+    stripped = name.rstrip("/")
+    return stripped == str(job.number) or stripped in (str(job.folder), job.folder.name)
 
 
-# What a spreadsheet takes for the beginning of a formula.
+# Characters that begin a formula in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

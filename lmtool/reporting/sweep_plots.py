@@ -11,14 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lmtool.reporting.drawing import (
-    INK,
-    QUIET,
-    STYLE,
-    TRAIN,
-    VALIDATION,
-    blank,
-)
+from lmtool.reporting.drawing import INK, QUIET, STYLE, TRAIN, VALIDATION, blank
 from lmtool.reporting.sweep_groups import Block, SeedGroup, number_of
 from lmtool.reporting.text import lower_is_better, number, plain, title
 
@@ -31,7 +24,7 @@ def settings_figures(block: Block) -> tuple[list[Figure], str]:
     """The figures that fit what varies, and their caption; none where they would show nothing, or too much."""
     scored = [group for group in block.groups if group.n]
     values = {key: _ordered([group.settings[key] for group in scored]) for key in block.keys}
-    # What one value is left of tells nothing.
+    # A key with a single scored value shows nothing.
     keys = [key for key in block.keys if len(values[key]) > 1]
     if len(keys) == 1 and len(keys) == len(block.keys) and len(scored) <= _POINTS:
         return [_curve(block, keys[0], scored)], _CURVE
@@ -55,7 +48,7 @@ def settings_figures(block: Block) -> tuple[list[Figure], str]:
 _CURVE = "Dots: single jobs. Line: their mean, with its standard error over seeds."
 
 
-_HEAT = "Mean over seeds; below it the standard error of the mean. The fuller the colour, the better."
+_HEAT = "Mean over seeds; below it the standard error of the mean. The fuller the color, the better."
 
 
 def _ordered(values: Sequence[str | None]) -> list[str | None]:
@@ -70,18 +63,18 @@ def _curve(block: Block, key: str, scored: Sequence[SeedGroup]) -> Figure:
     at = {group.settings[key]: group for group in scored}
     numbers = [number_of(name) for name in names]
     numeric = [value for value in numbers if value is not None]
-    places = numeric if len(numeric) == len(names) else [float(place) for place in range(len(names))]
+    positions = numeric if len(numeric) == len(names) else [float(place) for place in range(len(names))]
     with matplotlib.rc_context(STYLE):
         figure = blank(7.2, 3.2)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
         axes.set_title(title(block.metric))
         axes.set_xlabel(plain(key, 60))
-        for place, name in zip(places, names, strict=True):
+        for place, name in zip(positions, names, strict=True):
             scores = list(at[name].scores.values())
             axes.scatter([place] * len(scores), scores, s=12, color=TRAIN, linewidths=0, zorder=2)
         axes.errorbar(
-            places,
+            positions,
             [at[name].mean for name in names],
             yerr=[at[name].error or 0.0 for name in names],
             color=VALIDATION,
@@ -92,17 +85,17 @@ def _curve(block: Block, key: str, scored: Sequence[SeedGroup]) -> Figure:
             capsize=3,
             zorder=3,
         )
-        _value_axis(axes, places, [_short(name) for name in names], len(numeric) == len(names))
+        _value_axis(axes, positions, [_short(name) for name in names], len(numeric) == len(names))
     return figure
 
 
-def _value_axis(axes: Axes, places: list[float], names: list[str], numeric: bool) -> None:
+def _value_axis(axes: Axes, positions: list[float], names: list[str], numeric: bool) -> None:
     """A tick for each value, as it was typed; logarithmic where the values span much."""
-    if numeric and min(places) > 0 and max(places) >= _LOGARITHMIC * min(places):
+    if numeric and min(positions) > 0 and max(positions) >= _LOGARITHMIC * min(positions):
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
     tilted = max(map(len, names)) * len(names) > 80
-    axes.set_xticks(places, names, rotation=30 if tilted else 0, ha="right" if tilted else "center")
+    axes.set_xticks(positions, names, rotation=30 if tilted else 0, ha="right" if tilted else "center")
     if not numeric:
         axes.margins(x=0.1)
 
@@ -129,7 +122,7 @@ def _heat_map(
 
 
 def _shade(block: Block, mean: float, low: float, high: float) -> float:
-    """How good among the means, 0 to 1."""
+    """The rank of a mean between the worst (0) and the best (1)."""
     if not math.isfinite(high - low) or high == low:
         return 0.5
     share = (mean - low) / (high - low)
@@ -141,10 +134,10 @@ def _cell(axes: Axes, x: int, y: int, group: SeedGroup, shade: float) -> None:
         (x - 0.48, y - 0.48), 0.96, 0.96, facecolor=VALIDATION, alpha=0.06 + 0.74 * shade, linewidth=0
     )
     axes.add_patch(square)
-    colour = "#ffffff" if shade > 0.6 else INK
-    axes.text(x, y - 0.02, number(group.mean), ha="center", va="bottom", color=colour)
+    color = "#ffffff" if shade > 0.6 else INK
+    axes.text(x, y - 0.02, number(group.mean), ha="center", va="bottom", color=color)
     below = f"n = {group.n}" if group.error is None else f"± {number(group.error)}"
-    axes.text(x, y + 0.06, below, ha="center", va="top", color=colour, fontsize=7)
+    axes.text(x, y + 0.06, below, ha="center", va="top", color=color, fontsize=7)
 
 
 def _map_axes(axes: Axes, values: dict[str, list[str | None]], keys: tuple[str, str]) -> None:

@@ -25,7 +25,7 @@ _NAMED = 3
 _INTERVAL = f"{LEVEL:.0%} interval"
 _LABEL = 200
 _SAME = "every pair of seeds differs by the same amount, which gives no interval"
-# What scores a prediction of other things: losses over them do not compare.
+# Keys that change the prediction targets: losses over different targets do not compare.
 _OTHER_TARGETS = ("tokenizer", "data")
 
 
@@ -72,52 +72,52 @@ def headline(block: Block) -> str:
 
 
 def sentences(block: Block) -> list[str]:
-    """What the headline leaves open: ties, the reference that was named, cells that are missing, what to beware of."""
-    said = [_ties(block)] if block.reference is block.best else [_referred(block)]
-    gaps = [gap for _, gap in block.differences()]
-    compared = sum(gap.apart is not None for gap in gaps)
-    if compared >= 10:
-        said.append(
-            f"{compared} intervals of {LEVEL:.0%} each: where nothing differs, about "
-            f"{round(compared * (1 - LEVEL)) or 1} of them would leave out 0 by chance."
+    """Sentences below the headline: ties, the named reference, missing cells, and cautions."""
+    notes = [_ties(block)] if block.reference is block.best else [_referred(block)]
+    differences = [gap for _, gap in block.differences()]
+    known_intervals = sum(gap.apart is not None for gap in differences)
+    if known_intervals >= 10:
+        notes.append(
+            f"{known_intervals} intervals of {LEVEL:.0%} each: where nothing differs, about "
+            f"{round(known_intervals * (1 - LEVEL)) or 1} of them would leave out 0 by chance."
         )
     if block.missing:
         first = "; ".join(
             plain(" ".join(f"{key}={value}" for key, value in cell.items()), 120) for cell in block.missing[:_NAMED]
         )
         more = len(block.missing) - _NAMED
-        said.append(f"Missing of the grid: {first}{f' and {more} more' if more > 0 else ''}.")
+        notes.append(f"Missing of the grid: {first}{f' and {more} more' if more > 0 else ''}.")
     other = [key for key in block.keys if key.partition(".")[0].partition("/")[0] in _OTHER_TARGETS]
     if other and lower_is_better(block.metric):
-        said.append(f"{plain(other[0], 80)} varies: a {title(block.metric)} over other targets does not compare.")
-    return [sentence for sentence in said if sentence]
+        notes.append(f"{plain(other[0], 80)} varies: a {title(block.metric)} over other targets does not compare.")
+    return [sentence for sentence in notes if sentence]
 
 
 def _ties(block: Block) -> str:
-    """Which settings are not apart from the best."""
-    gaps = block.differences()
-    if not gaps:
+    """The settings that do not differ significantly from the best."""
+    differences = block.differences()
+    if not differences:
         return ""
-    tied = [group for group, gap in gaps if gap.apart is False]
-    unknown = [(group, gap) for group, gap in gaps if gap.apart is None]
-    said = []
-    if not any(gap.pairs > 1 for _, gap in gaps):
+    tied = [group for group, gap in differences if gap.apart is False]
+    unknown = [(group, gap) for group, gap in differences if gap.apart is None]
+    notes = []
+    if not any(gap.pairs > 1 for _, gap in differences):
         return (
-            "Whether the others are apart from it is not known: no two seeds of theirs can be paired. "
+            "Whether the others differ significantly is unknown: no two of their seeds can be paired. "
             "Add seeds: seed=1,2,3."
         )
     if tied:
         more = f" and {len(tied) - _NAMED} more" if len(tied) > _NAMED else ""
-        said.append(f"Not apart from it: {'; '.join(map(setting, tied[:_NAMED]))}{more}.")
+        notes.append(f"Not significantly different from it: {'; '.join(map(setting, tied[:_NAMED]))}{more}.")
     elif not unknown:
-        said.append("Every other setting is apart from it.")
+        notes.append("All others differ significantly.")
     few = [group for group, gap in unknown if not gap.same_in_every_pair]
     if few:
-        said.append(f"Of {counted(len(few), 'setting')} it is not known: fewer than two seeds can be paired.")
+        notes.append(f"Unknown for {counted(len(few), 'setting')}: fewer than two seeds can be paired.")
     if len(unknown) > len(few):
         same = counted(len(unknown) - len(few), "setting")
-        said.append(f"Of {same} it is not known: {_SAME}. {_one_more_pair(block)}")
-    return " ".join(said)
+        notes.append(f"Unknown for {same}: {_SAME}. {_one_more_pair(block)}")
+    return " ".join(notes)
 
 
 def _one_more_pair(block: Block) -> str:
@@ -127,15 +127,15 @@ def _one_more_pair(block: Block) -> str:
 
 
 def _referred(block: Block) -> str:
-    """How the best stands to the setting that was named."""
+    """The difference between the best and the named setting."""
     gap = next((gap for group, gap in block.differences() if group is block.best), None)
     if gap is None or gap.value is None:
-        return f"The best has no seed in common with {setting(block.reference)}."
+        return f"The best shares no seed with {setting(block.reference)}."
     known = f", {_INTERVAL} {between(gap)}" if gap.low is not None else ""
-    apart = {True: "", False: ": not apart", None: ": whether they are apart is not known"}[gap.apart]
+    apart = {True: ", significant", False: ", not significant", None: ", significance unknown"}[gap.apart]
     pairs = counted(gap.pairs, "pair")
     same = f": {_SAME}. {_one_more_pair(block)}" if gap.same_in_every_pair else "."
-    return f"The best less {setting(block.reference)}: {signed(gap.value)}{known}, {pairs} of seeds{apart}{same}"
+    return f"Best minus {setting(block.reference)}: {signed(gap.value)}{known}, {pairs} of seeds{apart}{same}"
 
 
 def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
@@ -143,25 +143,25 @@ def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
     seeded = any(group.error is not None for group in block.groups)
     rows_known = any(group.rows_error is not None for group in block.groups)
     keys = block.keys or ["setting"]
-    gaps = {id(group): gap for group, gap in block.differences()}
+    differences = {id(group): gap for group, gap in block.differences()}
     header = [*keys, title(block.metric)]
     header += (["± seeds"] if seeded else []) + (["± rows"] if rows_known else []) + ["n"]
-    compared = bool(gaps)
-    header += ["difference", *([_INTERVAL, "pairs", "apart"] if seeded else [])] if compared else []
-    beside = _beside(block)
-    header += [*beside, "time", "jobs"]
+    compared = bool(differences)
+    header += ["difference", *([_INTERVAL, "pairs", "significant"] if seeded else [])] if compared else []
+    extra_columns = _extra_columns(block)
+    header += [*extra_columns, "time", "jobs"]
     rows = []
     for place, group in enumerate(block.groups):
         settings = [group.settings[key] for key in block.keys] or [group.label]
         row: list[Any] = [*settings, group.mean if group.n else None]
         row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else []) + [_of_all(group)]
-        row += _gap_cells(gaps.get(id(group)), group is block.reference, seeded) if compared else []
-        row += [values[place] for values in beside.values()]
+        row += _gap_cells(differences.get(id(group)), group is block.reference, seeded) if compared else []
+        row += [values[place] for values in extra_columns.values()]
         rows.append([*row, _time(group.jobs), _job_numbers(group.jobs)])
     return header, rows
 
 
-def _beside(block: Block) -> dict[str, list[Any]]:
+def _extra_columns(block: Block) -> dict[str, list[Any]]:
     """What stands beside the score of each group, in means over its jobs: how many parameters learn, where that differs
     between groups, and by how much the loss of the pretraining rose, where it was measured (forgetting=)."""
     learn = [_mean_of(group, lambda result: result["trainable_parameters"]) for group in block.groups]
@@ -192,7 +192,7 @@ def _gap_cells(gap: Difference | None, reference: bool, seeded: bool) -> list[An
     if gap is None:
         return ["reference" if reference else "", *(["", None, ""] if seeded else [])]
     value = "" if gap.value is None else signed(gap.value)
-    apart = {True: "yes", False: "no", None: "not known"}[gap.apart]
+    apart = {True: "yes", False: "no", None: "unknown"}[gap.apart]
     return [value, *([between(gap), gap.pairs, apart] if seeded else [])]
 
 
@@ -216,11 +216,9 @@ def _job_numbers(jobs: Sequence[SweepJob]) -> str:
 def unscored_table(sweep: SweepFiles) -> tuple[list[str], list[list[Any]]]:
     """Header and a row for each job without a score: what was varied, how it ended and why."""
     jobs = [job for job in sweep.jobs if job.value is None]
-    differing = [
-        key for key in dict.fromkeys(key for job in sweep.jobs for key in job.overrides) if _differs(sweep, key)
-    ]
+    keys = [key for key in dict.fromkeys(key for job in sweep.jobs for key in job.overrides) if _differs(sweep, key)]
     rows: list[list[Any]] = [
-        [str(job.number), " ".join(f"{key}={job.overrides[key]}" for key in differing if key in job.overrides)]
+        [str(job.number), " ".join(f"{key}={job.overrides[key]}" for key in keys if key in job.overrides)]
         + [job.status, job.reason]
         for job in jobs
     ]
@@ -304,9 +302,9 @@ def _groups(block: Block) -> str:
         to = "the best" if block.reference is block.best else setting(block.reference)
         notes.append(f"Difference: less {to}, over the seeds that both have; its interval by Student's t.")
     if "forgets" in header:
-        notes.append("Forgets: by how much the loss of the checkpoint's own pretraining rose.")
+        notes.append("Forgets: the rise of the checkpoint's pretraining loss.")
     if sum(group.n > 0 for group in block.groups) > 1:
-        notes.append("The best of several is flattered by the rows it was chosen on: report its score on others.")
+        notes.append("The best of several is optimistic: it was selected on these rows. Report its score on others.")
     table = html.table(header, rows[:_GROUPS])
     return f"{_wide(table)}{_more(len(rows), _GROUPS)}{html.paragraph(' '.join(notes))}"
 
@@ -334,8 +332,8 @@ def _wide(table: str) -> str:
     return f'<div class="wide">{table}</div>'
 
 
-def _more(count: int, shown: int) -> str:
-    return html.paragraph(f"{count - shown} further rows are in sweep.csv.") if count > shown else ""
+def _more(count: int, limit: int) -> str:
+    return html.paragraph(f"{count - limit} further rows are in sweep.csv.") if count > limit else ""
 
 
 # The table that ends a sweep.

@@ -60,13 +60,13 @@ def shortened(names: Iterable[Any], limit: int) -> list[str]:
     texts = [plain(masked(str(name))) for name in names]
     limits = [limit] * len(texts)
     while True:
-        shown = [_without_middle(text, most) for text, most in zip(texts, limits, strict=True)]
-        meant: dict[str, set[str]] = {}
-        for short, text in zip(shown, texts, strict=True):
-            meant.setdefault(short, set()).add(text)
-        twins = [number for number, short in enumerate(shown) if len(meant[short]) > 1]
+        candidates = [_without_middle(text, most) for text, most in zip(texts, limits, strict=True)]
+        texts_by_short: dict[str, set[str]] = {}
+        for short, text in zip(candidates, texts, strict=True):
+            texts_by_short.setdefault(short, set()).add(text)
+        twins = [number for number, short in enumerate(candidates) if len(texts_by_short[short]) > 1]
         if not twins:
-            return shown
+            return candidates
         for number in twins:
             limits[number] += 4
 

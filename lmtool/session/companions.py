@@ -1,4 +1,4 @@
-"""What surrounds a run and is not the loop: one class for each capability, in the order in which they take part.
+"""Capabilities around the training loop: one companion class for each, in the order in which they take part.
 
 A new capability adds a companion, never a parameter of `fit`.
 """
@@ -122,7 +122,7 @@ class Lineage(Companion):
 
 
 class MixtureFractions(Companion):
-    """How many examples of each member of a mixture the run has read."""
+    """The number of examples that the run has read of each member of a mixture."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
         examples = [phase.examples for phase in session.phases]
@@ -177,18 +177,15 @@ class PredictionFiles(Companion):
         for warning in final.warnings:
             run.output.line(f"warning: {warning}", "yellow")
         classes = final.first.details.get("classes")
-        rows = {
-            "validation_examples": sum(map(len, held_out.first.data.rows.values())),
-            "warnings": final.warnings,
-        }
+        rows = {"validation_examples": sum(map(len, held_out.first.data.rows.values())), "warnings": final.warnings}
         if learner.scores_part:
             # During training only a part of the rows was scored: these are the scores of all.
             rows |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
         return rows if classes is None else {**rows, "classes": classes}
 
 
-class LabelledTests(Companion):
-    """The scores on labelled splits that choose nothing: the best checkpoint is scored on them once."""
+class LabeledTests(Companion):
+    """The scores on labeled splits that choose nothing: the best checkpoint is scored on them once."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
         config, run = session.config, session.run
@@ -198,10 +195,7 @@ class LabelledTests(Companion):
         evaluations = splits.score(run.precision, group=run.group).splits
         return {
             "tests": {
-                split: {
-                    "examples": sum(map(len, splits.splits[split].data.rows.values())),
-                    **evaluation.metrics(),
-                }
+                split: {"examples": sum(map(len, splits.splits[split].data.rows.values())), **evaluation.metrics()}
                 for split, evaluation in evaluations.items()
             }
         }
@@ -221,7 +215,7 @@ class Forgetting(Companion):
 
 
 class Distillation(Companion):
-    """What a student learns from its teachers: their scores compared, and how far they agree. The digests of the
+    """Scores of the student and its teachers, and how far they agree. The digests of the
     teachers' tensors are kept in every checkpoint: a resumed run must find the same teachers."""
 
     def __init__(self, distilled: Distilled):
@@ -259,7 +253,7 @@ def _companions(session: Session) -> Iterator[Companion]:
         yield TunedBase(session.base)
     yield from (Lineage(session), MixtureFractions(), Phases(), LayerMix(), PredictionFiles())
     if session.tests:
-        yield LabelledTests()
+        yield LabeledTests()
     if isinstance(session.config, FinetuneConfig) and session.config.forgetting is not None:
         yield Forgetting()
     if session.distilled is not None:
@@ -301,6 +295,6 @@ def _measured(
 
 
 def _weights(learner: BaseLearner) -> Iterator[nn.Parameter]:
-    """What predicts: a generator is not a part of it."""
+    """The weights that predict; a generator does not."""
     yield from learner.backbone.parameters()
     yield from learner.heads.parameters()

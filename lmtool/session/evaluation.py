@@ -29,14 +29,14 @@ from lmtool.session.session import text_of
 from lmtool.session.trained import Trained
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import PROMPT
+from lmtool.tasks.configs.sequence import SequenceConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tasks.prompting.few_shot import FewShot, PromptedEvaluation, demonstrations
 from lmtool.training.precision import Precision
 
-# `lmtool evaluate` on text: what a pretrained checkpoint scores on held-out text, by windows as in training or by
-# windows that overlap.
+# `lmtool evaluate` on text: scores of a pretrained checkpoint over windows as in training, or overlapping ones.
 
 
 _ENDS = "the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
@@ -68,7 +68,9 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     rows = [[name, f"{value:.4f}"] for name, value in metrics.items()]
     print_table(output, ["metric", "value"], rows, heading=f"{config.checkpoint} · {title}")
     metadata = held_out.first.loader.metadata()
-    policy = _carried(metadata, max_length, learner.backbone) if "lanes" in metadata else _policy(config, max_length)
+    policy = (
+        _stream_policy(metadata, max_length, learner.backbone) if "lanes" in metadata else _policy(config, max_length)
+    )
     if learner.slides:
         output.line(f"{policy}; {_ENDS}")
     elif "lanes" in metadata:
@@ -114,11 +116,15 @@ def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> N
     backbone.remember(tokens)
 
 
-def _carried(metadata: Mapping[str, Any], max_length: int, backbone: Backbone) -> str:
-    memory, apart = getattr(backbone, "memory_length", None), metadata.get("segments_apart")
-    kept = "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
-    windows = f"segments of {max_length} tokens" if apart is None else f"windows of {max_length} tokens, {apart} apart"
-    return f"{counted(metadata['lanes'], 'lane')} in {windows}, {kept}"
+def _stream_policy(metadata: Mapping[str, Any], max_length: int, backbone: Backbone) -> str:
+    memory, distance = getattr(backbone, "memory_length", None), metadata.get("segments_apart")
+    memory_text = (
+        "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
+    )
+    windows = (
+        f"segments of {max_length} tokens" if distance is None else f"windows of {max_length} tokens, {distance} apart"
+    )
+    return f"{counted(metadata['lanes'], 'lane')} in {windows}, {memory_text}"
 
 
 def _policy(config: EvaluateConfig, max_length: int) -> str:
@@ -132,9 +138,9 @@ def _policy(config: EvaluateConfig, max_length: int) -> str:
 def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:
     """The held-out text of what the checkpoint was trained on, or other text; and what to call it. Text files that are
     typed are scored completely, or where data.validation= is typed, that."""
-    data, known = config.data or before.data, before.data
+    data, trained_on = config.data or before.data, before.data
     source, title = open_source(data, config.cache_dir, offline=config.offline), f"validation text of data={data.name}"
-    if isinstance(source, FileSource) and _names_no_validation(data, known):
+    if isinstance(source, FileSource) and _names_no_validation(data, trained_on):
         named = next(f"data.{key}={getattr(data, key)}" for key in ("path", "hub") if hasattr(data, key))
         source, title = source.complete(), f"all text of {named}"
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
@@ -150,7 +156,7 @@ def _names_no_validation(data: DataConfig, known: DataConfig) -> bool:
     return other and typed["validation"] in (None, trained_on.get("validation"))
 
 
-# `lmtool evaluate shots=`: a task from prompts alone, over several draws of demonstrations. Nothing is trained.
+# `lmtool evaluate shots=`: a task from prompts alone, over several samples of demonstrations. Nothing is trained.
 
 
 def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> dict[str, Any]:
@@ -158,9 +164,9 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     mean over the draws, and its `_standard_deviation` where there are several; of several splits, of the first."""
     before, shots = trained.config, config.shots or 0
     if config.task is None or not isinstance(before, PretrainConfig):
-        given = "no task is named" if config.task is None else "it was trained for a task, and has its head"
+        reason = "no task is named" if config.task is None else "it was trained for a task, and has its head"
         raise UserError(
-            f"shots={shots} prompts a language model; checkpoint={config.checkpoint}: {given}",
+            f"shots={shots} prompts a language model; checkpoint={config.checkpoint}: {reason}",
             "give task=NAME and the checkpoint of lmtool pretrain, or a published language model",
         )
     if before.model.architecture == "encoder":
@@ -222,7 +228,7 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
     before = trained.config
     if config.shots != 0 or not isinstance(before, PretrainConfig) or before.model.architecture != "encoder":
         return None
-    if config.task is None or not getattr(config.task, "prompted", False):
+    if not isinstance(config.task, SequenceConfig) or not config.task.prompted:
         return None
     require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots=0")
     if config.normalisation == "calibrated":
@@ -234,8 +240,8 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
     problem = task.misfit(before.model)
     if problem is not None:
         raise UserError(problem.message, problem.hint)
-    known = getattr(task, "labels", None) is not None
-    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=known)
+    labels_known = getattr(task, "labels", None) is not None
+    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=labels_known)
     longest = _longest(config, trained, before)
     return FilledPrompts(trained.learner(data.config), data, longest, before.seed, trained.precision)
 
@@ -243,8 +249,8 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
 def _longest(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> int:
     """Tokens that are read at a time: those of training, of a published model all it has positions for."""
     require_length(config, before)
-    trained_here = trained.saved.get("command") == "pretrain"
-    return config.max_length or (before.max_length if trained_here else before.model.max_positions)
+    from_lmtool = trained.saved.get("command") == "pretrain"
+    return config.max_length or (before.max_length if from_lmtool else before.model.max_positions)
 
 
 def _draw(data: TaskData, kind: TaskKind, shots: int, seed: int) -> Rows:
@@ -261,20 +267,20 @@ def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluati
         values = [evaluation.scores[metric] for evaluation in evaluations]
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
         metrics[metric] = {"mean": float(np.mean(values)), "standard_deviation": deviation, "draws": values}
-    kept = np.concatenate([evaluation.kept for evaluation in evaluations])
+    demonstrations_kept = np.concatenate([evaluation.kept for evaluation in evaluations])
     warnings = []
     for seed, evaluation in enumerate(evaluations):
-        given = {repr(prediction.value) for prediction in evaluation.predictions}
-        if len(given) == 1 and len(rows) > 1:
-            shown = kind.shown(evaluation.predictions[0].value) or "nothing"
-            warnings.append(f"draw {seed}: every {kind.unit} was predicted {shown}")
+        predicted_values = {repr(prediction.value) for prediction in evaluation.predictions}
+        if len(predicted_values) == 1 and len(rows) > 1:
+            answer = kind.shown(evaluation.predictions[0].value) or "nothing"
+            warnings.append(f"draw {seed}: every {kind.unit} was predicted {answer}")
     return {
         "n": len(rows),
         "metrics": metrics,
         "baseline": {"name": name, "metrics": kind.metrics(rows, [constant] * len(rows))},
-        "questions": len(kept),
-        "cut": int(np.sum(kept < evaluations[0].shots)),
-        "kept": float(kept.mean()),
+        "questions": len(demonstrations_kept),
+        "cut": int(np.sum(demonstrations_kept < evaluations[0].shots)),
+        "kept": float(demonstrations_kept.mean()),
         "warnings": warnings,
     }
 
@@ -290,7 +296,7 @@ def _records(kind: TaskKind, splits: Mapping[str, Sequence[PromptedEvaluation]])
 
 
 def _checksum(module: nn.Module) -> str:
-    """Of all tensors: a sum over the bits of each, which takes as long as reading them once."""
+    """A checksum over the bits of all tensors, as fast as reading them once."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         kind = torch.int32 if tensor.element_size() == 4 else torch.uint8

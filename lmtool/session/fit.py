@@ -42,7 +42,7 @@ _NEVER = 2**31
 
 
 def preparation_of(config: PretrainConfig | FinetuneConfig) -> Preparation:
-    """The preparation of a configuration's session. Reads the labelled data of a task."""
+    """The preparation of a configuration's session. Reads the labeled data of a task."""
     return PretrainPreparation(config) if isinstance(config, PretrainConfig) else FinetunePreparation(config)
 
 

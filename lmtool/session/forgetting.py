@@ -1,4 +1,4 @@
-"""What a finetuning run forgets: the loss of its pretraining on held-out text before and after, and how far the weights
+"""Forgetting in a finetuning run: the pretraining loss on held-out text before and after, and how far the weights
 of each level are from where they started."""
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def compare_with_start(start: StartScores, learner: BaseLearner) -> dict[str, An
 def require_measurable(config: FinetuneConfig) -> None:
     """UserError, before any data are read, where a run is to be measured and cannot be. One that was begun, and may be
     finished, was asked then."""
-    begun = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
-    if config.forgetting is not None and not begun:
+    started = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
+    if config.forgetting is not None and not started:
         find("forgetting", config.forgetting)
         pretrained(config, select_precision(config.precision, select_device(config.device)))
 
@@ -131,14 +131,14 @@ def score(
 
 
 @torch.no_grad()
-def distances(start: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, float]:
+def distances(start: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, float]:
     """By level, from the head down, the norm of the difference of the weights from those at the start, over the norm of
     these. Weights that are in one of the two alone, or have another shape there, are left out."""
     # A file has its names in the order of the alphabet, a model the encoder before the decoder.
-    common = [name for name, tensor in own.items() if name in start and start[name].shape == tensor.shape]
+    common = [name for name, tensor in weights.items() if name in start and start[name].shape == tensor.shape]
     return {
         level: (
-            _squares(own[name].cpu() - start[name] for name in names)
+            _squares(weights[name].cpu() - start[name] for name in names)
             / max(_squares(start[name] for name in names), 1e-30)
         )
         ** 0.5

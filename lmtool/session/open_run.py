@@ -50,18 +50,15 @@ from lmtool.weights.load import merged, saved_config
 from lmtool.weights.loading import Base, LoadReport, digest, left_to_base, saved_base
 from lmtool.weights.reading import Weights, read, read_base
 
-# A run under way: its folder, opened and locked, and where it speaks.
-
-
-_COMPARED = 10_000  # steps of the past, evenly spaced
+_COMPARED_STEPS = 10_000  # steps of the past, evenly spaced
 
 
 def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -> None:
     """UserError, with the command of a branch, where the past of a run is not what it would have been with the budgets
     that it has now. folder: the run's. point: the checkpoint that it resumes from."""
     state, before = read_state(point), read_config(point)
-    given = {key: getattr(config, key) for key in budgets(before) if getattr(config, key) != before[key]}
-    typed = [f"{key}={'null' if value is None else value}" for key, value in given.items()]
+    changed = {key: getattr(config, key) for key in budgets(before) if getattr(config, key) != before[key]}
+    typed = [f"{key}={'null' if value is None else value}" for key, value in changed.items()]
     command = ["lmtool", verb, f"branch={folder}@{state['step']}", *typed]
     if state.get("ended") == "patience":
         raise UserError(
@@ -76,10 +73,10 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
         )
     old, new = _horizon(before, state), _new_horizon(config, before, state)
     schedule, done = build(config.schedule), state["step"]
-    for step in np.unique(np.linspace(1, done, min(done, _COMPARED)).round()).astype(int).tolist():
+    for step in np.unique(np.linspace(1, done, min(done, _COMPARED_STEPS)).round()).astype(int).tolist():
         then, now = schedule(step, old), schedule(step, new)
         if then != now:
-            keys = ", ".join(f"{key} {before[key]:g} -> {value or math.inf:g}" for key, value in given.items())
+            keys = ", ".join(f"{key} {before[key]:g} -> {value or math.inf:g}" for key, value in changed.items())
             raise UserError(
                 f"{folder} cannot be extended ({keys}): schedule={config.schedule.name} depends on the end of the run. "
                 f"The learning rate of step {step} was {then * config.optimizer.lr:.3g}, and would have been "
@@ -196,7 +193,7 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
     """The trackers of a run; of several processes that train together the first one's alone."""
     path = run.path.resolve()
     is_job = (path / "job.json").is_file()
-    metadata = partial(
+    tracked_run = partial(
         RunMetadata,
         str(path),
         masked(f"{path.parent.name}/{path.name}" if is_job else path.name),
@@ -206,21 +203,21 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
         config.offline,
     )
     chosen = config.logger if run.writes else {}
-    return Trackers(chosen, metadata, lambda line: output.line(line), _warned(output))
+    return Trackers(chosen, tracked_run, lambda line: output.line(line), _warned(output))
 
 
 def _warned(output: Output) -> Callable[[str], None]:
     return lambda text: output.line(f"warning: {text}", "yellow")
 
 
-# What a run starts from: the tokenizer, the weights, the labels of its tasks.
+# The start of a run: its tokenizer and its weights.
 
 
-def saved_tokenizer(opened: OpenRun) -> Tokenizer | None:
+def saved_tokenizer(run: OpenRun) -> Tokenizer | None:
     """The tokenizer this run must use: of its own checkpoint, else of the one it starts from; else None."""
-    if opened.checkpoint is not None:
-        return Tokenizer.load(opened.checkpoint, opened.config.tokenizer.parse_special_tokens)
-    return starting_tokenizer(opened.config)
+    if run.checkpoint is not None:
+        return Tokenizer.load(run.checkpoint, run.config.tokenizer.parse_special_tokens)
+    return starting_tokenizer(run.config)
 
 
 def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
@@ -239,8 +236,8 @@ def _vocabulary_of(config: RunConfig) -> str | None:
     for path in config.distill.checkpoints[:1] if not isinstance(config.tokenizer, FolderConfig) else ():
         if config.distill.same_batches:
             return path
-        theirs = Known(path, saved_config(path, config.offline)).tokenizer
-        if differing_tokenizer(config.tokenizer, theirs) is None:
+        teacher_tokenizer = Known(path, saved_config(path, config.offline)).tokenizer
+        if differing_tokenizer(config.tokenizer, teacher_tokenizer) is None:
             return path
     return None
 
@@ -281,35 +278,37 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
 
 
 def start_weights(
-    config: RunConfig, taken: Mapping[str, LoadedHead] | None = None, own: Path | None = None
+    config: RunConfig, heads: Mapping[str, LoadedHead] | None = None, resumed_from: Path | None = None
 ) -> Weights | None:
-    """The weights the run starts from; of a tuned run what its method added is merged. taken: by task, its head in
-    them. own: the checkpoint of the run itself that it resumes from: one that holds everything needs them no more,
-    unless the run reads them all along. None where they are random, or gone. UserError where they cannot be read, or
-    are not those the run was started with."""
+    """The weights the run starts from, with what a tuning method added merged; None where they are random, or gone.
+
+    heads: by task, its head in the weights. resumed_from: the run's own checkpoint; a complete one makes the weights
+    unnecessary unless the run reads them throughout. UserError where they cannot be read, or have changed since the
+    run was started.
+    """
     origin = starts_from(config)
     if origin is None:
         return None
-    base = None if own is None else saved_base(own)
-    if own is not None and base is not None:
-        weights = read_base(base, tensor_names(own), str(own), config.offline)
+    base = None if resumed_from is None else saved_base(resumed_from)
+    if resumed_from is not None and base is not None:
+        weights = read_base(base, tensor_names(resumed_from), str(resumed_from), config.offline)
     else:
         try:
             weights = merged(read(origin, config.offline), saved_config(origin, config.offline))
         except UserError:
-            if own is None or (isinstance(config, FinetuneConfig) and config.tuning.needs_start):
+            if resumed_from is None or (isinstance(config, FinetuneConfig) and config.tuning.needs_start):
                 raise
             return None
-    for task, head in (taken or {}).items():
+    for task, head in (heads or {}).items():
         weights = replace(weights, tensors=head.tensors(weights.tensors, task))
     return weights
 
 
 def base_of(
-    opened: OpenRun, learner: BaseLearner, start: Weights | None, loaded: LoadReport | None, tokenizer: Tokenizer
+    run: OpenRun, learner: BaseLearner, start: Weights | None, loaded: LoadReport | None, tokenizer: Tokenizer
 ) -> Base | None:
-    """What the checkpoints of a run leave to the one that it starts from; None where they hold everything."""
-    resumes = opened.checkpoint
+    """The tensors that a tuned run's checkpoints leave to its starting checkpoint; None if they are complete."""
+    resumes = run.checkpoint
     if start is None or loaded is None or start.merged or (resumes is not None and saved_base(resumes) is None):
         return None
     names = left_to_base(learner, loaded)
@@ -318,9 +317,9 @@ def base_of(
     path = None if start.revision is not None else str(start.folder.expanduser().resolve())
     sha256 = digest({name: start.tensors[name] for name in names})
     parts = tuple(sorted({part_of(name) for name in names}))
-    return Base(str(starts_from(opened.config)), path, start.revision, parts, sha256, tokenizer.fingerprint, names)
+    return Base(str(starts_from(run.config)), path, start.revision, parts, sha256, tokenizer.fingerprint, names)
 
 
 def prior_weights(config: FinetuneConfig) -> list[Weights]:
-    """Those of the runs that the tuning method builds on. A checkpoint of the run itself has what was taken of them."""
+    """The weights of the runs that the tuning method builds on. The run's own checkpoints have their own copy."""
     return [read(path, config.offline) for path in config.tuning.builds_on]

@@ -17,7 +17,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.reporting.text import plain
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.forgetting import require_measurable
-from lmtool.session.labelled import data_to_learn
+from lmtool.session.labeled import data_to_learn
 from lmtool.session.open_run import OpenRun, base_of, prior_weights, require_fit, saved_tokenizer, start_weights
 from lmtool.session.provenance import Contents, contents_of, require_same_data
 from lmtool.session.session import PhaseData, Session, phases_of, text_of, tokenized_metadata
@@ -28,9 +28,6 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import LoadReport
-
-# The session of a pretraining run: text, tokenizer, learner.
-
 
 # The suggested prompt: so many words of the held-out text, and tokens that surely hold them.
 _PROMPT_WORDS, _PROMPT_TOKENS = 5, 40
@@ -58,14 +55,18 @@ class PretrainPreparation:
         tokenizer = tokenizer or self.trained_tokenizer(on_stage)
         require_fit(config, tokenizer)
         by_phase: list[dict[str, SplitData]] = []
-        for number, form in enumerate(config.forms):
-            same_text = next((earlier for earlier in range(number) if config.forms[earlier].data == form.data), None)
+        for number, phase_config in enumerate(config.forms):
+            same_text = next(
+                (earlier for earlier in range(number) if config.forms[earlier].data == phase_config.data), None
+            )
             if same_text is not None:
                 by_phase.append(by_phase[same_text])
                 continue
-            by_phase.append({split: self.split(form, split, tokenizer, on_stage) for split in ("train", "validation")})
+            by_phase.append(
+                {split: self.split(phase_config, split, tokenizer, on_stage) for split in ("train", "validation")}
+            )
         metadata["tokenized"] = tokenized_metadata(by_phase[0]["train"])
-        learner, loaded = assemble(config, tokenizer, start_weights(config, own=run.checkpoint))
+        learner, loaded = assemble(config, tokenizer, start_weights(config, resumed_from=run.checkpoint))
         return Session(
             run=run,
             subject={"model": config.model.name, "objective": config.objective.name, "data": config.data.name},
@@ -97,32 +98,32 @@ class PretrainPreparation:
         source = self.source(data or config.forms[0].data, on_stage)
         return trained_tokenizer(config.tokenizer, source, size, config.cache_dir, on_stage)
 
-    def split(self, form: PretrainConfig, split: str, tokenizer: Tokenizer, on_stage: OnStage) -> SplitData:
-        """The tokenized text of a split. form: the configuration of a phase."""
-        source, rows = self.source(form.data, on_stage), rows_of(self.tasks, split)
-        return text_of(form.data, source, split, tokenizer, form.cache_dir, on_stage, rows)
+    def split(self, config: PretrainConfig, split: str, tokenizer: Tokenizer, on_stage: OnStage) -> SplitData:
+        """The tokenized text of a split. config: the configuration of a phase."""
+        source, rows = self.source(config.data, on_stage), rows_of(self.tasks, split)
+        return text_of(config.data, source, split, tokenizer, config.cache_dir, on_stage, rows)
 
     def _provenance(self, on_stage: OnStage) -> tuple[Contents, dict[str, Any]]:
         """The hashes of the data, and their metadata for the first screen."""
-        forms = self.config.forms
-        first = self.source(forms[0].data, on_stage)
-        contents = contents_of(self.tasks, (forms[0].data.name, first))
+        phase_configs = self.config.forms
+        first = self.source(phase_configs[0].data, on_stage)
+        contents = contents_of(self.tasks, (phase_configs[0].data.name, first))
         metadata = {**first.metadata(), **{f"task {name}": task.metadata for name, task in self.tasks.items()}}
-        seen = [first]
-        for number, form in enumerate(forms[1:], 1):
+        sources = [first]
+        for number, form in enumerate(phase_configs[1:], 1):
             source = self.source(form.data, on_stage)
-            if source not in seen:
+            if source not in sources:
                 of_phase = contents_of({}, (form.data.name, source))
                 contents |= {f"phases.{number} {name}": content for name, content in of_phase.items()}
                 metadata[f"text of phase {number + 1}"] = source.metadata()
-                seen.append(source)
+                sources.append(source)
         return contents, metadata
 
 
 def _commands_after_pretraining(
     folder: str, tokenizer: Tokenizer, learner: BaseLearner, held_out: SplitData
 ) -> list[str]:
-    """What the user may type next."""
+    """Commands that the user may type next."""
     finetune = command_line("finetune", "task=pydocs", f"checkpoint={folder}")
     if type(learner).respond is BaseLearner.respond:  # it answers no texts
         return [finetune]
@@ -141,7 +142,7 @@ def _prompt(held_out: SplitData, tokenizer: Tokenizer) -> str:
     return " ".join(plain(tokenizer.decode(tokens.tolist())).split()[:_PROMPT_WORDS])
 
 
-# The session of a finetuning run: labelled rows, tokenizer, learner.
+# The session of a finetuning run: labeled rows, tokenizer, learner.
 
 
 _SAMPLED_TEXTS = 2000
@@ -168,10 +169,10 @@ class FinetunePreparation:
         tokenizer = saved_tokenizer(run) or self.trained_tokenizer(run.output.stage)
         require_fit(config, tokenizer)
         start = start_weights(config, self.heads, run.checkpoint)
-        earlier = [] if run.checkpoint is not None else prior_weights(config)
-        learner, loaded = assemble(config, tokenizer, start, earlier=earlier)
+        prior = [] if run.checkpoint is not None else prior_weights(config)
+        learner, loaded = assemble(config, tokenizer, start, earlier=prior)
         base = base_of(run, learner, start, loaded, tokenizer)
-        del start, earlier  # the learner holds what it needs of them
+        del start, prior  # the learner holds what it needs of them
         metadata = self._metadata(tokenizer)
         if run.checkpoint is None:
             metadata["warnings"] += untrained_part_warnings(learner, loaded)
@@ -235,7 +236,7 @@ def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> 
 
 
 def _commands_after_finetuning(folder: str, tasks: Mapping[str, TaskData]) -> list[str]:
-    """What the user may type next."""
+    """Commands that the user may type next."""
     name, first = next(iter(tasks.items()))
     task = [f"task={name}"] if len(tasks) > 1 else []
     inputs = {1: ["text=..."], 2: ["text=...", "pair=..."]}.get(len(first.config.reads), ["input=FILE"])

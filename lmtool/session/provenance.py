@@ -1,4 +1,4 @@
-"""What a run learns from, data and teachers: kept in each of its checkpoints, and compared when the run resumes from
+"""The origin of a run, its data and teachers: saved in each checkpoint, and compared when the run resumes from
 one.
 
 data.json   {"data=text": {"text": sha256, "bytes": ..., ...}, "task=sst2": {"train rows": ..., "train texts": sha256,
@@ -51,37 +51,37 @@ LINEAGE = "lineage.json"
 Lineage = Sequence[dict[str, Any]]
 
 
-def lineage_of(opened: OpenRun) -> Lineage:
+def lineage_of(run: OpenRun) -> Lineage:
     """The checkpoints before a run; none where it starts from random weights. One that resumes finds them in its own
     checkpoint: what it started from may be gone."""
-    if opened.checkpoint is not None:
-        return _before(opened.checkpoint)
-    origin = starts_from(opened.config)
+    if run.checkpoint is not None:
+        return _before(run.checkpoint)
+    origin = starts_from(run.config)
     if origin is None:
         return []
-    published = hf_folder(origin, opened.config.offline)
-    if published is not None:
-        file = published.path / WEIGHTS[0]
-        hashed = {"sha256": sha256(file)} if file.is_file() else {}
-        revision = {} if published.revision is None else {"revision": published.revision}
-        return [{"checkpoint": origin, **revision, **hashed}]
+    folder_of_hub = hf_folder(origin, run.config.offline)
+    if folder_of_hub is not None:
+        file = folder_of_hub.path / WEIGHTS[0]
+        hashes = {"sha256": sha256(file)} if file.is_file() else {}
+        revision = {} if folder_of_hub.revision is None else {"revision": folder_of_hub.revision}
+        return [{"checkpoint": origin, **revision, **hashes}]
     folder = find(origin)
-    return [*_before(folder), {"checkpoint": origin, **_metadata(folder)}]
+    return [*_before(folder), {"checkpoint": origin, **_origin(folder)}]
 
 
 def branched(trunk: Trunk) -> Lineage:
     """The checkpoints before a branch: those of its trunk, and the one that it takes up, with the tokens and seconds
     that were spent until there."""
     state = read_state(trunk.point)
-    spent = {key: state[key] for key in ("tokens", "seconds") if key in state}
-    return [*_before(trunk.point), {"checkpoint": str(trunk), **_metadata(trunk.point), **spent}]
+    costs = {key: state[key] for key in ("tokens", "seconds") if key in state}
+    return [*_before(trunk.point), {"checkpoint": str(trunk), **_origin(trunk.point), **costs}]
 
 
-def _metadata(folder: Path) -> dict[str, Any]:
+def _origin(folder: Path) -> dict[str, Any]:
     """Step, command and hash of a checkpoint."""
     manifest = read_manifest(folder)
-    own = {"step": manifest.metadata.get("step"), "command": _command(folder), **manifest.files[MODEL]}
-    return {key: own[key] for key in ("step", "command", "sha256") if own.get(key) is not None}
+    values = {"step": manifest.metadata.get("step"), "command": _command(folder), **manifest.files[MODEL]}
+    return {key: values[key] for key in ("step", "command", "sha256") if values.get(key) is not None}
 
 
 def lineage_line(lineage: Lineage) -> str:
@@ -114,7 +114,7 @@ Contents = dict[str, dict[str, Any]]
 
 
 def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None = None) -> Contents:
-    """tasks: labelled data by the task's name. text: the name of a text's configuration, and the text."""
+    """tasks: labeled data by the task's name. text: the name of a text's configuration, and the text."""
     contents = {f"task={name}": task.contents() for name, task in tasks.items()}
     if text is not None:
         name, source = text
@@ -133,9 +133,9 @@ def require_same_data(opened: OpenRun, contents: Contents) -> None:
     for origin, now in contents.items():
         before = saved.get(origin)
         before = before if isinstance(before, dict) else {}
-        differing = [key for key in now if before.get(key) != now[key]]
-        if any(isinstance(now[key], str) for key in differing):  # hashes decide, counts only say more
-            changes.append(f"{origin}: {', '.join(_change(key, before.get(key), now[key]) for key in differing)}")
+        changed_keys = [key for key in now if before.get(key) != now[key]]
+        if any(isinstance(now[key], str) for key in changed_keys):  # hashes decide, counts only say more
+            changes.append(f"{origin}: {', '.join(_change(key, before.get(key), now[key]) for key in changed_keys)}")
     if changes:
         run = opened.folder.path
         raise UserError(
@@ -172,18 +172,18 @@ def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
             )
 
 
-# How a branch begins: a copy of its trunk's checkpoint, in its own folder, and the rows until there.
+# The start of a branch: a copy of its trunk's checkpoint, in its own folder, and the rows until there.
 #
 # The copy has the branch's configuration, no best checkpoint yet, and a line more in its lineage. From then on the
 # branch is a run that resumes, and needs its trunk no more. The trunk is read only: it may be under way.
 
 
-def begin_branch(opened: OpenRun) -> None:
+def begin_branch(run: OpenRun) -> None:
     """Make the first checkpoint of a branch that has none. UserError where that of the trunk is damaged, or was taken
     away while it was copied."""
-    if opened.folder.writes:
-        _begin_branch(opened)
-    opened.group.wait()
+    if run.folder.writes:
+        _begin_branch(run)
+    run.group.wait()
 
 
 def _begin_branch(opened: OpenRun) -> None:
@@ -213,11 +213,11 @@ def _begin_branch(opened: OpenRun) -> None:
         ) from damage
 
 
-def _jump(trunk: Trunk, opened: OpenRun) -> str | None:
+def _jump(trunk: Trunk, run: OpenRun) -> str | None:
     """What to say where the learning rate of the first step is another than the trunk's would have been, by a twentieth
     or more. None where the branch's end is not known yet."""
-    config, before = opened.config, trunk.config()
-    if set(budgets(opened.folder.config)) != {"max_steps"}:
+    config, before = run.config, trunk.config()
+    if set(budgets(run.folder.config)) != {"max_steps"}:
         return None
     horizon = read_state(trunk.point).get("total_steps") or math.inf
     rates = [

@@ -14,7 +14,7 @@ from lmtool.runs.files import write_delimited, write_rows
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import read_file, suffixes
 
-# What a command is asked about: `text=`, or the lines or the table of `input=`.
+# The inputs of a command: `text=`, or the lines or the table of `input=`.
 
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json")
@@ -58,7 +58,7 @@ def input_lines(given: str) -> tuple[list[str], Origin]:
     return list(texts), list(origin)
 
 
-# What commands write of rows: JSON lines, or the table that the output's name says.
+# The outputs of a command: JSON lines, or a table by the suffix of `output=`.
 
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -80,7 +80,7 @@ def write_output(path: str, rows: Iterable[Mapping[str, Any]], key: str = "outpu
     line a row. The number of rows. UserError naming the key where the disk refuses."""
     file, written = Path(path).expanduser(), 0
 
-    def counted() -> Iterator[Mapping[str, Any]]:
+    def numbered_rows() -> Iterator[Mapping[str, Any]]:
         nonlocal written
         for row in rows:
             yield row
@@ -92,39 +92,51 @@ def write_output(path: str, rows: Iterable[Mapping[str, Any]], key: str = "outpu
         if not typed:
             file.parent.mkdir(parents=True, exist_ok=True)
         if delimiter is None:
-            write_rows(file, counted(), typed)
+            write_rows(file, numbered_rows(), typed)
         else:
-            write_delimited(file, counted(), delimiter, typed)
+            write_delimited(file, numbered_rows(), delimiter, typed)
     except OSError as error:
         raise UserError(f"{key}={path}: {error.strerror}", f"give another {key}=") from error
     return written
 
 
 def join_columns(
-    table: Table | None, records: Iterable[Mapping[str, Any]], own: Mapping[str, str], probabilities: bool, flat: bool
+    table: Table | None,
+    records: Iterable[Mapping[str, Any]],
+    task_columns: Mapping[str, str],
+    probabilities: bool,
+    flat: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Records with all columns of the table that they are of, in its order, before what was predicted.
+    """Records with all columns of their table, in its order, before the predictions.
 
-    own: names that the table's columns have in a task, by their names in the table. probabilities: whether those of all
-    classes are kept. flat: of a format without nesting: a column a class, lists as words.
+    task_columns: the task's names of the table's columns, by their names in the table. probabilities: keep those of
+    all classes. flat: for a format without nesting: a column a class, lists as words.
     """
     columns = {} if table is None else {name: values for name, values in table.columns.items() if name != LINES}
-    taken = [name for name in ("prediction", "score") if name in columns]
-    if taken:
-        raise UserError(f"{table.origin[0][0]} has a column {taken[0]} already" if table else "", "rename it in a copy")
+    clashing = [name for name in ("prediction", "score") if name in columns]
+    if clashing:
+        raise UserError(
+            f"{table.origin[0][0]} has a column {clashing[0]} already" if table else "", "rename it in a copy"
+        )
     for number, record in enumerate(records):
-        kept = dict(record)
-        fractions = kept.pop("probabilities", None)
+        joined = dict(record)
+        probabilities_of_row = joined.pop("probabilities", None)
         if table is not None:
-            given = {name: values[number] for name, values in columns.items()}
-            # What the table says goes before what was read of it: both are the same text.
-            read = {*given, *(own.get(name, name) for name in given), "id", "split", "gold"}
-            kept = {**given, **{name: value for name, value in kept.items() if name not in read}}
-        if probabilities and fractions is not None:
-            kept |= {f"probability_{label}": value for label, value in fractions.items()} if flat else {
-                "probabilities": fractions
+            table_values = {name: values[number] for name, values in columns.items()}
+            # The table's columns come before the record's copies of them.
+            input_columns = {
+                *table_values,
+                *(task_columns.get(name, name) for name in table_values),
+                "id",
+                "split",
+                "gold",
+            }
+            joined = {**table_values, **{name: value for name, value in joined.items() if name not in input_columns}}
+        if probabilities and probabilities_of_row is not None:
+            joined |= {f"probability_{label}": value for label, value in probabilities_of_row.items()} if flat else {
+                "probabilities": probabilities_of_row
             }  # fmt: skip
-        yield {name: _cell(value) for name, value in kept.items()} if flat else kept
+        yield {name: _cell(value) for name, value in joined.items()} if flat else joined
 
 
 def _cell(value: Any) -> Any:

@@ -33,8 +33,8 @@ from lmtool.weights.loading import LoadReport
 
 
 class _Kind(NamedTuple):
-    """What the parameters of a row have in common. rate: full learning rate. decay: weight decay. first: the step from
-    which they learn, None: not in this run."""
+    """Settings that the parameters of a row share. rate: full learning rate. decay: weight decay. first: the step from
+    which they learn; None: not in this run."""
 
     rate: float
     decay: float
@@ -56,8 +56,8 @@ def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[
         learning = [name for name in members if name in of_name]
         for scale in dict.fromkeys(of_name[name][0] for name in learning):
             names = [name for name in learning if of_name[name][0] == scale]
-            firsts = [learner.first_step(name, steps) for name in names]
-            first = None if None in firsts else max(step for step in firsts if step is not None)
+            first_steps = [learner.first_step(name, steps) for name in names]
+            first = None if None in first_steps else max(step for step in first_steps if step is not None)
             kind = _Kind(optimizer.lr * scale, max(of_name[name][1] for name in names), first)
             size = sum(of_name[name][2] for name in names)
             without = sum(of_name[name][2] for name in names if not of_name[name][1])
@@ -79,7 +79,7 @@ def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[
     ]
 
 
-def never(rows: Sequence[Mapping[str, Any]]) -> str | None:
+def never_trained_warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """A warning where the run ends before everything that should learn does."""
     names = [str(row["group"]) for row in rows if row["from_step"] is None]
     if not names:
@@ -121,8 +121,8 @@ def machine_metadata(
 def _screen_machine(machine: Mapping[str, str], cuda: bool) -> dict[str, str]:
     """What of it the first screen says: on a CPU attention has one path, and nothing is compiled unless it was asked
     for."""
-    untold = {"dropout"} if cuda or machine["compiled"].startswith("yes") else {"dropout", "attention", "compiled"}
-    return {name: fact for name, fact in machine.items() if name not in untold}
+    hidden = {"dropout"} if cuda or machine["compiled"].startswith("yes") else {"dropout", "attention", "compiled"}
+    return {name: fact for name, fact in machine.items() if name not in hidden}
 
 
 def _devices(config: RunConfig, precision: Precision, group: ProcessGroup) -> dict[str, str]:
@@ -181,7 +181,7 @@ def _warn(
     """The warnings below the first screen. state: of the checkpoint that the run resumes from."""
     opened, config = session.run, session.config
     longest = max(form.max_length for form in (config.forms if isinstance(config, PretrainConfig) else (config,)))
-    remarks = never(learning_rates), config.model.remark(longest), _missing_rows(opened, state)
+    remarks = never_trained_warning(learning_rates), config.model.remark(longest), _missing_rows(opened, state)
     for warning in (*warnings, *filter(None, remarks)):
         opened.output.line(f"warning: {warning}", "yellow")
     threads, before = torch.get_num_threads(), state.get("threads")
@@ -193,39 +193,39 @@ def _warn(
         )
 
 
-def _missing_rows(opened: OpenRun, state: Mapping[str, Any]) -> str | None:
+def _missing_rows(run: OpenRun, state: Mapping[str, Any]) -> str | None:
     """What is said of rows that a run had when its checkpoint was saved, and has no more. A state that cannot be read
     is refused where the run resumes."""
     try:
         progress = Progress.from_plain(state)
     except ValueError:
         return None
-    return opened.folder.missing_rows(progress.rows, progress.step)
+    return run.folder.missing_rows(progress.rows, progress.step)
 
 
 def updated_baseline(
-    opened: OpenRun, baseline: Mapping[str, Any], weights: Mapping[str, float], metrics: Mapping[str, float]
+    run: OpenRun, baseline: Mapping[str, Any], weights: Mapping[str, float], metrics: Mapping[str, float]
 ) -> dict[str, Any]:
     """The baseline as the evaluation found it, in facts.json too: of labels that the model makes (which tokens are
     replaced) it is known only then."""
     baselines = {term: metrics.get(f"{term}_baseline") for term in weights}
     if any(value is None for value in baselines.values()):
         return dict(baseline)
-    whole = {**baseline, "value": sum(weights[term] * (value or 0.0) for term, value in baselines.items())}
-    if opened.folder.writes:
-        path = opened.folder.path / "facts.json"
-        opened.folder.write_json(path.name, {**json.loads(path.read_text(encoding="utf-8")), "baseline": whole})
-    return whole
+    updated = {**baseline, "value": sum(weights[term] * (value or 0.0) for term, value in baselines.items())}
+    if run.folder.writes:
+        path = run.folder.path / "facts.json"
+        run.folder.write_json(path.name, {**json.loads(path.read_text(encoding="utf-8")), "baseline": updated})
+    return updated
 
 
 def _screen_data(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The facts worth a place on the screen; counts of nothing are not, but for what is cut off."""
-    kept = {
+    shown = {
         name: value
         for name, value in metadata.items()
         if name not in _REPORT_ONLY and (value or value is False or name == "truncated_fraction")
     }
-    return {name: _screen_data(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
+    return {name: _screen_data(value) if isinstance(value, Mapping) else value for name, value in shown.items()}
 
 
 def warnings_of(metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -236,9 +236,9 @@ def warnings_of(metadata: Mapping[str, Any]) -> Iterator[str]:
             yield from warnings_of(value)
 
 
-def listener(opened: OpenRun, metric: str, baseline: Mapping[str, Any]) -> ProgressDisplay:
-    """What shows the steps: a bar on a terminal, plain lines elsewhere."""
-    return ProgressDisplay(opened.output, metric, opened.config.log_every, baseline)
+def listener(run: OpenRun, metric: str, baseline: Mapping[str, Any]) -> ProgressDisplay:
+    """The display of the steps: a bar on a terminal, plain lines elsewhere."""
+    return ProgressDisplay(run.output, metric, run.config.log_every, baseline)
 
 
 def model_metadata(
@@ -257,45 +257,45 @@ def model_metadata(
 
 
 def result_of(
-    opened: OpenRun, training: TrainingResult, subjects: Mapping[str, Any], metric: str, more: Mapping[str, Any]
+    run: OpenRun, training: TrainingResult, subjects: Mapping[str, Any], metric: str, more: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The contents of result.json. what: {"model", "task" or "objective"}."""
     numbers = asdict(replace(training, best=None, last=None))
-    kept = (
+    copied = (
         "status", "ended", "steps", "epochs", "tokens", "seconds", "evaluation_seconds", "tokens_per_second",
         "peak_memory_bytes", "parameters", "trainable_parameters", "best_step",
     )  # fmt: skip
     return {
         "status": training.status,
-        "command": opened.verb,
+        "command": run.verb,
         **subjects,
         "metric": metric,
         "value": training.best_value,
         "metrics": training.metrics,
-        **{name: numbers[name] for name in kept},
-        "devices": opened.group.size,
-        "seed": opened.config.seed,
+        **{name: numbers[name] for name in copied},
+        "devices": run.group.size,
+        "seed": run.config.seed,
         **more,
     }
 
 
 def finish(
-    opened: OpenRun, result: dict[str, Any], baseline: Mapping[str, Any], next_commands: Sequence[str]
+    run: OpenRun, result: dict[str, Any], baseline: Mapping[str, Any], next_commands: Sequence[str]
 ) -> dict[str, Any]:
     """Write result.json and the report, and show the screen that says what happened."""
-    if not opened.folder.writes:
+    if not run.folder.writes:
         return result
-    missing = opened.folder.missing_rows(opened.folder.row_counts, result["steps"])
+    missing = run.folder.missing_rows(run.folder.row_counts, result["steps"])
     if missing is not None:
-        opened.output.line(f"warning: {missing}", "yellow")
-    opened.folder.write_result(result)
-    opened.trackers.finish(result)
-    report = write_report(opened.folder.path)
+        run.output.line(f"warning: {missing}", "yellow")
+    run.folder.write_result(result)
+    run.trackers.finish(result)
+    report = write_report(run.folder.path)
     end_screen(
-        opened.output,
+        run.output,
         result=result,
         baseline=baseline,
-        run_dir=str(opened.folder.path),
+        run_dir=str(run.folder.path),
         report=str(report),
         next_commands=next_commands,
         examples=result.get("validation_examples"),
@@ -303,10 +303,10 @@ def finish(
     return result
 
 
-def report_finished(opened: OpenRun, result: dict[str, Any]) -> dict[str, Any]:
-    """Of a finished run, write a missing report and print the result."""
-    folder, output = opened.folder.path, opened.output
-    if opened.folder.writes and not (folder / "report.html").is_file():
+def report_finished(run: OpenRun, result: dict[str, Any]) -> dict[str, Any]:
+    """Print the result of a finished run, and write a missing report."""
+    folder, output = run.folder.path, run.output
+    if run.folder.writes and not (folder / "report.html").is_file():
         write_report(folder)
     output.line(f"{folder} is finished: {result['metric']} {result['value']:.4g}; another name= starts anew")
     output.line(f" report   {folder / 'report.html'}")

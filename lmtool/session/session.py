@@ -32,8 +32,6 @@ from lmtool.training.progress import TrainingSettings
 from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import Base, LoadReport
 
-# The training data of a run, phase by phase: examples and their loader.
-
 
 def text_of(
     config: DataConfig,
@@ -45,7 +43,7 @@ def text_of(
     rows: Mapping[str, Rows],
     stride: int | None = None,
 ) -> SplitData:
-    """A split of the text that `config` names, tokenized. rows: labelled rows that are learned beside it. stride: as
+    """A split of the text that `config` names, tokenized. rows: labeled rows that are learned beside it. stride: as
     `SplitData` has it."""
     if isinstance(source, MixtureSource):
         parts, none = source.config.parts(), dict[str, Rows]()
@@ -59,7 +57,7 @@ def text_of(
 
 
 def tokenized_metadata(data: SplitData) -> dict[str, Any]:
-    """How fast the store of a split was built, whenever that was: for the screens and the report."""
+    """Size and speed of building the token store of a split, for the screens and the report."""
     if data.members:
         return {title: tokenized_metadata(part) for title, part in data.members.items()}
     metadata = data.text.metadata
@@ -77,7 +75,7 @@ class PhaseData:
 
     @cached_property
     def examples(self) -> Examples:
-        """Those of the training data."""
+        """The examples of the training data."""
         return examples_of(self.learner, self.data["train"], self.config.max_length)
 
     @cached_property
@@ -94,17 +92,17 @@ def phases_of(
 ) -> list[PhaseData]:
     """The training data of each phase, of a run without phases of the run. texts: by split, of each phase. Where a
     phase has an objective section of its own, a learner of that section on the meta device makes its examples."""
-    reads = []
-    for form, data in zip(config.forms if config.phases else (config,), texts, strict=True):
+    phases = []
+    for phase_config, data in zip(config.forms if config.phases else (config,), texts, strict=True):
         maker = learner
-        if form.objective != config.objective:
+        if phase_config.objective != config.objective:
             with torch.device("meta"):
-                maker, _ = assemble(form, tokenizer)
-        reads.append(PhaseData(form, maker, data))
-    return reads
+                maker, _ = assemble(phase_config, tokenizer)
+        phases.append(PhaseData(phase_config, maker, data))
+    return phases
 
 
-def planned(
+def load_and_plan(
     config: RunConfig, learner: BaseLearner, parts: Sequence[PhaseData], precision: Precision
 ) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
     """The loader of a run that reads these parts one after the other, and its plan."""
@@ -112,8 +110,10 @@ def planned(
     if not isinstance(config, PretrainConfig) or not config.phases:
         return loaders[0], plan_of(config, learner, loaders[0].metadata(), precision)
     plan, shares = plan_in_phases(config, learner, [loader.metadata() for loader in loaders], precision)
-    forms = config.forms
-    same_text = [form.data == before.data for form, before in zip(forms, forms[:1] + forms, strict=False)]
+    phase_configs = config.forms
+    same_text = [
+        form.data == before.data for form, before in zip(phase_configs, phase_configs[:1] + phase_configs, strict=False)
+    ]
     return PhasedLoader(loaders, shares, same_text), plan
 
 
@@ -123,12 +123,9 @@ def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str
     rows = []
     for phase, (first, last) in zip(plan.phases, loader.boundaries(steps), strict=True):
         ran = first <= last
-        row = {"given": phase.given, "share": phase.share}
+        row = {"given": phase.overrides, "share": phase.share}
         rows.append(row | {"first_step": first if ran else None, "last_step": last if ran else None})
     return rows
-
-
-# A run that is ready to train: its folder, its data and its learner, built. Every training verb makes one.
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ class Session:
     training data, one entry a phase; held-out text is read as in the last one. metadata: of the data, for the first
     screen and facts.json. contents: hashes of the data. next_commands: what the user may type next. distilled: the
     student and its teachers, which is trained in place of the learner. base: what the checkpoints of a tuned run leave
-    out. tests: labelled splits that choose nothing.
+    out. tests: labeled splits that choose nothing.
     """
 
     run: OpenRun
@@ -166,16 +163,16 @@ class Session:
         return self.learner if self.distilled is None else self.distilled
 
     @cached_property
-    def _planned(self) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
-        return planned(self.config, self.learner, self.phases, self.run.precision)
+    def _loader_and_plan(self) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
+        return load_and_plan(self.config, self.learner, self.phases, self.run.precision)
 
     @property
     def loader(self) -> PackedLoader | PhasedLoader:
-        return self._planned[0]
+        return self._loader_and_plan[0]
 
     @property
     def plan(self) -> RunPlan:
-        return self._planned[1]
+        return self._loader_and_plan[1]
 
     @cached_property
     def compilation(self) -> Compilation:
@@ -194,7 +191,7 @@ class Session:
 
     @property
     def reading(self) -> Reading:
-        """What a teacher must know of the training data before the first step."""
+        """The training data, as a teacher reads them before the first step."""
         last = self.phases[-1]
         config = last.config
         return Reading(

@@ -40,21 +40,23 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> dict[str, A
     """Train every member that has data, print the table, write glue.json and glue.zip. Returns glue.json."""
     output, members = Output(), dict(_members(suite))
     trained = {name: task for name, task in members.items() if task is not None and name != DIAGNOSTIC}
-    absent = [name for name in suite.names if name not in trained]
+    missing_tasks = [name for name in suite.names if name not in trained]
     if not trained:
         raise UserError(
             f"task.path={suite.path}: there is no folder of a task of {suite.name}",
             f"name the folders after the tasks: {', '.join(suite.names)}",
         )
     root = Path(config.run_dir) if config.run_dir else RUNS / (config.name or f"{suite.name}-{config.model.name}")
-    output.line(f"{suite.name}: {', '.join(trained)} in {root}; without data: {', '.join(absent) or 'none'}", "bold")
+    output.line(
+        f"{suite.name}: {', '.join(trained)} in {root}; without data: {', '.join(missing_tasks) or 'none'}", "bold"
+    )
     results = {}
     for name, task in trained.items():
         if late := take_late():  # the task before was at its end
             raise Interrupted(late[0])
         require_no_link(root / name)
-        own = {"task": task, "name": None, "run_dir": str(root / name)}
-        results[name] = finetune(config.model_copy(update=own))
+        overrides = {"task": task, "name": None, "run_dir": str(root / name)}
+        results[name] = finetune(config.model_copy(update=overrides))
     scores = {name: score_of(name, result["metrics"]) for name, result in results.items()}
     mean = average(scores)
     rows = [
@@ -62,21 +64,27 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> dict[str, A
         for name, result in results.items()
     ]
     print_table(output, ["task", "score", "selected by", "rows", "run"], rows, heading=f"{suite.name} · development")
-    counted = [name for name in scores if name != LEFT_OUT]
+    averaged = [name for name in scores if name != LEFT_OUT]
     if mean is not None:
-        left = f"; {LEFT_OUT} is left out" if LEFT_OUT in scores else ""
-        missing = f"; without data: {', '.join(absent)}" if absent else ""
-        output.line(f"average {mean:.4f} of {', '.join(counted)}{left}{missing}")
+        excluded = f"; {LEFT_OUT} is left out" if LEFT_OUT in scores else ""
+        missing = f"; without data: {', '.join(missing_tasks)}" if missing_tasks else ""
+        output.line(f"average {mean:.4f} of {', '.join(averaged)}{excluded}{missing}")
     files = dict(_submissions(config, root, list(trained), members.get(DIAGNOSTIC)))
-    writes = rank_info(os.environ).rank == 0
-    if writes:
+    is_first_rank = rank_info(os.environ).rank == 0
+    if is_first_rank:
         _write_zip(root / f"{suite.name}.zip", files)
-    lacking = [file for file in FILES.values() if file not in files]
+    missing_files = [file for file in FILES.values() if file not in files]
     output.line(f"{root / suite.name}.zip: {', '.join(files) or 'nothing, no test splits'}")
-    if lacking:
-        output.line(f"the leaderboard asks for these too: {', '.join(lacking)}")
-    summary = {"average": mean, "members": counted, "scores": scores, "without_data": absent, "files": list(files)}
-    if writes:
+    if missing_files:
+        output.line(f"the leaderboard asks for these too: {', '.join(missing_files)}")
+    summary = {
+        "average": mean,
+        "members": averaged,
+        "scores": scores,
+        "without_data": missing_tasks,
+        "files": list(files),
+    }
+    if is_first_rank:
         replace_bytes(root / f"{suite.name}.json", to_json(summary).encode())
     return {"metric": "average", "value": mean, **summary}
 
@@ -97,11 +105,14 @@ def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
         if path is not None and folder is None and data["path"] is None:
             yield name, None
             continue
-        own: dict[str, Any] = {"path": None if folder is None else str(folder), "train_examples": suite.train_examples}
-        own |= {"dropout": suite.dropout} if suite.dropout else {}
-        # What was typed of a task itself goes before what was typed of all.
+        overrides: dict[str, Any] = {
+            "path": None if folder is None else str(folder),
+            "train_examples": suite.train_examples,
+        }
+        overrides |= {"dropout": suite.dropout} if suite.dropout else {}
+        # Overrides of a task take precedence over overrides of all tasks.
         task: Any = Choice("task", key="kind").validate(
-            data | {key: value for key, value in own.items() if data[key] is None}
+            data | {key: value for key, value in overrides.items() if data[key] is None}
         )
         yield name, task
 
@@ -120,13 +131,16 @@ def _submissions(
         if name == "mnli" and diagnostic is not None:
             sets.append((DIAGNOSTIC, load_task(diagnostic, config.seed, config.cache_dir, config.offline, True).test))
         learner = trained.learner()
-        for own, splits in sets:
+        for task_name, splits in sets:
             for split, rows in splits.items():
-                if (own, split) in FILES:
+                if (task_name, split) in FILES:
                     unlabelled = replace(rows, labels=None)
                     records = learner.respond(unlabelled, Inference(trained.longest, _TOKENS, precision))
                     labels = getattr(task, "labels", None)
-                    yield FILES[own, split], submission(own, labels, (record["prediction"] for record in records))
+                    yield (
+                        FILES[task_name, split],
+                        submission(task_name, labels, (record["prediction"] for record in records)),
+                    )
 
 
 def _write_zip(path: Path, files: Mapping[str, str]) -> None:

@@ -26,9 +26,10 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.held_out import evaluation_tokens
 from lmtool.models.configs import ModelConfig
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.teachers import Known, one_vocabulary, task_of
-from lmtool.session.labelled import relabelled
+from lmtool.session.labeled import relabelled
 from lmtool.session.open_run import OpenRun, prior_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents
 from lmtool.session.trained import read_trained
@@ -38,14 +39,8 @@ from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.loading import digest
 
-# What a teacher gave before the run: stored outputs, texts it wrote, and labels of a file.
-
-
-# What the outputs of a teacher depend on, by which a store of them is known again.
-
-
 # Fields of a task that change neither which rows there are (their contents are hashed) nor how they are read.
-_BESIDE = frozenset(
+_IRRELEVANT_FIELDS = frozenset(
     [
         "dropout",
         "loss",
@@ -76,13 +71,14 @@ def stored(
 ) -> Teacher:
     """A teacher that answers from a store, or has its predictions cut, as the configuration wants it; else itself.
     tokenizer: the student's. contents: hashes of the data."""
-    section: Any = config.distill
-    top_k = getattr(section, "top_k", None)
-    temperatures = temperatures_of(list(getattr(section, "terms", {}).values()))
+    section = config.distill
+    if not isinstance(section, StandardConfig):
+        return teacher
+    top_k, temperatures = section.top_k, temperatures_of(list(section.terms.values()))
     read = teacher.learner, teacher.precision, teacher.origin, teacher.longest, teacher.reads_batches
-    if not getattr(section, "store", None):
+    if not section.store:
         return teacher if top_k is None else CutTeacher(*read, top_k=top_k, temperatures=temperatures)
-    states = "states" in getattr(section, "terms", {})
+    states = "states" in section.terms
     known_by = "tokens" if teacher.reads_batches else "row"
     written = _generation(config) if section.targets != "gold" else None
     return StoredTeacher(
@@ -103,20 +99,20 @@ def stored(
 
 
 def _generation(config: PretrainConfig | FinetuneConfig) -> dict[str, Any] | None:
-    """How a task's texts are written."""
+    """The generation settings of a task; None for a task that writes no texts."""
     generation = getattr(config.learns, "generation", None)
     return None if generation is None else generation.model_dump(mode="json")
 
 
 def shelf_of(config: PretrainConfig | FinetuneConfig, part: str) -> Shelf:
     """Where what a teacher gave is kept. part: of a folder that a user named."""
-    store = getattr(config.distill, "store", None)
+    store = config.distill.store if isinstance(config.distill, StandardConfig) else None
     return Shelf(str(Path(store) / part) if isinstance(store, str) else None, config.cache_dir)
 
 
 def layout_of(model: ModelConfig) -> dict[str, Any]:
-    """What decides how a batch is laid out for a model."""
-    start = getattr(model, "start_role", None)
+    """The properties of a model that decide the layout of its batches."""
+    start = model.start_role if isinstance(model, EncoderDecoderConfig) else None
     return {"architecture": model.architecture, "text_format": model.text_format, "start": start}
 
 
@@ -126,8 +122,12 @@ def _model(teacher: Teacher) -> ModelConfig:
 
 def both_tokenizers(teacher: Teacher, tokenizer: Tokenizer, model: ModelConfig) -> dict[str, str]:
     """The teacher's and the student's, for the first screen where these differ. model: the student's."""
-    theirs = _named(teacher.learner.tokenizer, _model(teacher))
-    return {} if teacher.reads_batches else {"teacher_tokenizer": theirs, "student_tokenizer": _named(tokenizer, model)}
+    teacher_tokenizer = _named(teacher.learner.tokenizer, _model(teacher))
+    return (
+        {}
+        if teacher.reads_batches
+        else {"teacher_tokenizer": teacher_tokenizer, "student_tokenizer": _named(tokenizer, model)}
+    )
 
 
 def _named(tokenizer: Tokenizer, model: ModelConfig) -> str:
@@ -136,7 +136,7 @@ def _named(tokenizer: Tokenizer, model: ModelConfig) -> str:
 
 
 def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> dict[str, Any]:
-    """As plain data, by what a user calls it."""
+    """Everything that a teacher's outputs depend on, as plain data: a store with other values is another store."""
     learner = teacher.learner
     learned = config.task if isinstance(config, FinetuneConfig) else config.objective
     return {
@@ -153,14 +153,14 @@ def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher,
 
 
 def _of_training(hashes: Mapping[str, Any]) -> dict[str, Any]:
-    """What is trained on, of the hashes of data."""
+    """The hashes of training data."""
     return {name: value for name, value in hashes.items() if name.startswith(("train", "unlabelled", "text"))}
 
 
 def _without(section: Any) -> Any:
     """A task's section, and the members of a mixture, without what its examples do not depend on."""
     if isinstance(section, dict):
-        return {name: _without(value) for name, value in section.items() if name not in _BESIDE}
+        return {name: _without(value) for name, value in section.items() if name not in _IRRELEVANT_FIELDS}
     return [_without(value) for value in section] if isinstance(section, list) else section
 
 
@@ -178,11 +178,11 @@ Splits = Mapping[str, SplitData]
 
 
 def with_texts(
-    opened: OpenRun, student: BaseLearner, distilled: Distilled | None, splits: Splits, contents: Contents
+    run: OpenRun, student: BaseLearner, distilled: Distilled | None, splits: Splits, contents: Contents
 ) -> tuple[Splits, dict[str, Any]]:
     """The splits with what the teacher writes for the training rows, and what the first screen says of it. contents:
     hashes of the data."""
-    config, section = opened.config, opened.config.distill
+    config, section = run.config, run.config.distill
     if not isinstance(section, StandardConfig) or section.targets == "gold" or distilled is None:
         return splits, {}
     assert isinstance(config, FinetuneConfig)
@@ -195,7 +195,7 @@ def with_texts(
         "seed": config.seed if generation.temperature else None,
     }
     opened_store = open_or_make(
-        shelf_of(config, "texts"), of, lambda folder: _write(folder, teacher, rows, config, opened), opened.output.stage
+        shelf_of(config, "texts"), of, lambda folder: _write(folder, teacher, rows, config, run), run.output.stage
     )
     lines = (opened_store.folder / _FILE).read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]
@@ -205,8 +205,8 @@ def with_texts(
     return {**splits, "train": train}, {"teacher_texts": {**opened_store.said(), **metadata, **tokenizers}}
 
 
-def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], beside: bool) -> tuple[Rows, dict[str, Any]]:
-    """Rows whose targets are what a teacher wrote, and how many these are. beside: the rows as they are, and behind
+def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], alongside: bool) -> tuple[Rows, dict[str, Any]]:
+    """Rows whose targets are what a teacher wrote, and how many these are. alongside: the rows as they are, and behind
     them those of which it wrote something else. A text that is empty, or no label where labels are written, teaches
     nothing: that row stays as it is."""
     assert rows.labels is not None
@@ -219,12 +219,12 @@ def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], beside: bool)
     if not usable.all():
         count = f"{len(rows) - int(usable.sum()):,} of {len(rows):,}"
         metadata["warnings"] = [f"{count} texts of the teacher are empty or no label: these rows keep their targets"]
-    if beside:
-        further = np.flatnonzero(other)
-        taken = rows.take(np.concatenate([np.arange(len(rows)), further]))
-        return replace(taken, labels=_joined(rows.labels, [labels[row] for row in further])), metadata
+    if alongside:
+        extra = np.flatnonzero(other)
+        taken = rows.take(np.concatenate([np.arange(len(rows)), extra]))
+        return replace(taken, labels=_joined(rows.labels, [labels[row] for row in extra])), metadata
     both = [label if label is not None else gold for label, gold in zip(labels, rows.labels, strict=True)]
-    return replace(rows, labels=_joined(rows.labels, both, alone=True)), metadata
+    return replace(rows, labels=_joined(rows.labels, both, only_extra=True)), metadata
 
 
 def _same(label: Any, gold: Any) -> bool:
@@ -232,20 +232,20 @@ def _same(label: Any, gold: Any) -> bool:
     return label[0] == gold[0] if isinstance(label, tuple) else label == gold
 
 
-def _joined(labels: Any, further: Sequence[Any], alone: bool = False) -> Any:
-    """Labels in the form of those of the rows. alone: without these."""
+def _joined(labels: Any, extra: Sequence[Any], only_extra: bool = False) -> Any:
+    """Labels in the form of those of the rows. only_extra: without these."""
     if isinstance(labels, np.ndarray):
-        values = np.array(further, dtype=labels.dtype)
-        return values if alone else np.concatenate([labels, values])
-    return [*(() if alone else labels), *further]
+        values = np.array(extra, dtype=labels.dtype)
+        return values if only_extra else np.concatenate([labels, values])
+    return [*(() if only_extra else labels), *extra]
 
 
-def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, opened: OpenRun) -> dict[str, Any]:
+def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, run: OpenRun) -> dict[str, Any]:
     """A file of what the teacher writes for each row."""
     length = min(config.max_length, teacher.longest or config.max_length)
 
     def progress(done: int, total: int) -> None:
-        opened.output.stage("the teacher writes", done, total)
+        run.output.stage("the teacher writes", done, total)
 
     inference = Inference(length, evaluation_tokens(config), teacher.precision, progress=progress)
     records = teacher.learner.answers(replace(rows, labels=None), inference).records
@@ -263,13 +263,10 @@ def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, o
 # predictions.jsonl.
 
 
-# The teachers of a run, and what is trained in the place of its learner.
-
-
 TrainingConfig = PretrainConfig | FinetuneConfig
 
 
-def peers_of(
+def build_peers(
     config: TrainingConfig,
     distill: CodistillationConfig,
     tokenizer: Tokenizer,
@@ -277,18 +274,18 @@ def peers_of(
 ) -> list[BaseLearner]:
     """The peers, each as it is at the start of a run with a seed of its own. taken: by task, its head in the run's
     checkpoint. UserError where their weights cannot be read, or do not go with the run."""
-    own = _of_peers(config, distill, tokenizer)
-    heads = taken if own.checkpoint == config.checkpoint else None
+    peer_config = _peer_config(config, distill, tokenizer)
+    heads = taken if peer_config.checkpoint == config.checkpoint else None
     peers = []
     for number in range(1, distill.learners):
-        seeded = own.model_copy(update={"seed": config.seed + number})
-        earlier = prior_weights(seeded) if isinstance(seeded, FinetuneConfig) else []
-        learner, _ = assemble(seeded, tokenizer, start_weights(seeded, heads), earlier=earlier)
+        seeded = peer_config.model_copy(update={"seed": config.seed + number})
+        prior = prior_weights(seeded) if isinstance(seeded, FinetuneConfig) else []
+        learner, _ = assemble(seeded, tokenizer, start_weights(seeded, heads), earlier=prior)
         peers.append(learner)
     return peers
 
 
-def _of_peers(config: TrainingConfig, distill: CodistillationConfig, tokenizer: Tokenizer) -> TrainingConfig:
+def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenizer: Tokenizer) -> TrainingConfig:
     """The run's configuration with the model of the peers, and what they start from."""
     if distill.model is not None:
         config = config.model_copy(update={"model": distill.model, "checkpoint": None})
@@ -305,8 +302,8 @@ def _of_peers(config: TrainingConfig, distill: CodistillationConfig, tokenizer: 
     if problem is not None:
         raise UserError(problem.message, "give another checkpoint, or leave it out")
     config = config.model_copy(update={"model": model, "checkpoint": distill.checkpoint})
-    own = starting_tokenizer(config)
-    if own is not None and not own.same_encoding(tokenizer):
+    peer_tokenizer = starting_tokenizer(config)
+    if peer_tokenizer is not None and not peer_tokenizer.same_encoding(tokenizer):
         raise UserError(
             f"distill.checkpoint={distill.checkpoint} has another tokenizer than the run: its batches are others",
             f"give tokenizer=folder tokenizer.path={distill.checkpoint}, or another checkpoint",
@@ -322,14 +319,14 @@ def distilled(
     contents: Contents,
     taken: Mapping[str, LoadedHead] | None = None,
 ) -> Distilled | None:
-    """What learns in a run, around its learner; None where that learns alone. contents: hashes of the data. taken: by
+    """The distillation around a run's learner; None without one. contents: hashes of the data. taken: by
     task, its head in the checkpoint that the run starts from. UserError where a teacher cannot be read, or does not go
     with the student."""
     if isinstance(config.distill, CodistillationConfig):
-        return build(config.distill, student, peers_of(config, config.distill, tokenizer, taken))
+        return build(config.distill, student, build_peers(config, config.distill, tokenizer, taken))
     if not config.distill.checkpoints and config.distill.name == "none":
         return None
-    predictions = getattr(config.distill, "predictions", None)
+    predictions = config.distill.predictions if isinstance(config.distill, StandardConfig) else None
     if predictions is not None and isinstance(config, FinetuneConfig):
         labels = HardLabels(student, precision, predictions, relabel=partial(relabelled, config, predictions))
         return build(config.distill, student, [labels])
@@ -347,23 +344,23 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
             f"distill.teacher={path} has another tokenizer than the student: it cannot read the student's batches",
             f"give tokenizer=folder tokenizer.path={path}, or a teacher with the student's tokenizer",
         )
-    known, learned = Known(path, trained.saved), config.learns
+    known, student_learns = Known(path, trained.saved), config.learns
     parts: list[Any] = []
     heads: dict[str, LoadedHead] = {}
-    for part in learned.parts():
+    for part in student_learns.parts():
         if not known.teaches(part):
             continue
         task = task_of(part)
-        taken = None if task is None else known.head_for(task)
-        if task is None or taken is None:
+        head = None if task is None else known.head_for(task)
+        if task is None or head is None:
             parts.append(part)
             continue
-        heads[task.name] = taken
-        alone = known.without_auxiliaries(task.with_head(taken.form))
-        parts.append(alone if task is part else part.model_copy(update={"task": alone}))
+        heads[task.name] = head
+        without_auxiliaries = known.without_auxiliaries(task.with_head(head.form))
+        parts.append(without_auxiliaries if task is part else part.model_copy(update={"task": without_auxiliaries}))
     if not parts:
         raise UserError(f"distill.teacher={path} was trained for nothing that the student learns", "give another")
-    learner = trained.learner(learned.of_parts(parts), heads)
-    reads = same and layout_of(trained.config.model) == layout_of(config.model)
-    reads = reads and config.max_length <= trained.config.model.max_positions
-    return Teacher(learner.requires_grad_(False), precision, path, trained.longest, reads)
+    learner = trained.learner(student_learns.of_parts(parts), heads)
+    reads_batches = same and layout_of(trained.config.model) == layout_of(config.model)
+    reads_batches = reads_batches and config.max_length <= trained.config.model.max_positions
+    return Teacher(learner.requires_grad_(False), precision, path, trained.longest, reads_batches)

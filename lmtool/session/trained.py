@@ -74,7 +74,7 @@ class Trained:
 
     @property
     def _blueprint(self) -> Blueprint[BaseLearner]:
-        """What builds its learner. An imported language model may be tuned, and no pretraining of lmtool is."""
+        """The configuration that builds its learner. An imported language model may have a tuning method."""
         tuned_by = section(self.checkpoint, self.saved, Choice("tuning", optional=True))
         return self.config if isinstance(self.config, FinetuneConfig) else _Tuned(self.config, tuned_by)
 
@@ -89,28 +89,28 @@ class Trained:
     def task(self, name: str | None) -> TaskConfig | None:
         """One of its tasks, whose head is used by itself. name: None where none was named; then None, too. UserError
         where there is no such task, and where several were learned and none was named."""
-        known = self.tasks
-        if name is None and not (isinstance(self.config, FinetuneConfig) and len(known) > 1):
+        tasks = self.tasks
+        if name is None and not (isinstance(self.config, FinetuneConfig) and len(tasks) > 1):
             return None
-        if name not in known:
-            said = f"has no head for task={name}" if name is not None else f"was trained for {len(known)} tasks"
-            hint = f"name one of them: task={nearest(name or '', known) or next(iter(known), 'NAME')}"
-            there = ", ".join(known) or "none"
+        if name not in tasks:
+            reason = f"has no head for task={name}" if name is not None else f"was trained for {len(tasks)} tasks"
+            hint = f"name one of them: task={nearest(name or '', tasks) or next(iter(tasks), 'NAME')}"
+            names = ", ".join(tasks) or "none"
             raise UserError(
-                f"checkpoint={self.checkpoint} {said}; its tasks: {there}", hint if known else "leave it out"
+                f"checkpoint={self.checkpoint} {reason}; its tasks: {names}", hint if tasks else "leave it out"
             )
-        return known[name]
+        return tasks[name]
 
     def learner(
-        self, learns: TaskConfig | ObjectiveConfig | None = None, taken: Mapping[str, LoadedHead] | None = None
+        self, learns: TaskConfig | ObjectiveConfig | None = None, heads: Mapping[str, LoadedHead] | None = None
     ) -> BaseLearner:
         """The objective's or the task's learner, whole, on its device, in evaluation mode. learns: another one than the
-        checkpoint's. taken: by task, its head in the checkpoint, where that has another name or order. UserError where
+        checkpoint's. heads: by task, its head in the checkpoint, where that has another name or order. UserError where
         the weights do not fit."""
         weights = self.weights
-        for name, head in (taken or {}).items():
+        for name, head in (heads or {}).items():
             weights = replace(weights, tensors=head.tensors(weights.tensors, name))
-        for part in learns.parts() if isinstance(learns, TaskConfig) and taken is not None else ():
+        for part in learns.parts() if isinstance(learns, TaskConfig) and heads is not None else ():
             weights = replace(weights, tensors=part.completed(weights.tensors))
         learner, _ = assemble(self._blueprint, self.tokenizer, trained=weights, learns=learns)
         return learner.to(self.precision.device).eval()
@@ -139,7 +139,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
         foreign = "task" in saved
         verb = "finetune" if foreign else "pretrain"
         complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
-    # What it started from may be gone, and is not needed.
+    # Its starting checkpoint may be gone, and is not needed.
     try:
         config = decoded(verb, {**body(complete), "checkpoint": "none"}, reads_checkpoint=False)
     except ConfigError as error:
@@ -201,7 +201,7 @@ def _as_finetuned(saved: dict[str, Any]) -> dict[str, Any]:
     known = {name: saved[name] for name in ("model", "tokenizer", "max_length")}
     return {
         **known,
-        # Whoever scores gives data of his own.
+        # The data are named when the classifier is scored.
         "task": {**saved["task"], "path": "unknown"},
         "tuning": saved.get("tuning", {"name": "full"}),
         "optimizer": AUTO,
@@ -227,10 +227,10 @@ def _as_pretrained(checkpoint: str, saved: dict[str, Any], weights: Weights) -> 
             f"lmtool finetune task=NAME checkpoint={checkpoint}",
         )
     objective = {"encoder": {"name": "mlm"}, "decoder": {"name": "clm"}}.get(str(architecture), AUTO)
-    given = {"model": saved.get("model"), "tokenizer": saved.get("tokenizer", AUTO), "objective": objective}
+    sections = {"model": saved.get("model"), "tokenizer": saved.get("tokenizer", AUTO), "objective": objective}
     longest = (saved.get("model") or {}).get("max_positions", 512)
     return {
-        **given,
+        **sections,
         "data": {"name": "pydocs"},
         "optimizer": AUTO,
         "schedule": AUTO,

@@ -78,7 +78,7 @@ def test_one_enormous_line_is_counted_and_whole(
     line = (f"{SENTENCE} " * 25_000).encode()
     assert len(line) > 1_000_000 and inspected(line, objective) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"all \d+ checks hold: .*none of these, as it must be: .*left out share of text", printed)
+    assert re.search(r"all \d+ checks hold: .*zero, as required: .*left out share of text", printed)
 
 
 def test_long_lines_are_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def test_pretraining(place: Path, capsys: pytest.CaptureFixture[str], objective:
     assert "example 0" in printed and "DOES NOT HOLD" not in printed
     # Causal language modelling changes nothing: there is no interval to hold.
     words = " ".join(printed.split())
-    assert "checks hold: " in words and "none of these, as it must be: " in words
+    assert "checks hold: " in words and "zero, as required: " in words
     assert ("(together 99.9% sure)" in words) == (objective != "clm")
     examples = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
     assert len(examples) == 2

@@ -14,7 +14,7 @@ from lmtool.cli import main as cli
 from lmtool.config.checkpoint import checkpoint_folder
 from lmtool.costs.plan_of_run import plan_of
 from lmtool.distillation.configs import NoDistillConfig
-from lmtool.session.labelled import data_to_learn
+from lmtool.session.labeled import data_to_learn
 from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble
 

@@ -83,9 +83,9 @@ def test_labels_that_a_teacher_writes(monkeypatch):
     parsed = {"bad": Prediction(0, 1.0), "good": Prediction(1, 1.0)}
     object.__setattr__(student, "kind", SimpleNamespace(parsed=parsed.get))
     rows = Rows([0, 1, 2], {"text": ["a", "b", "c"]}, np.array([0, 0, 1]), [("x", line) for line in range(3)])
-    replaced, metadata = taught(student, rows, ["bad", "good", "neither"], beside=False)
+    replaced, metadata = taught(student, rows, ["bad", "good", "neither"], alongside=False)
     assert replaced.labels.tolist() == [0, 1, 1]
     assert (metadata["rows"], metadata["other_than_gold"]) == (3, 1)
     assert metadata["warnings"] == ["1 of 3 texts of the teacher are empty or no label: these rows keep their targets"]
-    both, _ = taught(student, rows, ["bad", "good", "neither"], beside=True)
+    both, _ = taught(student, rows, ["bad", "good", "neither"], alongside=True)
     assert both.columns["text"] == ["a", "b", "c", "b"] and both.labels.tolist() == [0, 0, 1, 1]

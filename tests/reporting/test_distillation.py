@@ -6,7 +6,7 @@ import json
 
 from lmtool.reporting.plots import agreement_figure
 from lmtool.reporting.report import distillation_html, write_report
-from lmtool.reporting.run_files import ALONE, models_of, read_run
+from lmtool.reporting.run_files import UNDISTILLED, models_of, read_run
 
 MODELS = [
     {"name": "teacher runs/big", "score": 0.9, "parameters": 4000, "weight_bytes": 16000, "tokens_per_second": 1234.5},
@@ -29,7 +29,7 @@ def test_the_same_student_without_a_teacher_is_found(task_run):
     assert [model["name"] for model in models_of(read_run(folder))] == ["teacher runs/big", "student"]
     task_run("alone", 0.75, distill={"name": "none"}, max_steps=5)
     models = models_of(read_run(folder))
-    assert models[2] == {**MODELS[1], "name": ALONE, "run": "alone", "score": 0.75, "standard_error": None}
+    assert models[2] == {**MODELS[1], "name": UNDISTILLED, "run": "alone", "score": 0.75, "standard_error": None}
 
 
 def test_a_student_that_is_not_there_has_its_command(task_run):

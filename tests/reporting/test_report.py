@@ -20,7 +20,7 @@ from lmtool.reporting.comparison import (
     write_comparison,
 )
 from lmtool.reporting.console import Output
-from lmtool.reporting.examples import prediction_html, samples_html, summarise
+from lmtool.reporting.examples import prediction_html, samples_html, summarize
 from lmtool.reporting.report import write_report
 from lmtool.reporting.run_files import read_predictions, read_run
 from lmtool.reporting.text import percent
@@ -270,7 +270,7 @@ def test_runs_side_by_side_on_the_terminal(task_run):
     report_comparison(Output(stream), [first, second], first.parent / "comparison.html")
     text = stream.getvalue()
     assert "optimizer.lr  0.001  0.01" in text and "accuracy  1.000  0.500 ± 0.035" in text and "1 min 30 s" in text
-    assert "two less one, the same rows resampled for both" in text
+    assert "two minus one, the same rows resampled for both" in text
     line = next(line for line in text.splitlines() if line.startswith("accuracy") and "-0.5000" in line)
     assert re.search(r"0\.5000  1\.0000  -0\.5000     -0\.5\d+ to -0\.4\d+  yes", line), line
     page = read_page(first.parent / "comparison.html")
@@ -283,7 +283,7 @@ def test_runs_side_by_side_on_the_terminal(task_run):
         (["a", "b"], ["a", "b"], {"accuracy": 0.25}, "no function of single labels"),  # not what the rows give
         (["a", "b"], ["a", "c"], {"accuracy": 0.5}, "of different rows"),
         ([["a"], ["b"]], [["a"], ["b"]], {"accuracy": 1.0}, "no single labels"),
-        ([], [], {}, "two has no labelled predictions"),
+        ([], [], {}, "two has no labeled predictions"),
         (["a", "b"], ["a", "b"], {"f1": 1.0, "accuracy": "high"}, "no function of single labels"),
     ],
 )
@@ -321,7 +321,7 @@ def test_differing_keys_knows_absent_from_null():
 
 
 def test_importing_reporting_needs_neither_torch_nor_matplotlib_nor_rich():
-    modules = "report, comparison, plan, table, screens, progress, html"
+    modules = "report, comparison, costs, console, screens, html"
     heavy = "[name for name in ('torch', 'matplotlib', 'rich') if name in sys.modules]"
     code = f"import sys; from lmtool.reporting import {modules}; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -362,7 +362,7 @@ def test_labels_alone_have_a_table_of_confusions(gold: list, predicted: list, ri
     rows = [
         {"id": n, "gold": own, "prediction": guess} for n, (own, guess) in enumerate(zip(gold, predicted, strict=True))
     ]
-    summary = summarise([*rows, *rows] if labels or "" in gold else rows)
+    summary = summarize([*rows, *rows] if labels or "" in gold else rows)
     assert len(summary.right) in (right, 2 * right)
     assert (len(summary.pairs) > 0 and summary.has_labels(())) is labels
 

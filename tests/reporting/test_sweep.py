@@ -58,7 +58,7 @@ def test_students_t_and_the_standard_error() -> None:
 
 
 def test_groups_over_seeds_and_differences_in_pairs(grid: Callable[..., Path]) -> None:
-    """A setting that is better by little on every seed is apart, however far the seeds are."""
+    """A setting that is better by little on every seed is significant, however far the seeds are."""
     scores = {("a", 1): 0.5, ("a", 2): 0.7, ("a", 3): 0.9, ("b", 1): 0.51, ("b", 2): 0.712, ("b", 3): 0.911}
     sweep = read_sweep(grid({"tuning": "ab", "seed": (1, 2, 3)}, lambda *setting: scores[setting]))
     (block,) = blocks_of(sweep)
@@ -68,7 +68,7 @@ def test_groups_over_seeds_and_differences_in_pairs(grid: Callable[..., Path]) -
     # scipy.stats.ttest_rel(a, b).confidence_interval()
     assert (gap.value, gap.low, gap.high) == tuple(map(pytest.approx, (-0.011, -0.01348413771, -0.00851586229)))
     assert gap.apart and gap.pairs == 3
-    assert "Every other setting is apart from it." in sentences(block)
+    assert "All others differ significantly." in sentences(block)
     assert headline(block).startswith("Best of 2 settings on rte: tuning=b: accuracy 0.711 ± 0.116 (mean and")
 
 
@@ -76,8 +76,13 @@ def test_groups_over_seeds_and_differences_in_pairs(grid: Callable[..., Path]) -
     ("scores", "value", "apart", "says"),
     [  # of 277 rows; (a, b) of each seed
         (((0.6, 0.6 - 1 / 277), (0.7, 0.7 - 1 / 277)), -1 / 277, None, "which gives no interval. Add a pair: seed=3."),
-        (((0.6, 0.6 - 1 / 277), (0.7, 0.7 - 2 / 277)), -1.5 / 277, False, "Not apart from it: tuning=b."),
-        (((0.6, 0.6), (0.7, 0.7)), 0.0, False, "Not apart from it: tuning=b."),
+        (
+            ((0.6, 0.6 - 1 / 277), (0.7, 0.7 - 2 / 277)),
+            -1.5 / 277,
+            False,
+            "Not significantly different from it: tuning=b.",
+        ),
+        (((0.6, 0.6), (0.7, 0.7)), 0.0, False, "Not significantly different from it: "),
     ],
 )
 def test_pairs_that_differ_by_the_same_amount_are_no_finding(
@@ -92,16 +97,16 @@ def test_pairs_that_differ_by_the_same_amount_are_no_finding(
     assert (gap.low is None) == (value != -1.5 / 277)
     assert says in sentences(block)[0]
     header, rows = group_table(block)
-    assert rows[1][header.index("apart")] == {None: "not known", False: "no"}[apart]
+    assert rows[1][header.index("significant")] == {None: "unknown", False: "no"}[apart]
     (referred,) = blocks_of(read_sweep(folder), against="tuning=b")
-    asked = "whether they are apart is not known: every pair of seeds differs by the same amount"
+    asked = "significance unknown: every pair of seeds differs by the same amount"
     assert (asked in sentences(referred)[0]) == (apart is None)
 
 
 def test_one_seed_knows_no_error_and_says_so(grid: Callable[..., Path]) -> None:
     (block,) = blocks_of(read_sweep(grid({"tuning": "abc"}, {"a": 0.1, "b": 0.2, "c": 0.3}.__getitem__)))
     assert "n = 1: no error over seeds is known" in headline(block)
-    assert sentences(block)[0].startswith("Whether the others are apart from it is not known")
+    assert sentences(block)[0].startswith("Whether the others differ significantly is unknown")
 
 
 def test_what_learns_and_what_is_forgotten_stand_beside_the_score(grid: Callable[..., Path]) -> None:
@@ -127,7 +132,7 @@ def test_differences_are_over_the_seeds_that_both_have(grid: Callable[..., Path]
     (block,) = blocks_of(sweep)
     assert difference(block.groups[1], block.best).pairs == 2 and block.groups[1].n == 2
     assert unscored_table(sweep)[1] == [["3", "tuning=b seed=1", "failed", "the loss is nan"]]
-    assert "Not apart from it: tuning=b." in sentences(block)
+    assert "Not significantly different from it: tuning=b." in sentences(block)
 
 
 def test_tasks_and_metrics_are_blocks_of_their_own(tmp_path: Path) -> None:
@@ -214,7 +219,7 @@ def test_a_job_under_way_is_known_by_its_owner(tmp_path: Path) -> None:
     (tmp_path / "2_a-3" / "submitted.json").write_text('{"overrides": ["a=3"]}')
     job(tmp_path, 1, {"a": 2}, owner={**asdict(Owner.me()), "pid": 2**22, "started": "1"})
     jobs = read_sweep(tmp_path).jobs
-    assert [job.status for job in jobs] == ["under way", "stopped", "not started"]
+    assert [job.status for job in jobs] == ["running", "stopped", "not started"]
     assert [job.reason for job in jobs] == ["at step 20", "it did not end", ""]
     assert blocks_of(read_sweep(tmp_path)) == []
 
@@ -224,7 +229,7 @@ def test_against_names_a_job_or_a_setting(grid: Callable[..., Path], capsys: pyt
     folder = grid({"optimizer.lr": rates, "seed": (1, 2)}, lambda rate, seed: 0.5 + 100 * rate + seed / 100 * rate)
     for against in ("2", str(folder / "3"), "optimizer.lr=1e-4"):
         assert report.main([str(folder), f"against={against}"]) == 0
-        assert "The best less optimizer.lr=0.0001: +0.090" in capsys.readouterr().out
+        assert "Best minus optimizer.lr=0.0001: +0.090" in capsys.readouterr().out
     for words, says in (
         (["against=99"], "no job and no setting"),
         (["against=optimizer.lr=7"], "no job and no setting"),
@@ -267,8 +272,8 @@ def test_page_and_table_are_safe(
     ("values", "figure"),
     [
         ({"optimizer.lr": ("1e-5", "1e-4", "1e-3"), "seed": (1, 2)}, "Line: their mean"),
-        ({"tuning": ("full", "lora"), "optimizer.lr": (1, 2)}, "The fuller the colour"),
-        ({"batch_examples": (16, 32), "optimizer.lr": (3, 2, 5), "max_epochs": (2, 3, 4)}, "The fuller the colour"),
+        ({"tuning": ("full", "lora"), "optimizer.lr": (1, 2)}, "The fuller the color"),
+        ({"batch_examples": (16, 32), "optimizer.lr": (3, 2, 5), "max_epochs": (2, 3, 4)}, "The fuller the color"),
         ({"seed": (1, 2)}, ""),
         ({"a": (1, 2), "b": (1, 2), "c": (1, 2), "d": (1, 2)}, ""),
     ],

@@ -1,4 +1,4 @@
-"""What a tracker does, and what it is given of a run: plain data, since it works in another process."""
+"""The base of trackers, and the plain data about a run that their processes receive."""
 
 from __future__ import annotations
 

@@ -40,10 +40,10 @@ def mode_of(mode: Mode | Literal["auto"], offline: bool, environ: Mapping[str, s
     """
     if mode == "auto" and environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"):
         return "disabled", "WANDB_DISABLED"
-    said = environ.get("WANDB_MODE", "").strip().lower()
+    typed = environ.get("WANDB_MODE", "").strip().lower()
     reason = f"logger.wandb.mode={mode}"
-    if mode == "auto" and said in _MODES:
-        mode, reason = _MODES[said], f"WANDB_MODE={said}"
+    if mode == "auto" and typed in _MODES:
+        mode, reason = _MODES[typed], f"WANDB_MODE={typed}"
     if mode in ("disabled", "offline"):
         return mode, reason
     if offline:
@@ -107,18 +107,18 @@ class TrackerConfig(Config):
         return None
 
     def missing(self, key: str) -> Problem | None:
-        """What this machine lacks for it, if anything: looked for without importing it."""
+        """The problem if its package or key is missing here; found without importing the package."""
         if self.package is None or importlib.util.find_spec(self.package) is not None:
             return None
         message = f"{key} needs the Python package {self.package}, which is not installed"
         return Problem(key, message, f"pip install 'lmtool[{self.extra}]'")
 
     def fallback(self) -> TrackerConfig | None:
-        """What to try where this one cannot begin; None: nothing."""
+        """The configuration to try if this one cannot start; None: nothing."""
         return None
 
     def left(self, folder: str) -> str:
-        """What becomes of what it was not done with when its run ended. folder: of the run."""
+        """A sentence about rows that were not written when the run ended. folder: of the run."""
         return "its last rows may be missing there, metrics.jsonl has every row"
 
 

@@ -20,23 +20,23 @@ GROUP = "logger"
 
 
 def main() -> None:
-    # What a library prints is for nobody's eyes: only answers go where the run reads.
+    # Output of the library is dropped: only answers go to the run.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     for number in STATUS:
         signal.signal(number, signal.SIG_IGN)  # the run decides when it ends; where that is gone, its pipe ends
     messages = iter(sys.stdin.readline, "")
     try:
-        tracker = opened(json.loads(next(messages)))
+        tracker = open_tracker(json.loads(next(messages)))
         serve(tracker, messages, answers)
-    # Whatever a tracker raises, the run hears of it in one line and continues.
+    # The run reports any exception of a tracker in one line, and continues.
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         say(answers, "failed", f"{type(error).__name__}: {' '.join(lines[:3])[:300]}")
     os._exit(0)  # without waiting for what a library registered to be done at exit
 
 
-def opened(start: dict[str, Any]) -> Tracker:
+def open_tracker(start: dict[str, Any]) -> Tracker:
     """The tracker that the first line asks for."""
     plugins.load(start["plugins"])
     entry = lookup(GROUP, start["name"])

@@ -44,13 +44,13 @@ class Failed(Exception):
 
 
 class TrackerThread:
-    """One tracker of a run under way."""
+    """One tracker of a running training."""
 
     def __init__(self, name: str, config: TrackerConfig, run: RunMetadata, rows: int = QUEUE_ROWS):
         self.name, self.config, self.run = name, config, run
         self.dropped = 0
         self.notes: queue.SimpleQueue[tuple[bool, str]] = queue.SimpleQueue()
-        """What is to be reported: whether it is a warning, and the line."""
+        """Lines to report, and whether each is a warning."""
         self._rows: queue.Queue[Mapping[str, Any] | None] = queue.Queue(rows)
         self._end: dict[str, Any] | None = None
         self._over = False
@@ -88,7 +88,7 @@ class TrackerThread:
 
     @property
     def left(self) -> str:
-        """What becomes of what it was not done with."""
+        """A sentence about rows that were not written."""
         return self.config.left(self.run.folder)
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -206,11 +206,7 @@ class Trackers:
     """
 
     def __init__(
-        self,
-        configs: Mapping[str, TrackerConfig],
-        metadata: Callable[[int], RunMetadata],
-        say: Say,
-        warn: Say,
+        self, configs: Mapping[str, TrackerConfig], metadata: Callable[[int], RunMetadata], say: Say, warn: Say
     ):
         self.configs, self.metadata, self.say, self.warn = configs, metadata, say, warn
         self.threads: Sequence[TrackerThread] = ()
@@ -243,7 +239,7 @@ class Trackers:
         self._report()
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """What result.json says: its headline becomes the trackers' summary."""
+        """Take the headline of result.json as the summary of the trackers."""
         self._result = {name: result[name] for name in _HEADLINE if result.get(name) is not None}
 
     def close(self) -> None:

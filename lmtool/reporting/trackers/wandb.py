@@ -16,7 +16,7 @@ from lmtool.system.files import draft_of, real_folder
 from lmtool.system.secrets import masked_data
 
 INIT_SECONDS = 5.0
-# What would be collected beside the rows: sources, their git state, the typed command, installed packages, the screen.
+# Nothing but rows is collected: no sources, git state, command line, installed packages or screen.
 _SETTINGS: dict[str, Any] = {
     "console": "off",
     "disable_code": True,

@@ -62,7 +62,7 @@ VERBS: dict[str, Verb] = {
         sweeps=True,
     ),
     "finetune": Verb(
-        "learn a task from labelled text",
+        "learn a task from labeled text",
         "lmtool finetune task=pydocs checkpoint=runs/NAME",
         "lmtool.commands.finetune:run",
         primary="finetune",

@@ -1,4 +1,4 @@
-"""The labelled data of a command, and the head that its checkpoint has for their classes."""
+"""The labeled data of a command, and the head that its checkpoint has for their classes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig
 from lmtool.session.open_run import starts_from
 from lmtool.session.trained import Trained
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
+from lmtool.tasks.configs.sequence import SequenceConfig, WindowedConfig
 from lmtool.tasks.kinds.labels import with_joined_columns
 from lmtool.tasks.labels import LoadedHead, load_head, sections_of
 from lmtool.tasks.loading import TaskData, load_task, target_rows
@@ -28,10 +29,10 @@ from lmtool.weights.load import saved_config
 from lmtool.weights.sentence_encoders import sentence_encoder
 from lmtool.weights.task_heads import HEADS
 
-LabelledData = TaskData | MixedData
+LabeledData = TaskData | MixedData
 
 
-def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabelledData, dict[str, LoadedHead]]:
+def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, dict[str, LoadedHead]]:
     """The configuration with its task as it is learned: with the labels as found, for a checkpoint must know their
     names, and the form of its head; so are the members of a mixture. The data; and by task the head that is learned
     further, where the checkpoint that the run starts from has one for these labels."""
@@ -45,11 +46,11 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabelledData,
         saved = {}  # the run resumes: its own configuration has the labels, and the form of the head
     sections, members, heads = sections_of(saved), dict[str, TaskData](), dict[str, LoadedHead]()
     for part in config.task.parts():
-        data, taken = _to_learn(config, part, sections, origin)
+        data, head = _to_learn(config, part, sections, origin)
         members[part.name] = data
-        heads |= {} if taken is None else {part.name: taken}
-    joined = with_members(config.task, members)
-    return config.model_copy(update={"task": joined.config}), joined, heads
+        heads |= {} if head is None else {part.name: head}
+    merged = with_members(config.task, members)
+    return config.model_copy(update={"task": merged.config}), merged, heads
 
 
 def _to_learn(
@@ -57,22 +58,22 @@ def _to_learn(
 ) -> tuple[TaskData, LoadedHead | None]:
     """The data of one task, and the head that it takes from a checkpoint with tasks of these sections."""
     data = load_task(task, config.seed, config.cache_dir, config.offline)
-    if getattr(task, "domain", None) is not None:
-        others = target_rows(task, config.cache_dir, config.offline)
-        data = replace(data, unlabelled=others, metadata={**data.metadata, "target_rows": len(others)})
-    task, taken = data.config, None
+    if isinstance(task, WindowedConfig) and task.domain is not None:
+        target_texts = target_rows(task, config.cache_dir, config.offline)
+        data = replace(data, unlabelled=target_texts, metadata={**data.metadata, "target_rows": len(target_texts)})
+    task, head = data.config, None
     # A published classifier's task has no name; a run's head is its task's.
     section = next((sections[name] for name in (task.name, *HEADS) if name in sections), None)
     if section is not None:
-        taken = load_head(section, task)
-    if taken is not None and not task.takes_head(taken.form, config.model):
-        taken = None
-    elif taken is not None:
-        task = task.with_head(taken.form)
+        head = load_head(section, task)
+    if head is not None and not task.takes_head(head.form, config.model):
+        head = None
+    elif head is not None:
+        task = task.with_head(head.form)
     metadata = data.metadata
-    if taken is None and origin is not None and getattr(task, "pooling", None) == "auto":
+    if head is None and origin is not None and isinstance(task, SequenceConfig) and task.pooling == "auto":
         task, metadata = _with_published_pooling(task, metadata, origin, config.offline)
-    return replace(data, config=task, metadata=metadata), taken
+    return replace(data, config=task, metadata=metadata), head
 
 
 def _with_published_pooling(
@@ -85,13 +86,13 @@ def _with_published_pooling(
         return task, metadata
     fields = encoder.task_fields(origin)
     without = f", without {' and '.join(encoder.further)}" if encoder.further else ""
-    said = f"{fields['pooling']} (the checkpoint's {encoder.file}{without})"
-    return task.model_copy(update=fields), {**metadata, "pooling": said}
+    pooling = f"{fields['pooling']} (the checkpoint's {encoder.file}{without})"
+    return task.model_copy(update=fields), {**metadata, "pooling": pooling}
 
 
 def data_to_score(
     config: EvaluateConfig, trained: Trained, before: FinetuneConfig
-) -> tuple[LabelledData, dict[str, LoadedHead]]:
+) -> tuple[LabeledData, dict[str, LoadedHead]]:
     """The data, their task as it is scored, and by task the checkpoint's head under the labels of the data. UserError
     where the two do not go together. Of a mixture's checkpoint all members are scored, or the one that is named."""
     task, known, sections = config.task or before.task, before.task, sections_of(trained.saved)
@@ -99,24 +100,24 @@ def data_to_score(
         parts = {part.name: part for part in known.parts()}
         pairs = [(part, parts.get(part.name)) for part in task.parts()]
     else:
-        asked = [part for part in known.parts() if part.name == task.name or task.same_question(part)]
-        alone = known if len(known.parts()) == 1 else None
-        pairs = [(task, asked[0] if asked else alone)]
+        matching = [part for part in known.parts() if part.name == task.name or task.same_question(part)]
+        only_task = known if len(known.parts()) == 1 else None
+        pairs = [(task, matching[0] if matching else only_task)]
     members, heads = dict[str, TaskData](), dict[str, LoadedHead]()
-    for part, own in pairs:
-        if own is None:
+    for part, trained_task in pairs:
+        if trained_task is None:
             names = ", ".join(part.name for part in known.parts())
             raise UserError(
                 f"checkpoint={config.checkpoint} was trained for {names}; not task={part.name}",
                 "leave task= out, or name one of these",
             )
-        data, heads[part.name] = _to_score(config, trained, before, part, own, sections[own.name])
+        data, heads[part.name] = _to_score(config, trained, before, part, trained_task, sections[trained_task.name])
         members[part.name] = data
-    joined = with_members(task, members)
-    if isinstance(joined, MixedData) and isinstance(known, MixtureTaskConfig):
+    merged = with_members(task, members)
+    if isinstance(merged, MixedData) and isinstance(known, MixtureTaskConfig):
         # The weights of the losses are those of the training.
-        joined = replace(joined, config=joined.config.model_copy(update={"rows": known.rows}))
-    return joined, heads
+        merged = replace(merged, config=merged.config.model_copy(update={"rows": known.rows}))
+    return merged, heads
 
 
 def _to_score(
@@ -137,24 +138,24 @@ def _to_score(
             f"checkpoint={checkpoint} was trained for {reads}; not task={task.name} on {', '.join(task.text)}",
             "leave task= out, and give other data with task.path=",
         )
-    others = task.path is not None and task.path != known.path
-    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=others)
-    taken = load_head(section, data.config, partial=getattr(task, "labels", None) is None)
-    if taken is None:
+    other_data = task.path is not None and task.path != known.path
+    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=other_data)
+    head = load_head(section, data.config, partial=getattr(task, "labels", None) is None)
+    if head is None:
         raise UserError(
             f"checkpoint={checkpoint} gives {_predicted(known)}; task={task.name} has {_predicted(data.config)}",
             "name the task's classes as the checkpoint does, in the order of their numbers in the files: "
             "task=custom task.kind=classification task.labels=[...]",
         )
-    scored = data.config.with_head(taken.form)
-    if taken.labels is not None:
-        if scored.needs_two_classes and len(taken.labels) != 2:
+    task_config = data.config.with_head(head.form)
+    if head.labels is not None:
+        if task_config.needs_two_classes and len(head.labels) != 2:
             raise UserError(
                 f"task.metrics names f1, which is of two classes; checkpoint={checkpoint} gives {_predicted(known)}",
                 "take macro_f1, accuracy or matthews",
             )
-        scored = scored.model_copy(update={"labels": taken.labels})
-    return replace(data, config=scored), taken
+        task_config = task_config.model_copy(update={"labels": head.labels})
+    return replace(data, config=task_config), head
 
 
 def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
@@ -170,7 +171,7 @@ def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> Tas
 
 
 def _predicted(task: TaskConfig) -> str:
-    """What a task predicts, for messages."""
+    """The classes of a task, or 'a number', for messages."""
     labels = getattr(task, "labels", None)
     return f"the classes {', '.join(labels)}" if labels else "a number"
 
@@ -182,9 +183,9 @@ def relabelled(
     many they are, where training rows have no prediction."""
     task = config.task
     rows, predictions = data.rows[task.name], predictions_of(task, path)
-    of_both, of_text = _places(predictions)
-    places = [of_both.get(key, of_text.get(key[1], -1)) for key in _keys(rows)]
-    missing = [number for number, place in enumerate(places) if place < 0]
+    of_both, of_text = _indices(predictions)
+    indices = [of_both.get(key, of_text.get(key[1], -1)) for key in _keys(rows)]
+    missing = [number for number, place in enumerate(indices) if place < 0]
     if missing:
         file, line = rows.origin[missing[0]]
         raise UserError(
@@ -192,16 +193,16 @@ def relabelled(
             f"rows; not for {file}:{line}: none has its texts",
             f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
         )
-    labelled = replace(rows, labels=predictions.labels_at(np.array(places)))
+    labeled = replace(rows, labels=predictions.labels_at(np.array(indices)))
     metadata = {"predictions": f"{len(rows):,} of {path}"}
-    others = len(predictions) - len(set(places))
-    if others:
-        metadata["predictions of other rows"] = f"{others:,}, not read"
-    return replace(data, rows={**data.rows, task.name: labelled}), metadata
+    unused = len(predictions) - len(set(indices))
+    if unused:
+        metadata["predictions of other rows"] = f"{unused:,}, not read"
+    return replace(data, rows={**data.rows, task.name: labeled}), metadata
 
 
 def predictions_of(task: TaskConfig, path: str) -> Rows:
-    """A file of predictions as labelled rows of a task. UserError, naming file and line, where one is no label."""
+    """A file of predictions as labeled rows of a task. UserError, naming file and line, where one is no label."""
     table = read_table(Path(path).expanduser())
     columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
     columns = with_joined_columns(task, columns, table.origin)
@@ -213,24 +214,24 @@ def predictions_of(task: TaskConfig, path: str) -> Rows:
         )
     kind: Any = build(task)
     labels = kind.labels_of_predictions(columns)
-    kept = {name: values for name, values in columns.items() if name not in ("gold", "prediction", "score", "split")}
-    return kind.rows({**kept, task.label: labels}, table.origin, labelled=True)
+    inputs = {name: values for name, values in columns.items() if name not in ("gold", "prediction", "score", "split")}
+    return kind.rows({**inputs, task.label: labels}, table.origin, labelled=True)
 
 
 def _keys(rows: Rows) -> list[tuple[str, str]]:
-    """Of each row its number, and all that is read of it."""
+    """The number and the inputs of each row."""
     texts = zip(*rows.columns.values(), strict=True)
-    return [(str(number), json.dumps(own)) for number, own in zip(rows.ids, texts, strict=True)]
+    return [(str(number), json.dumps(values)) for number, values in zip(rows.ids, texts, strict=True)]
 
 
-def _places(predictions: Rows) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
+def _indices(predictions: Rows) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
     """The places of predictions by number and texts; and by texts alone, where no two of these differ."""
     keys = _keys(predictions)
     assert predictions.labels is not None
     labels = [repr(label) for label in predictions.labels]
     of_text: dict[str, int] = {}
-    for place, (_, text) in enumerate(keys):
-        first = of_text.setdefault(text, place)
-        if first >= 0 and labels[first] != labels[place]:
+    for index, (_, text) in enumerate(keys):
+        first = of_text.setdefault(text, index)
+        if first >= 0 and labels[first] != labels[index]:
             of_text[text] = -1
-    return {key: place for place, key in enumerate(keys)}, of_text
+    return {key: index for index, key in enumerate(keys)}, of_text
