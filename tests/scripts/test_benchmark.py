@@ -150,7 +150,14 @@ def test_workers_take_turns_until_the_rounds_are_done(script, works, workers, tm
 
 
 def test_a_rival_that_cannot_start_is_a_row_and_lmtool_an_error(script, works, workers, tmp_path):
-    settings = {"device": "cpu", "threads": 1, "rounds": 1, "turn_seconds": 5.0, "most_steps": 40, "broken": "trainer_flattened"}
+    settings = {
+        "device": "cpu",
+        "threads": 1,
+        "rounds": 1,
+        "turn_seconds": 5.0,
+        "most_steps": 40,
+        "broken": "trainer_flattened",
+    }
     rows: list = []
     measure = script("timing.turns").measure
     measure(works["causal_lm"], tmp_path, settings, time.monotonic() + 60, rows.append, 0)
