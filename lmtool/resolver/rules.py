@@ -15,7 +15,7 @@ from lmtool.config.tables import entries
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.errors import Problem
 from lmtool.models.configs import TransformerConfig
-from lmtool.runs.files import output_problems
+from lmtool.runs.files import output_errors
 from lmtool.schema.phases import OF_A_PASS
 from lmtool.schema.run import (
     FinetuneConfig,
@@ -170,7 +170,7 @@ def output_is_a_folder(output: str) -> Iterator[Problem]:
 @rule(UseConfig, "output", running=True)
 def output_is_a_file(output: str | None) -> Iterator[Problem]:
     """What is written is a file, in a folder that is there: said before hours of predicting."""
-    yield from output_problems(output)
+    yield from output_errors(output)
 
 
 def _file_on_the_way(folder: str) -> Path | None:
