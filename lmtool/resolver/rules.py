@@ -19,7 +19,7 @@ from lmtool.reporting.trackers.configs import TrackerConfig
 from lmtool.resolver.schema.phases import OF_A_PASS
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig, TokenizerCommandConfig, TransferConfig
 from lmtool.resolver.schema.use import GenerateConfig, PredictConfig, UseConfig
-from lmtool.runs.files import output_problems
+from lmtool.runs.files import output_errors
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
 
 
@@ -162,7 +162,7 @@ def output_is_a_folder(output: str) -> Iterator[Problem]:
 @rule(UseConfig, "output", running=True)
 def output_is_a_file(output: str | None) -> Iterator[Problem]:
     """What is written is a file, in a folder that is there: said before hours of predicting."""
-    yield from output_problems(output)
+    yield from output_errors(output)
 
 
 def _file_on_the_way(folder: str) -> Path | None:

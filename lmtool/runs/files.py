@@ -74,7 +74,7 @@ _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/")
 """Under which names a shell's pipes are open already: writing to them waits for nobody to open them."""
 
 
-def output_problems(output: str | None) -> Iterator[Problem]:
+def output_errors(output: str | None) -> Iterator[Problem]:
     """What keeps an `output=` from being one file, in a folder that is there; nothing of None. A named pipe would wait
     until somebody reads it, and a device keeps nothing."""
     path = None if output is None else Path(output).expanduser()

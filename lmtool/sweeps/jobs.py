@@ -359,8 +359,8 @@ def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
             for text, options in zip(combination, varied, strict=True)
             if text in chosen and len(options) > 1 and text.endswith("=none")
         ]
-        others = [text for text in combination if text not in chosen and not text.startswith(("hydra.", "hydra/"))]
-        values = [text for text in others if not key_of(text).startswith(tuple(empty))]
+        values = [text for text in combination if text not in chosen and not text.startswith(("hydra.", "hydra/"))]
+        values = [text for text in values if not key_of(text).startswith(tuple(empty))]
         yield replace(typed, choices=chosen, values=values, sweeps=False)
 
 

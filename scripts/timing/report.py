@@ -210,7 +210,9 @@ def compose(work: Work, rows: Sequence[Row]) -> str:
     for ratio in table:
         own, rival = (work.variant(name).label for name in (ratio.comparison.own, ratio.comparison.rival))
         rounds = "1 round" if ratio.rounds == 1 else f"{ratio.rounds} rounds"
-        held = f"memory {ratio.memory:.2f}x, aim {MEMORY_AIM:g}x {reached(ratio.memory <= MEMORY_AIM)}"
+        held = f"memory {ratio.memory:.2f}x"
+        if ratio.comparison.aim is not None:
+            held += f", aim {MEMORY_AIM:g}x {reached(ratio.memory <= MEMORY_AIM)}"
         lines.append(
             f"  {ratio.speed.median:.2f}x as fast ({ratio.speed.smallest:.2f} to {ratio.speed.largest:.2f} in {rounds};"
             f" {ratio.verdict}), {held}: {own} over {rival}"

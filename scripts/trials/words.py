@@ -88,6 +88,7 @@ def _draw(chance: random.Random) -> tuple[list[str], str, str]:
         return ["pretrain", f"{group}={wrong}"], f"{group}={wrong}", f"{group}={option}"
     command = chance.choice(tuple(_BASE))
     keys = {key: value for key, value in _keys(*_BASE[command]).items() if not key.endswith((".name", ".kind"))}
+    keys = {key: value for key, value in keys.items() if ".words." not in key}  # below it are classes, and no keys
     key = chance.choice([key for key in keys if len(key.rpartition(".")[2]) >= _SHORTEST])
     parts = key.split(".")
     at = len(parts) - 1 if chance.random() < 0.75 else chance.randrange(len(parts))
@@ -121,7 +122,7 @@ def typos(stage: Path, place: Path, seed: int) -> Verdict:
         if not refused(answer, wrong):
             raise Failed(Outcome.SILENT, f"{shown(words)}: accepted")
         offers = re.findall(r"^hint: .*?did you mean (?:lmtool )?(\S+?)[?,]?(?=\s|$)", answer.err, re.MULTILINE)
-        first = offers[0] if offers else "nothing"
+        first = offers[0].strip("'") if offers else "nothing"  # a word that a shell would take apart is quoted
         name = first if "=" in right else first.partition("=")[0]
         verdict = _RIGHT if name == right and wrong in answer.err.splitlines()[0] else f"first {first}"
     return Verdict(Outcome.REFUSED, f"{wrong} for {right}: {verdict}")

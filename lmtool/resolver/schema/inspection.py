@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from lmtool.errors import ConfigError, UserError
 from lmtool.resolver.schema.base import DEVICE
-from lmtool.runs.files import output_problems
+from lmtool.runs.files import output_errors
 from lmtool.training.devices import device_of
 
 
@@ -107,8 +107,8 @@ class Looking(RunKeys):
 
     def __post_init__(self) -> None:
         """ConfigError where the output cannot be written, before any text is read."""
-        if problems := list(output_problems(self.output)):
-            raise ConfigError(problems)
+        if errors := list(output_errors(self.output)):
+            raise ConfigError(errors)
 
 
 @dataclass(frozen=True)
