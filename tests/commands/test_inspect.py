@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lmtool.cli import main as cli
-from lmtool.data.formats import Assembled, truncate_pair
+from lmtool.data.formats import PackedArrays, truncate_pair
 from lmtool.objectives import checks
 from lmtool.objectives.corruption.noises import corrupt_spans, delete, mask_each, poisson_shares, rotate
 from lmtool.objectives.examples.pairs import _Builder
@@ -114,7 +114,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         "left out share of text",
     ),
     "padding": (
-        "lmtool.data.formats.Assembled.packed", lambda whole, *_: padded(whole), ["objective=mlm"],
+        "lmtool.data.formats.PackedArrays.packed", lambda whole, *_: padded(whole), ["objective=mlm"],
         "padding fraction",
     ),
     "truncation": (
@@ -177,7 +177,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
 UNIFORM = _Builder._uniform
 
 
-def padded(whole: Assembled) -> Packed:
+def padded(whole: PackedArrays) -> Packed:
     """A batch whose last token is padding."""
     return Packed(torch.from_numpy(np.append(whole.tokens[:-1], 0)), tuple(whole.lengths.tolist()))
 
