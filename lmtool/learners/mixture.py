@@ -66,7 +66,7 @@ class Mixture(BaseLearner):
         }
         for name, member in learners.items():
             self._share_heads(name, member, learners)
-            own = getattr(member, "objective", None)
+            own = dict(member.named_children()).get("objective")
             if isinstance(own, nn.Module):
                 if hasattr(self, "objective"):
                     raise UserError(

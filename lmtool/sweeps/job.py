@@ -72,7 +72,7 @@ a preempted one it is killed and queued again when the partition's GraceTime is 
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """A job as submitted: all that its process is given. data: its complete configuration. launch: the start of the
     sweep that it belongs to. parent: the process of that start."""
 
@@ -93,7 +93,7 @@ class Job:
         return base64.b64encode(json.dumps(asdict(self)).encode()).decode()
 
     @classmethod
-    def unpacked(cls, text: str) -> Job:
+    def unpacked(cls, text: str) -> SweepJob:
         return cls(**json.loads(base64.b64decode(text)))
 
     @property
@@ -113,7 +113,7 @@ class Job:
 
 def perform(run_command: Run, config: Any) -> float:
     """What a launcher calls. A failed job is written down and reported; the others run. Interrupts end the sweep."""
-    job = Job.unpacked(config["job"])
+    job = SweepJob.unpacked(config["job"])
     folder = Path(job.folder)
     stopped = (folder.parent / STOPPED / job.launch).exists() or job.is_orphan
     if not stopped and not folders.done(folder, job.has_result):
@@ -127,7 +127,7 @@ def perform(run_command: Run, config: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _perform(run_command: Run, job: Job, folder: Path) -> None:
+def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
     started = time.monotonic()
     record: dict[str, object] = {
         "job": job.number,
@@ -220,7 +220,7 @@ def _threads() -> int:
 
 
 @contextlib.contextmanager
-def _alone(job: Job) -> Iterator[None]:
+def _alone(job: SweepJob) -> Iterator[None]:
     """A process of a parallel launcher as the place of a job: deaf to the terminal's Ctrl-C, which the parent hands on
     once; gone with its parent; ended in order by signals before and behind the training, which handles its own."""
     if not job.separate:

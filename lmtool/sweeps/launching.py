@@ -32,7 +32,7 @@ from lmtool.reporting.console import Output
 from lmtool.runs import identity
 from lmtool.sweeps import folders as records
 from lmtool.sweeps.folders import JobEntry, SweepFolder
-from lmtool.sweeps.job import STOPPED, Job, Run, perform
+from lmtool.sweeps.job import STOPPED, Run, SweepJob, perform
 from lmtool.sweeps.table import Watch
 from lmtool.system.environment import SAFE_PATH, inherited
 from lmtool.system.files import real_folder
@@ -255,8 +255,8 @@ class Launch:
         for entry in left:
             self._settle(entry)
 
-    def _job(self, entry: JobEntry, fingerprint: str) -> Job:
-        return Job(
+    def _job(self, entry: JobEntry, fingerprint: str) -> SweepJob:
+        return SweepJob(
             number=entry.number,
             folder=str(entry.folder),
             overrides=list(entry.overrides),

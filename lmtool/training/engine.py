@@ -27,7 +27,7 @@ from lmtool.types import Batch, Learner
 
 
 @dataclass(frozen=True)
-class Part:
+class ForwardLoss:
     """What one forward adds to the loss of its step. loss: a scalar; None where it adds nothing. terms: by name, what
     it adds to the term's mean."""
 
@@ -44,7 +44,7 @@ class Engine(Protocol):
     def begin(self, step: int) -> None:
         """Called before the forwards of each optimizer step, with the step's number from 1."""
 
-    def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> Part:
+    def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
         """What a micro-batch on the device adds to the loss. counts: how much each term predicts in the whole step, in
         all processes."""
 
@@ -61,7 +61,7 @@ class Plain:
     def begin(self, step: int) -> None:
         self.learner.on_step(step)
 
-    def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> Part:
+    def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
         return part_of_loss(self.learner, batch, step, counts, precision)
 
     def adding_up(self, last: bool) -> AbstractContextManager[None]:
@@ -106,10 +106,10 @@ class Ddp(Plain):
         # Not a function of its own: DDP refuses annotations that are strings.
         self._wrapped.register_comm_hook(None, lambda state, bucket: _summed(bucket.buffer()))
 
-    def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> Part:
+    def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
         if self._wrapped is None:
             return super().__call__(batch, step, counts, precision)
-        part: Part = self._wrapped(batch, step, counts, precision)
+        part: ForwardLoss = self._wrapped(batch, step, counts, precision)
         return part
 
     @contextmanager
@@ -127,24 +127,26 @@ class _Descended(nn.Module):
         self.learner = learner
         self._anchor = [anchor]  # no parameter of this module
 
-    def forward(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> Part:
+    def forward(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
         part = part_of_loss(self.learner, batch, step, counts, precision)
         if part.loss is not None and part.loss.requires_grad:
             return part
         nothing = 0.0 * self._anchor[0].flatten()[:1].sum()
-        return Part(nothing if part.loss is None else part.loss + nothing, part.terms)
+        return ForwardLoss(nothing if part.loss is None else part.loss + nothing, part.terms)
 
 
-def part_of_loss(learner: Learner, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> Part:
+def part_of_loss(
+    learner: Learner, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision
+) -> ForwardLoss:
     """A term's loss is its sum over all micro-batches, divided once by its count over all of them in all processes, so
     that neither cut changes anything. A term that predicts nothing in the step counts nothing."""
     with precision.autocast():
         output = learner(batch, step)
     means = {name: total.float() / counts[name] for name, total in output.sums.items() if counts[name]}
     if not means:
-        return Part(None, {})
+        return ForwardLoss(None, {})
     loss = torch.stack([output.weights[name] * mean for name, mean in means.items()]).sum()
-    return Part(loss, {name: mean.detach() for name, mean in means.items()})
+    return ForwardLoss(loss, {name: mean.detach() for name, mean in means.items()})
 
 
 def _summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
@@ -228,14 +230,14 @@ class Fsdp(Plain):
         super().begin(step)
         self._used.clear()
 
-    def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> Part:
+    def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
         part = super().__call__(batch, step, counts, precision)
         # Layers add up one by one, in the order of the backward: it passes through all of them in every process, though
         # what stands behind them may predict nothing there.
         reached = [0.0 * end.flatten()[:1].sum() for end in self._ends if end.requires_grad]
         self._counts = part.loss is not None
         loss = part.loss if part.loss is not None else torch.zeros((), device=batch.inputs.tokens.device)
-        return Part(torch.stack([loss, *reached]).sum(), part.terms)
+        return ForwardLoss(torch.stack([loss, *reached]).sum(), part.terms)
 
     @contextmanager
     def adding_up(self, last: bool) -> Iterator[None]:

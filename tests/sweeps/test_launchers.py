@@ -54,7 +54,7 @@ def test_joblib(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert results(Path("runs/mine")).keys() == {"0_seed-1", "2_seed-3"}
 
 
-def a_job(folder: Path, **changes: Any) -> job.Job:
+def a_job(folder: Path, **changes: Any) -> job.SweepJob:
     folder.mkdir(parents=True, exist_ok=True)
     fixed: dict[str, Any] = {
         "number": 0, "folder": str(folder), "overrides": ["seed=1"], "varied": {"seed": "1"}, "data": {"seed": 1},
@@ -62,7 +62,7 @@ def a_job(folder: Path, **changes: Any) -> job.Job:
         "has_result": False,
         "parent": os.getpid(),
     }  # fmt: skip
-    return job.Job(**(fixed | changes))
+    return job.SweepJob(**(fixed | changes))
 
 
 def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from token_fixtures import tagged_folder
 
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.evaluation import evaluate
-from lmtool.tasks.kinds.predictions import Prediction, Predictions, column_of, select_predictions, values_of
+from lmtool.tasks.kinds.predictions import Prediction, PredictionColumns, column_of, select_predictions, values_of
 from lmtool.tasks.loading import load_task
 
 FORMS = {
@@ -31,7 +31,7 @@ def test_they_are_read_again_as_they_were(values):
     fractions = np.eye(4, 3, dtype=np.float32)
     given = [Prediction(value, number / 8, fractions[number]) for number, value in enumerate(values)]
     given[2] = given[2]._replace(text="written")
-    held = Predictions(4)
+    held = PredictionColumns(4)
     for row in (2, 0, 3, 1):
         assert not held.holds(row) and held.missing == 4 - [2, 0, 3, 1].index(row)
         held.put(row, given[row])
@@ -48,7 +48,7 @@ def test_they_are_read_again_as_they_were(values):
 
 
 def test_arrays_of_one_shape_are_one_array():
-    held = Predictions(3)
+    held = PredictionColumns(3)
     for row in range(3):
         held.put(row, Prediction(np.full(2, row, np.float32), 0.5))
     assert held.column("value").tolist() == [[0, 0], [1, 1], [2, 2]] and held.column("probabilities") is None

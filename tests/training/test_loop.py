@@ -304,7 +304,7 @@ def test_an_explosion_is_counted_over_a_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("high", "uninformed_loss"),
+    ("high", "baseline_loss"),
     [([step for step in range(20) if step % 3], 0.0), (range(20), 0.0), (range(2, 20), 100.0)],
     ids=["it comes back", "it starts high", "reading nothing loses much"],
 )

@@ -61,7 +61,7 @@ class Decoding(ABC):
         return Packed(tokens_R, (1,) * len(tokens_R))
 
 
-class Continuation(Decoding):
+class ContinuationDecoding(Decoding):
     """A decoder continues N prompts.
 
     capacity: tokens of prompt and text together, at most. prefix: whether all of a prompt sees all of it.
@@ -92,7 +92,7 @@ class Continuation(Decoding):
         return self.logits(self.backbone(self.one_each(tokens_R), cache=self.cache))
 
 
-class Answer(Decoding):
+class AnswerDecoding(Decoding):
     """An encoder-decoder answers N inputs, which the encoder reads once.
 
     start: the token that an answer begins with. capacity: tokens of an answer, at most.

@@ -51,7 +51,7 @@ class _Weights(Tap):
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class HeadAttention:
     """The self-attentions over one text, of an encoder-decoder those of its encoder. weights: (W, A, L, L) float32.
     terms: by name as many of what a score is the sum of before the softmax, NaN where nothing is seen; empty where
     positions add nothing to it."""
@@ -61,7 +61,7 @@ class Attention:
 
 
 @torch.no_grad()
-def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> Attention:
+def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> HeadAttention:
     """In evaluation mode. UserError for a model that has none."""
     tap = _Weights()
     with precision.autocast():
@@ -72,7 +72,7 @@ def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> At
             f"model={backbone.config.name} has no attention of a text to itself", "give a checkpoint of another model"
         )
     names = next(iter(tap.terms.values()), {})
-    return Attention(
+    return HeadAttention(
         _stacked(tap.layers),
         {name: _stacked({layer: terms[name] for layer, terms in tap.terms.items()}) for name in names},
     )

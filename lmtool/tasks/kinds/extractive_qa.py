@@ -32,7 +32,7 @@ from lmtool.tasks.configs import ExtractiveQaConfig
 from lmtool.tasks.kinds.answers import (
     CHARACTERS,
     SPANS,
-    Answer,
+    GoldAnswer,
     PredictedAnswer,
     QuestionWindows,
     WindowAnswers,
@@ -45,7 +45,7 @@ from lmtool.tasks.kinds.answers import (
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import IDS, location, row_ids, text_of
 from lmtool.tasks.kinds.learner import AnswerInspector, TaskLearner
-from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
+from lmtool.tasks.kinds.predictions import Prediction, PredictionColumns, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
@@ -78,7 +78,7 @@ class ExtractiveQa(TaskKind):
         spans = zip(columns["prediction"], columns["start"], strict=True)
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
-    def _checked(self, rows: Rows, labels: list[tuple[Answer, ...]]) -> Rows:
+    def _checked(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
         """The rows whose answers stand in their contexts. UserError at the first whose do not, or if none is left."""
         contexts, rows_left = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
@@ -340,7 +340,7 @@ class ExtractiveQaLearner(TaskLearner):
             return predictions
         given = self.config.null_threshold  # goes before the one that was tuned
         threshold = float(self.heads[self.term].get_buffer("null_threshold")) if given is None else given
-        decided = Predictions(len(predictions))
+        decided = PredictionColumns(len(predictions))
         for row, prediction in enumerate(predictions):
             decided.put(row, self.kind.with_threshold(prediction, threshold))
         return decided

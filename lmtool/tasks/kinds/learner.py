@@ -26,7 +26,7 @@ from lmtool.models.base import Backbone
 from lmtool.models.heads.sequence import pooler
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import IDS, with_joined_columns
-from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
+from lmtool.tasks.kinds.predictions import Prediction, PredictionColumns, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
 
@@ -311,7 +311,7 @@ class TaskScorer(Scorer):
 
     def __init__(self, learner: TaskLearner, rows: Rows, split: str, parts_N: np.ndarray, predictor: Predictor | None):
         self.learner, self.rows, self.split, self.parts_N, self.predictor = learner, rows, split, parts_N, predictor
-        self.sums, self.predictions = TermSums(), Predictions(len(rows))
+        self.sums, self.predictions = TermSums(), PredictionColumns(len(rows))
         self.partial_rows: dict[int, dict[int, object]] = {}
         self.seen = self.finished_parts = 0
 

@@ -22,7 +22,7 @@ from lmtool.models.heads.base import TokenLogits, binary_losses
 from lmtool.models.heads.predicted import Binary, Predicted
 from lmtool.tasks.configs import MultiLabelConfig
 from lmtool.tasks.kinds.labels import class_names, class_numbers, class_warnings, word_of
-from lmtool.tasks.kinds.predictions import Prediction, Predictions, values_of
+from lmtool.tasks.kinds.predictions import Prediction, PredictionColumns, values_of
 from lmtool.tasks.kinds.sequence import SequenceLearner, WindowedKind
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
@@ -181,7 +181,7 @@ class MultiLabelLearner(SequenceLearner):
         given = self.config.thresholds
         tuned_C = self.heads[self.term].get_buffer("thresholds").cpu().numpy()
         thresholds_C = tuned_C if given is None else np.asarray(given)
-        decided = Predictions(len(predictions))
+        decided = PredictionColumns(len(predictions))
         for row, prediction in enumerate(predictions):
             probabilities_C = np.asarray(prediction.value)
             decisions_C = probabilities_C >= thresholds_C

@@ -140,7 +140,7 @@ def _are_integers(value: object) -> bool:
     return type(value) is list and all(type(number) is int for number in value)
 
 
-class Predictions(Sequence[Prediction]):
+class PredictionColumns(Sequence[Prediction]):
     """N predictions, entered row by row in any order; each field is a column, in the form that its values have."""
 
     def __init__(self, count: int):
@@ -192,9 +192,9 @@ class Predictions(Sequence[Prediction]):
     def __iter__(self) -> Iterator[Prediction]:
         return (self[row] for row in range(self._count))
 
-    def take(self, rows: np.ndarray) -> Predictions:
+    def take(self, rows: np.ndarray) -> PredictionColumns:
         """Those of these rows, in this order."""
-        select_predictions = Predictions(len(rows))
+        select_predictions = PredictionColumns(len(rows))
         select_predictions._columns = {name: column.take(rows) for name, column in self._columns.items()}
         select_predictions._filled = self._filled[rows]
         return select_predictions
@@ -206,7 +206,7 @@ class Predictions(Sequence[Prediction]):
 
 def column_of(predictions: Sequence[Prediction], name: str) -> Any:
     """A field of all rows, as `Predictions.column`."""
-    if isinstance(predictions, Predictions):
+    if isinstance(predictions, PredictionColumns):
         return predictions.column(name)
     return [getattr(prediction, name) for prediction in predictions]
 
@@ -218,6 +218,6 @@ def values_of(predictions: Sequence[Prediction]) -> Any:
 
 def select_predictions(predictions: Sequence[Prediction], rows: np.ndarray) -> Sequence[Prediction]:
     """Those of these rows, in this order."""
-    if isinstance(predictions, Predictions):
+    if isinstance(predictions, PredictionColumns):
         return predictions.take(rows)
     return [predictions[row] for row in rows]

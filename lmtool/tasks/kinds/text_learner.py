@@ -22,7 +22,7 @@ from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_fo
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.decoding import Answer, Continuation, Decoding
+from lmtool.learners.generation.decoding import AnswerDecoding, ContinuationDecoding, Decoding
 from lmtool.learners.model import indices_of
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.models.base import Backbone, Decoder
@@ -296,10 +296,10 @@ class TextLearner(TaskLearner):
         decoding: Decoding
         if isinstance(self.backbone, EncoderDecoder):
             inputs = [text.tolist() for text in host.inputs.tokens.split(host.inputs.lengths)]
-            decoding = Answer(self.backbone, self._lm, rows, inputs, starts[0][0], longest)
+            decoding = AnswerDecoding(self.backbone, self._lm, rows, inputs, starts[0][0], longest)
         else:
             assert isinstance(self.backbone, Decoder)
-            decoding = Continuation(self.backbone, self._lm, rows, starts, longest, bool(packed.prefixes))
+            decoding = ContinuationDecoding(self.backbone, self._lm, rows, starts, longest, bool(packed.prefixes))
         own = [flags[count:].tolist() for flags, count in zip(owned, begun, strict=True)]
         read = read_step_by_step(decoding, more, own)
         return torch.tensor([token for pair in zip(starts, read, strict=True) for part in pair for token in part])
