@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from lmtool.config import groups, overrides, plugins, saved, sources
+from lmtool.config import groups, hydra_plugins, overrides, plugins, saved
 from lmtool.config.nearest import nearest
 from lmtool.config.offers import Offers, offers_of
 from lmtool.config.overrides import Typed, key_of
@@ -136,7 +136,7 @@ def hydra_at() -> Iterator[Any]:
     try:
         conf = groups.conf_dir()
         with initialize_config_dir(str(conf), version_base="1.3", job_name="lmtool"):
-            sources.limit(GlobalHydra.instance().config_loader(), conf)
+            hydra_plugins.limit(GlobalHydra.instance().config_loader(), conf)
             yield GlobalHydra.instance().hydra
     finally:
         GlobalHydra.instance().hydra = outer
@@ -259,7 +259,7 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
     """The override that adds the user's folders to Hydra's search path."""
     if not config_dirs:
         return []
-    places = [sources.rank_info(folder.resolve()).replace("'", "\\'") for folder in config_dirs]
+    places = [hydra_plugins.source_path(folder.resolve()).replace("'", "\\'") for folder in config_dirs]
     listed = ",".join(f"'{place}'" for place in places)
     return [f"hydra.searchpath=[{listed}]"]
 

@@ -1,20 +1,40 @@
-"""Hydra's launchers and sweepers: only the one that was named is imported.
+"""What lmtool puts in the place of Hydra's own: which plugins it imports, and how it reads YAML.
 
 Hydra imports every plugin that is installed before it composes anything, optuna and submitit among them; here it sees
-its own alone, in this process and in those that its launchers start.
+its own alone, in this process and in those that its launchers start, and a launcher or sweeper that was named.
+
+It would parse all YAML in Python, its own too, anew for each composition: half of the time that takes. And of each
+defaults list it would make what only interpolations read: a quarter of the rest. Here each file is checked like every
+one of a user, and parsed once a process.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hydra.conf
+import yaml
+from hydra._internal import defaults_list as lists
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
 
+from lmtool.config import saved
 from lmtool.config.nearest import nearest
+from lmtool.config.overrides import GRID, OF_SWEEPS
 from lmtool.errors import UserError
+
+# --- launchers and sweepers ----------------------------------------------------------------------------------------
 
 _PACKAGES = {
     "hydra/launcher": {
@@ -64,3 +84,97 @@ def _known(group: str) -> set[str]:
     for part in group.split("/"):
         nodes = nodes.get(part, {})
     return {name.removesuffix(".yaml") for name in nodes if name.endswith(".yaml")}
+
+
+# --- folders of YAML -----------------------------------------------------------------------------------------------
+
+
+class LimitedFiles(FileConfigSource):
+    """A folder of YAML, each file checked before Hydra makes anything of it."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "limited"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        text, data = saved.read_yaml(path, parse=_parsed)
+        if not isinstance(data, dict | None):
+            raise UserError(f"{path}: no keys and values in it", "write KEY: VALUE a line, as conf/ has them")
+        if self.provider != "hydra":
+            _require_read(path, data or {})
+        return ConfigResult(
+            config=OmegaConf.create(data or {}),
+            path=source_path(self.path),
+            provider=self.provider,
+            header=self._get_header_dict(text[:512]),
+        )
+
+
+def _require_read(path: Path, data: dict[Any, Any]) -> None:
+    """UserError where a YAML sets keys of Hydra's own that nothing here reads: all but values to sweep over."""
+    section = data.get("hydra") or {}
+    keys = [f"hydra.{key}" for key in _dotted(section)] if isinstance(section, dict) else ["hydra"]
+    chosen = [str(group) for item in data.get("defaults") or () if isinstance(item, dict) for group in item]
+    keys += [group.split()[-1].lstrip("/") for group in chosen if group.split()[-1].lstrip("/").startswith("hydra/")]
+    unread = [key for key in keys if not f"{key}.".startswith(f"{GRID}.")]
+    if unread:
+        beside = f", and type it beside -m: {unread[0]}=VALUE" if unread[0].startswith(OF_SWEEPS) else ""
+        raise UserError(
+            f"{path}: {unread[0]} is not read from a YAML; of Hydra's own keys {GRID} alone is",
+            f"take it out of the file{beside}",
+        )
+
+
+def _dotted(section: dict[Any, Any]) -> Iterator[str]:
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from (f"{key}.{below}" for below in _dotted(value))
+        else:
+            yield str(key)
+
+
+Plugins.instance().register(LimitedFiles)
+
+_choices_so_far = lists._create_interpolation_map
+
+
+def _choices_if_read(overrides: Any, defaults_list: list[Any], self_added: bool) -> DictConfig:
+    """The options chosen so far, which interpolations in a defaults list stand for; empty where it has none."""
+    if any(item.is_interpolation() for item in defaults_list if not item.is_self()):
+        return _choices_so_far(overrides, defaults_list, self_added)
+    return OmegaConf.create()
+
+
+lists._create_interpolation_map = _choices_if_read
+
+
+def source_path(folder: Path | str) -> str:
+    """A folder as Hydra's search path names it."""
+    return f"{LimitedFiles.scheme()}://{folder}"
+
+
+def limit(loader: ConfigLoader, conf: Path) -> None:
+    """Let a loader of Hydra read the shipped folder, and Hydra's own, as LimitedFiles."""
+    assert isinstance(loader, ConfigLoaderImpl)
+    folders = {"main": conf, "hydra": Path(hydra.conf.__file__).parent}
+    search_path = loader.get_search_path()
+    for element in search_path.get_path():
+        if element.provider in folders:
+            element.path = source_path(folders[element.provider])
+    loader.repository.initialize_sources(search_path)
+
+
+# What OmegaConf takes for a number, and no key twice.
+_OMEGACONF = get_yaml_loader()
+_LOADER = type(
+    "Loader",
+    (yaml.CSafeLoader, _OMEGACONF) if yaml.__with_libyaml__ else (_OMEGACONF,),
+    {"yaml_constructors": yaml.SafeLoader.yaml_constructors},
+)
+
+
+@lru_cache(maxsize=1000)
+def _parsed(text: str) -> tuple[str, Any]:
+    """A document, and what it says. Shared by all who ask: OmegaConf.create copies."""
+    return text, saved.load(text, _LOADER)

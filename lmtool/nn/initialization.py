@@ -124,4 +124,7 @@ def materialize(make: Callable[[], AnyModule]) -> AnyModule:
     device = torch.get_default_device()
     with torch.device("meta"), _Undrawn():
         module = make()
-    return module if device.type == "meta" else module.to_empty(device=device)
+    if device.type == "meta":
+        return module
+    # As `to_empty`, whose empty_like on a meta tensor imports sympy for half a second.
+    return module._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))

@@ -15,10 +15,10 @@ from lmtool.resolver import trunks
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.schema.base import CommandConfig
 from lmtool.resolver.schema.verbs import COMMANDS, VERBS
-from lmtool.resolver.shorthands import Data, Line, sections_in_full
+from lmtool.resolver.shorthands import CommandLine, Data, sections_in_full
 
 
-def configuration(line: Line, running: bool) -> CommandConfig:
+def configuration(line: CommandLine, running: bool) -> CommandConfig:
     """The decoded configuration of a line in full. running: the command runs here and now. Raises ConfigError with
     every error in it."""
     offers = offers_of(line)
@@ -28,7 +28,7 @@ def configuration(line: Line, running: bool) -> CommandConfig:
     return decoded(line.verb, sections_in_full(data, line), earlier=found, running=running)
 
 
-def offers_of(line: Line) -> Offers:
+def offers_of(line: CommandLine) -> Offers:
     """What may be typed with the command."""
     command, primary = COMMANDS[line.verb], VERBS[line.verb].primary
     assert primary is not None
@@ -41,13 +41,13 @@ def offers_of(line: Line) -> Offers:
     )
 
 
-def _composed(line: Line, offers: Offers) -> tuple[Data, list[Problem]]:
+def _composed(line: CommandLine, offers: Offers) -> tuple[Data, list[Problem]]:
     """What Hydra composes, and what is wrong with the words."""
     typed = overrides.read(line.words, offers)
     return compose.compose(str(VERBS[line.verb].primary), typed, line.config_dirs), typed.problems
 
 
-def _saved(line: Line, offers: Offers) -> tuple[Data, list[Problem]]:
+def _saved(line: CommandLine, offers: Offers) -> tuple[Data, list[Problem]]:
     """A saved configuration with the words over it, and what is wrong with these."""
     path = line.saved
     assert path is not None
@@ -60,7 +60,7 @@ def _saved(line: Line, offers: Offers) -> tuple[Data, list[Problem]]:
     return merge(saved.body(data), values), found
 
 
-def decoded_job(line: Line, data: Data, problems: Sequence[Problem], running: bool) -> CommandConfig:
+def decoded_job(line: CommandLine, data: Data, problems: Sequence[Problem], running: bool) -> CommandConfig:
     """The configuration of one job of a sweep, from what was composed for it."""
     config = decoded(line.verb, sections_in_full(data, line), earlier=problems, running=running)
     if (devices := getattr(config, "devices", None) or 1) > 1:

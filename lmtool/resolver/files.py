@@ -21,7 +21,7 @@ from lmtool.data.files import check_encoding, collected, find, no_such_file
 from lmtool.data.parquet import parquet_rows
 from lmtool.data.rows import delimiter_for, fields_of, header_of, objects, records
 from lmtool.errors import UserError
-from lmtool.resolver.shorthands import Line
+from lmtool.resolver.shorthands import CommandLine
 from lmtool.system.terminal import say
 from lmtool.tasks.files import canonical
 from lmtool.tasks.guessing import TABLES, guess, headless, is_path, is_text, typed
@@ -30,7 +30,7 @@ _HEAD = 100  # rows that say which column holds the text
 _LETTERS = re.compile(r"[A-Za-z]+")
 
 
-def named(line: Line) -> list[str]:
+def named(line: CommandLine) -> list[str]:
     """Files and folders that are typed without a key, as labelled rows or as text, by what they are called."""
     return [
         word if "=" in word else f"{'task' if Path(word).suffix.lower() in TABLES else 'data'}={word}"
@@ -38,7 +38,7 @@ def named(line: Line) -> list[str]:
     ]
 
 
-def with_task(line: Line) -> list[str]:
+def with_task(line: CommandLine) -> list[str]:
     """The overrides with `task=FILE` in its full form, which is printed too; as they are where none was typed.
     UserError where the file does not say what it is for."""
     values = line.values
@@ -60,7 +60,7 @@ def with_task(line: Line) -> list[str]:
     return _printed(line, "task", file, full)
 
 
-def with_text(line: Line) -> list[str]:
+def with_text(line: CommandLine) -> list[str]:
     """The overrides with `data=FILE` in its full form, which is printed too; as they are where none was typed.
     UserError where the file does not say what it is."""
     values = line.values
@@ -76,7 +76,7 @@ def with_text(line: Line) -> list[str]:
     return _printed(line, "data", file, full)
 
 
-def _printed(line: Line, key: str, file: str, full: Sequence[str]) -> list[str]:
+def _printed(line: CommandLine, key: str, file: str, full: Sequence[str]) -> list[str]:
     """The overrides with `key=file` in the form `full`, which is printed with the section's other keys."""
     own = [word for word in line.words if word.startswith(f"{key}.")]
     say(f"{key}={file} is read as: {shlex.join([*full, *own])}", sys.stderr)

@@ -14,10 +14,10 @@ from lmtool.config.problems import unknown_choice
 from lmtool.config.tables import lookup
 from lmtool.errors import ConfigError
 from lmtool.resolver.schema.phases import nested_keys
-from lmtool.resolver.shorthands import Line
+from lmtool.resolver.shorthands import CommandLine
 
 
-def with_sections_of(data: dict[str, Any], line: Line) -> dict[str, Any]:
+def with_sections_of(data: dict[str, Any], line: CommandLine) -> dict[str, Any]:
     """`with_sections` of what a command line has composed."""
     return with_sections(data, line.config_dirs)
 

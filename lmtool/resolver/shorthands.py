@@ -26,7 +26,7 @@ OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
 
 @dataclass(frozen=True)
-class Line:
+class CommandLine:
     """A command and its words, flags left out. config_dirs: further folders of YAML. saved: the saved configuration
     that --config names."""
 
@@ -42,9 +42,10 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Words:
+class WordShorthand:
     """A shorthand of the command line. form: as it is typed. verbs: the commands that read it. may_be: whether a word
-    may be one. in_full: `module:function` from the line to its words in full."""
+    may be one. in_full: `module:function` of this
+    package, from the line to its words in full."""
 
     form: str
     verbs: Collection[str]
@@ -53,8 +54,9 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Sections:
-    """A shorthand in a composed configuration: `module:function` from it and the line to the configuration in full."""
+class SectionShorthand:
+    """A shorthand in a composed configuration: `module:function` of this package, from it and the line to the
+    configuration in full."""
 
     form: str
     verbs: Collection[str]
@@ -72,57 +74,57 @@ def _typed(*keys: str) -> Callable[[str], bool]:
 
 
 WORDS = (
-    Words(
+    WordShorthand(
         "VALUE",
         [name for name, verb in VERBS.items() if verb.places],
         lambda word: not OVERRIDE.match(word),
-        "lmtool.resolver.shorthands:placed",
+        "shorthands:placed",
     ),
-    Words("FILE", ("check",), lambda word: "=" not in word, "lmtool.resolver.files:named"),
-    Words("target=TASK", ("probe",), _typed("target"), "lmtool.resolver.shorthands:with_target"),
-    Words("task=FILE", COMMANDS.keys() - {"predict"}, _typed("task"), "lmtool.resolver.files:with_task"),
-    Words("data=FILE", COMMANDS, _typed("data"), "lmtool.resolver.files:with_text"),
-    Words("data=task:NAME", COMMANDS, _typed("data", "objective"), "lmtool.resolver.shorthands:with_task_of_text"),
-    Words(
+    WordShorthand("FILE", ("check",), lambda word: "=" not in word, "files:named"),
+    WordShorthand("target=TASK", ("probe",), _typed("target"), "shorthands:with_target"),
+    WordShorthand("task=FILE", COMMANDS.keys() - {"predict"}, _typed("task"), "files:with_task"),
+    WordShorthand("data=FILE", COMMANDS, _typed("data"), "files:with_text"),
+    WordShorthand("data=task:NAME", COMMANDS, _typed("data", "objective"), "shorthands:with_task_of_text"),
+    WordShorthand(
         "data.task=NAME, task.domain=NAME",
         COMMANDS,
         lambda word: (key := word.partition("=")[0]) in _NAMED_SECTIONS or key.endswith(_DOMAIN),
-        "lmtool.resolver.shorthands:with_names",
+        "shorthands:with_names",
     ),
-    Words(
+    WordShorthand(
         "data.members.NAME.KEY=VALUE",
         COMMANDS,
         lambda word: _MEMBER.match(word) is not None,
-        "lmtool.resolver.shorthands:with_members",
+        "shorthands:with_members",
     ),
 )
 SECTIONS = (
-    Sections("-m checkpoint=RUN,none", COMMANDS, "lmtool.resolver.shorthands:with_shape"),
-    Sections("members=[TASK,...], data.task=NAME", COMMANDS, "lmtool.resolver.members:with_sections_of"),
-    Sections("runs/latest", TRAINING, "lmtool.resolver.shorthands:with_latest_run"),
+    SectionShorthand("-m checkpoint=RUN,none", COMMANDS, "shorthands:with_shape"),
+    SectionShorthand("members=[TASK,...], data.task=NAME", COMMANDS, "members:with_sections_of"),
+    SectionShorthand("runs/latest", TRAINING, "shorthands:with_latest_run"),
 )
 
 
-def in_full(line: Line) -> Line:
+def in_full(line: CommandLine) -> CommandLine:
     """The line with its shorthands as the overrides that they stand for. UserError where one cannot be read."""
     for shorthand in WORDS:
         if line.verb in shorthand.verbs and any(map(shorthand.may_be, line.words)):
-            line = replace(line, words=tuple(imported(shorthand.in_full)(line)))
+            line = replace(line, words=tuple(imported(f"lmtool.resolver.{shorthand.in_full}")(line)))
     return line
 
 
-def sections_in_full(data: Data, line: Line) -> Data:
+def sections_in_full(data: Data, line: CommandLine) -> Data:
     """A composed configuration with what its shorthands stand for. UserError where one cannot be read."""
     for shorthand in SECTIONS:
         if line.verb in shorthand.verbs:
-            data = imported(shorthand.in_full)(data, line)
+            data = imported(f"lmtool.resolver.{shorthand.in_full}")(data, line)
     return data
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
 
 
-def placed(line: Line) -> list[str]:
+def placed(line: CommandLine) -> list[str]:
     """Words without = as values of the keys that they stand for; more of them stay as they are, and are refused."""
     keys = iter(VERBS[line.verb].places)
     return [
@@ -130,7 +132,7 @@ def placed(line: Line) -> list[str]:
     ]
 
 
-def with_target(line: Line) -> list[str]:
+def with_target(line: CommandLine) -> list[str]:
     """`target=NAME` of a task as the two keys that it stands for."""
     words: list[str] = []
     for word in line.words:
@@ -140,7 +142,7 @@ def with_target(line: Line) -> list[str]:
     return words
 
 
-def with_task_of_text(line: Line) -> list[str]:
+def with_task_of_text(line: CommandLine) -> list[str]:
     """`data=task:NAME` as `data=task data.task.name=NAME`."""
     words: list[str] = []
     for word in line.words:
@@ -151,7 +153,7 @@ def with_task_of_text(line: Line) -> list[str]:
     return words
 
 
-def with_names(line: Line) -> list[str]:
+def with_names(line: CommandLine) -> list[str]:
     """`data.task=NAME` and `task.domain=NAME` by the key `name` of these sections: others may stand beside it."""
     words = []
     for word in line.words:
@@ -161,7 +163,7 @@ def with_names(line: Line) -> list[str]:
     return words
 
 
-def with_members(line: Line) -> list[str]:
+def with_members(line: CommandLine) -> list[str]:
     """`data.members.NAME.KEY=VALUE` as `data.with.NAME.KEY=VALUE`, since members are a list."""
     return [_MEMBER.sub(r"\1.with.\2.", word) for word in line.words]
 
@@ -171,7 +173,7 @@ def with_members(line: Line) -> list[str]:
 _NONE = "none"
 
 
-def with_shape(data: Data, line: Line) -> Data:
+def with_shape(data: Data, line: CommandLine) -> Data:
     """Of a sweep over `checkpoint=RUN,none` the job of `none`: random weights in the shape of RUN's model, with RUN's
     vocabulary, so that the jobs differ in their weights alone. UserError where several checkpoints are typed."""
     typed = next((word.partition("=")[2] for word in line.words if word.startswith("checkpoint=")), "")
@@ -205,7 +207,7 @@ def begun(config: Mapping[str, Any]) -> Data:
     return saved.read(folder / "config.yaml")
 
 
-def with_latest_run(data: Data, line: Line) -> Data:
+def with_latest_run(data: Data, line: CommandLine) -> Data:
     """Every path through `runs/latest` as that of the run it names now: as soon as this run begins it names this one,
     and what is resumed, or repeated from its config.yaml, must not begin with another. A path that names the run of
     this configuration itself, which was started before, stands for what the run began with."""

@@ -34,7 +34,7 @@ from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.schema.base import CommandConfig
 from lmtool.resolver.schema.run import RunConfig
-from lmtool.resolver.shorthands import Line, begun
+from lmtool.resolver.shorthands import CommandLine, begun
 from lmtool.runs.identity import BRANCH_KEYS, budgets, differing
 from lmtool.system.files import Damaged
 
@@ -169,7 +169,7 @@ def refuse_in_sweep(words: Sequence[str]) -> None:
         raise UserError("-m and branch= together", "start each branch by itself, under a name of its own")
 
 
-def configuration(line: Line, offers: Offers, running: bool) -> CommandConfig:
+def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandConfig:
     """The decoded configuration of a branch: that of its trunk's checkpoint with what was typed. ConfigError with every
     typed key that would change what is learned; UserError where a saved configuration is named too."""
     if line.saved is not None:
@@ -220,7 +220,7 @@ def _as_before(typed: str, before: dict[str, Any]) -> str:
 
 
 def _choices(
-    line: Line, base: dict[str, Any], offers: Offers, trunk: Trunk
+    line: CommandLine, base: dict[str, Any], offers: Offers, trunk: Trunk
 ) -> tuple[dict[str, Any], list[str], list[Problem]]:
     """The sections that were chosen, of those that may be others than the trunk's; the words that choose nothing; and
     the problems: all other choices."""

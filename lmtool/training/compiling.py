@@ -88,8 +88,10 @@ def compiled(on: bool, backend: str | Callable[..., object] = "inductor") -> Ite
         yield
         return
     import torch._dynamo  # takes a second
+    import torch._inductor.config
 
     # DDP's own optimizer of graphs cuts a whole model's; these end where a layer does.
     changes = torch._dynamo.config.patch(recompile_limit=GRAPHS, optimize_ddp=False)
-    with inherited(SAFE_PATH), changes, regions_by(CompiledRegions(backend)):
+    fixed_order = torch._inductor.config.patch(deterministic=torch.are_deterministic_algorithms_enabled())
+    with inherited(SAFE_PATH), changes, fixed_order, regions_by(CompiledRegions(backend)):
         yield

@@ -6,6 +6,7 @@ groups nor that of the parameters matters when a run resumes.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -95,6 +96,16 @@ def layer_decayed(groups: Sequence[ParameterGroup], names: Iterable[str], decay:
 
 # What `clip_grads_with_norm_` adds to the norm before it divides by it.
 _CLIP_EPSILON = 1e-6
+
+
+class PlainOptimizer(Optimizer):
+    """torch's base of optimizers without the decorators that keep its methods out of compiled graphs: their first call
+    imports the compiler, which takes a second, and no step of lmtool is compiled."""
+
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(Optimizer.zero_grad)
+    state_dict = inspect.unwrap(Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
 
 def training_groups(learner: Learner, layer_decay: float) -> list[ParameterGroup]:

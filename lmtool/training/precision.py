@@ -110,15 +110,16 @@ def deterministic(device: torch.device) -> Iterator[None]:
     if device.type != "cpu":
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    # Not torch.use_deterministic_algorithms, which imports the compiler for a setting of its own: `compiled` has that.
+    before = torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     # A debugging help that would cost a write of every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_deterministic_debug_mode(before)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Adam, AdamW, Muon, Optimizer
+from torch.optim import Adam as TorchAdam
+from torch.optim import AdamW as TorchAdamW
+from torch.optim import Muon, Optimizer
 
 from lmtool.errors import UserError
 from lmtool.training.configs import (
@@ -22,7 +25,7 @@ from lmtool.training.configs import (
     StableAdamWConfig,
     is_hidden_matrix,
 )
-from lmtool.training.optimizers import torch_groups
+from lmtool.training.optimizers import PlainOptimizer, torch_groups
 from lmtool.types import ParameterGroup
 
 # Adam's directions, for optimizers that choose the length of a parameter's step themselves.
@@ -32,7 +35,7 @@ SMALLEST_SCALE = 1e-3
 """What a parameter near zero counts as, so that it can grow (Shazeer and Stern 2018, epsilon 2)."""
 
 
-class AdamDirections(Optimizer, ABC):
+class AdamDirections(PlainOptimizer, ABC):
     """Keeps Adam's two means, corrected for their start at zero; a subclass's `move` makes steps of them."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float], epsilon: float):
@@ -87,6 +90,18 @@ def root_mean_squares(parameters: list[Tensor]) -> list[Tensor]:
 # CPUs and on CUDA.
 
 
+class AdamW(PlainOptimizer, TorchAdamW):
+    """torch's, its step too without what imports the compiler."""
+
+    step = torch.no_grad()(inspect.unwrap(TorchAdamW.step))
+
+
+class Adam(PlainOptimizer, TorchAdam):
+    """torch's in the same way."""
+
+    step = torch.no_grad()(inspect.unwrap(TorchAdam.step))
+
+
 def build_adamw(config: AdamWConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
     """AdamW over the groups."""
     torch_parameters = torch_groups(groups, config.lr, config.weight_decay)
@@ -121,7 +136,7 @@ def build_adafactor(config: AdafactorConfig, groups: Sequence[ParameterGroup]) -
     return Adafactor(torch_groups(groups, config.lr, config.weight_decay), config)
 
 
-class Adafactor(Optimizer):
+class Adafactor(PlainOptimizer):
     """Divides a gradient by the root of a rank-one estimate of its mean square, and clips the result.
 
     The numbers are those of transformers' `Adafactor`. torch's own always scales by the parameter, caps the learning
@@ -271,7 +286,7 @@ def build_muon(config: MuonConfig, groups: Sequence[ParameterGroup]) -> Optimize
     return Together(parts)
 
 
-class Together(Optimizer):
+class Together(PlainOptimizer):
     """Optimizers of different parameters as one: their groups, one after the other, and a state in common."""
 
     def __init__(self, parts: Sequence[Optimizer]):

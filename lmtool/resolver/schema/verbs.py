@@ -18,198 +18,137 @@ Reads = Literal["configuration", "run", "words", "options", "saved run"]
 
 @dataclass(frozen=True)
 class Verb:
-    """A command: what it does, one example, and `module:function` of what runs it.
+    """A command: its name, what it does, and one example.
 
-    reads: what that function is called with. configuration: one of the class `config`, composed from the primary file;
-    run: one of the command that is named behind it, with the keys of its own; words: those that were typed; options:
-    these and the folders of --config-dir; saved run: the words, of which it makes a command and its configuration.
-    config: `module:class` of lmtool.resolver.schema. places: the keys that words without = stand for, in their order.
-    keys: `module:class` of the keys of a command about a run. action: what that does with the run, for messages.
-    trains: whether it is a training command. sweeps: whether -m runs it many times. notes: further lines of its help.
+    config: `module:class` of lmtool.resolver.schema, of a command that reads a configuration of its own. reads: what
+    its module is called with. configuration: that configuration; run: the one of the training command that is named
+    behind it, with the keys of its own; words: those that were typed; options: these and the folders of --config-dir;
+    saved run: the words, of which it makes a command and its configuration. places: the keys that words without =
+    stand for, in their order. keys: `module:class` of the keys of a command about a run. action: what that does with
+    the run, for messages. file: its primary file, and module: its module, where these have another name than the
+    command. trains: whether it is a training command. sweeps: whether -m runs it many times. notes: lines of its help.
     """
 
+    name: str
     about: str
     example: str
-    runs: str
-    reads: Reads = "configuration"
-    primary: str | None = None
     config: str | None = None
     places: tuple[str, ...] = ()
+    reads: Reads = "configuration"
     keys: str | None = None
     action: str = "looks into"
+    file: str | None = None
+    module: str | None = None
     trains: bool = False
     sweeps: bool = False
     notes: tuple[str, ...] = ()
 
+    @property
+    def primary(self) -> str | None:
+        """The primary file of its configuration in conf/."""
+        return None if self.config is None else self.file or self.name.replace(" ", "_")
 
-def _configured(
-    about: str, example: str, module: str, config: str, primary: str = "", places: tuple[str, ...] = ()
-) -> Verb:
-    """A command that reads a configuration of its own. primary: its file, where that has not the module's name."""
-    return Verb(
-        about, example, f"lmtool.commands.{module}:run", "configuration", primary or module, config, places=places
-    )
+    @property
+    def function(self) -> str:
+        """`module:function` of what runs it."""
+        called = {"configuration": "run", "run": "run", "saved run": "read"}.get(self.reads, "main")
+        module = self.module or "lmtool.commands." + self.name.replace(" ", "_")
+        return f"{module}:{called}"
 
 
-VERBS: dict[str, Verb] = {
-    "pretrain": Verb(
-        "learn a language from text",
-        "lmtool pretrain model=bert_tiny",
-        "lmtool.commands.pretrain:run",
-        primary="pretrain",
-        config="run:PretrainConfig",
-        trains=True,
+_TABLE = (
+    Verb(
+        "pretrain", "learn a language from text", "lmtool pretrain model=bert_tiny", "run:PretrainConfig",
+        trains=True, sweeps=True,
+    ),
+    Verb(
+        "finetune", "learn a task from labeled text", "lmtool finetune task=pydocs checkpoint=runs/NAME",
+        "run:FinetuneConfig", trains=True, sweeps=True,
+    ),
+    Verb(
+        "evaluate", "score a checkpoint", "lmtool evaluate runs/NAME", "use:EvaluateConfig", ("checkpoint", "against"),
         sweeps=True,
     ),
-    "finetune": Verb(
-        "learn a task from labeled text",
-        "lmtool finetune task=pydocs checkpoint=runs/NAME",
-        "lmtool.commands.finetune:run",
-        primary="finetune",
-        config="run:FinetuneConfig",
-        trains=True,
-        sweeps=True,
+    Verb(
+        "predict", "label texts, fill masks", 'lmtool predict runs/NAME text="..."', "use:PredictConfig",
+        ("checkpoint", "text"),
     ),
-    "evaluate": Verb(
-        "score a checkpoint",
-        "lmtool evaluate runs/NAME",
-        "lmtool.commands.evaluate:run",
-        primary="evaluate",
-        config="use:EvaluateConfig",
-        places=("checkpoint", "against"),
-        sweeps=True,
+    Verb(
+        "generate", "write text", 'lmtool generate runs/NAME prompt="..."', "use:GenerateConfig",
+        ("checkpoint", "prompt"),
     ),
-    "predict": _configured(
-        "label texts, fill masks",
-        'lmtool predict runs/NAME text="..."',
-        "predict",
-        "use:PredictConfig",
-        places=("checkpoint", "text"),
-    ),
-    "generate": _configured(
-        "write text",
-        'lmtool generate runs/NAME prompt="..."',
-        "generate",
-        "use:GenerateConfig",
-        places=("checkpoint", "prompt"),
-    ),
-    "embed": _configured(
-        "texts as vectors",
-        "lmtool embed runs/NAME input=FILE output=vectors.npy",
-        "embed",
-        "use:EmbedConfig",
-        places=("checkpoint",),
-    ),
-    "probe": _configured(
-        "what every layer holds",
-        "lmtool probe runs/NAME target=next",
-        "probe",
-        "use:ProbeConfig",
-        places=("checkpoint",),
-    ),
-    "tokenizer": _configured(
-        "train a vocabulary",
-        "lmtool tokenizer output=vocabulary",
-        "tokenizer",
-        "run:TokenizerCommandConfig",
-        "train_tokenizer",
-    ),
-    "export": _configured(
-        "write a folder for transformers",
-        "lmtool export runs/NAME output=exported",
-        "export",
-        "run:ExportConfig",
-        places=("checkpoint",),
-    ),
-    "import": _configured(
-        "take published weights, or another vocabulary",
-        "lmtool import hf://org/name output=imported",
-        "importing",
-        "run:ImportConfig",
-        "import",
+    Verb(
+        "embed", "texts as vectors", "lmtool embed runs/NAME input=FILE output=vectors.npy", "use:EmbedConfig",
         ("checkpoint",),
     ),
-    "check": _configured("read a data set before training", "lmtool check task=mydata.csv", "check", "use:CheckConfig"),
-    "doctor": _configured(
-        "what this machine can do, and what is missing", "lmtool doctor", "doctor", "use:DoctorConfig"
+    Verb(
+        "probe", "what every layer holds", "lmtool probe runs/NAME target=next", "use:ProbeConfig", ("checkpoint",)
     ),
-    "fetch": Verb(
-        "download what a run will need",
-        "lmtool fetch finetune task=sst2 checkpoint=hf://org/name",
-        "lmtool.commands.fetch:run",
-        "run",
-        action="fetches for",
+    Verb(
+        "tokenizer", "train a vocabulary", "lmtool tokenizer output=vocabulary", "run:TokenizerCommandConfig",
+        file="train_tokenizer",
     ),
-    "plan": Verb(
-        "sizes, steps and time, before spending them",
-        "lmtool plan pretrain model=bert",
-        "lmtool.commands.plan:run",
-        "run",
-        keys="inspection:PlanKeys",
-        action="plans",
+    Verb(
+        "export", "write a folder for transformers", "lmtool export runs/NAME output=exported", "run:ExportConfig",
+        ("checkpoint",),
     ),
-    "inspect": Verb(
-        "what the model is fed, and its statistics",
-        "lmtool inspect pretrain model=bert_tiny n=3",
-        "lmtool.commands.inspect:run",
-        "run",
-        keys="inspection:Looking",
+    Verb(
+        "import", "take published weights, or another vocabulary", "lmtool import hf://org/name output=imported",
+        "run:ImportConfig", ("checkpoint",), module="lmtool.commands.importing",
+    ),
+    Verb("check", "read a data set before training", "lmtool check task=mydata.csv", "use:CheckConfig"),
+    Verb("doctor", "what this machine can do, and what is missing", "lmtool doctor", "use:DoctorConfig"),
+    Verb(
+        "fetch", "download what a run will need", "lmtool fetch finetune task=sst2 checkpoint=hf://org/name",
+        reads="run", action="fetches for",
+    ),
+    Verb(
+        "plan", "sizes, steps and time, before spending them", "lmtool plan pretrain model=bert",
+        reads="run", keys="inspection:PlanKeys", action="plans",
+    ),
+    Verb(
+        "inspect", "what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3",
+        reads="run", keys="inspection:Looking",
         notes=(
             "n=3 examples are printed, tokens=200000 measured; brief=true: what stands out, and nothing else",
             "output=FILE: the examples as JSON lines; output=FILE.html: a page with all that is printed",
         ),
     ),
-    "inspect tokenizer": _configured(
-        "one text as each vocabulary cuts it",
-        'lmtool inspect tokenizer text="unhappiness"',
-        "inspect_tokenizer",
+    Verb(
+        "inspect tokenizer", "one text as each vocabulary cuts it", 'lmtool inspect tokenizer text="unhappiness"',
         "use:InspectTokenizerConfig",
     ),
-    "inspect attention": _configured(
-        "what each head looks at",
-        'lmtool inspect attention checkpoint=runs/NAME text="..."',
-        "inspect_attention",
-        "use:InspectAttentionConfig",
-        places=("checkpoint", "text"),
+    Verb(
+        "inspect attention", "what each head looks at",
+        'lmtool inspect attention checkpoint=runs/NAME text="..."', "use:InspectAttentionConfig",
+        ("checkpoint", "text"),
     ),
-    "inspect positions": _configured(
-        "what positions do to attention",
-        "lmtool inspect positions kinds=[rotary,t5]",
-        "inspect_positions",
+    Verb(
+        "inspect positions", "what positions do to attention", "lmtool inspect positions kinds=[rotary,t5]",
         "use:InspectPositionsConfig",
     ),
-    "inspect word": _configured(
-        "one word in several sentences",
-        'lmtool inspect word word=bank text="... | ..." checkpoint=runs/NAME',
-        "inspect_word",
-        "use:InspectWordConfig",
+    Verb(
+        "inspect word", "one word in several sentences",
+        'lmtool inspect word word=bank text="... | ..." checkpoint=runs/NAME', "use:InspectWordConfig",
     ),
-    "profile": Verb(
-        "where a step's time goes",
-        "lmtool profile pretrain model=bert_tiny steps=5",
-        "lmtool.commands.profile:run",
-        "run",
-        keys="inspection:Profiling",
-        action="runs a few steps of",
+    Verb(
+        "profile", "where a step's time goes", "lmtool profile pretrain model=bert_tiny steps=5",
+        reads="run", keys="inspection:Profiling", action="runs a few steps of",
         notes=("steps=5 are profiled, after 2 of warm-up; output=FOLDER: the trace and the table",),
     ),
-    "resume": Verb("resume a stopped run", "lmtool resume runs/NAME", "lmtool.commands.resume:read", "saved run"),
-    "report": Verb(
-        "the report of a run or a sweep again, runs side by side",
-        "lmtool report runs/NAME",
-        "lmtool.commands.report:main",
-        "words",
+    Verb("resume", "resume a stopped run", "lmtool resume runs/NAME", reads="saved run"),
+    Verb(
+        "report", "the report of a run or a sweep again, runs side by side", "lmtool report runs/NAME", reads="words"
     ),
-    "runs": Verb("all runs: when, what, score, state, size", "lmtool runs", "lmtool.commands.runs:main", "words"),
-    "list": Verb("what there is to choose from", "lmtool list model", "lmtool.commands.list:main", "options"),
-    "show": Verb("explain a key or print a choice", "lmtool show optimizer.lr", "lmtool.commands.show:main", "options"),
-    "completion": Verb(
-        "TAB in bash, zsh or fish",
-        "source <(lmtool completion bash)",
-        "lmtool.cli.completion.shells:main",
-        "words",
+    Verb("runs", "all runs: when, what, score, state, size", "lmtool runs", reads="words"),
+    Verb("list", "what there is to choose from", "lmtool list model", reads="options"),
+    Verb("show", "explain a key or print a choice", "lmtool show optimizer.lr", reads="options"),
+    Verb(
+        "completion", "TAB in bash, zsh or fish", "source <(lmtool completion bash)",
+        reads="words", module="lmtool.cli.completion.shells",
     ),
-}
+)  # fmt: skip
+VERBS = {verb.name: verb for verb in _TABLE}
 LOOKS = tuple(name.partition(" ")[2] for name in VERBS if " " in name)
 """What `lmtool inspect` looks at beside runs."""
 TRAINING = tuple(name for name, verb in VERBS.items() if verb.trains)
