@@ -76,8 +76,8 @@ class CallableTokenizer(Tokenizer):
 
 
 @dataclass(frozen=True)
-class Loaded(weights.Loaded):
-    """A checkpoint in use, see `lmtool.weights.load.Loaded`. checkpoint: what was loaded."""
+class Loaded(weights.LoadedCheckpoint):
+    """A checkpoint in use, see `lmtool.weights.load.LoadedCheckpoint`. checkpoint: what was loaded."""
 
     tokenizer: CallableTokenizer | None
     checkpoint: str

@@ -24,7 +24,7 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.training.precision import choose_device, choose_precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.comparing import (
-    Comparison,
+    CheckpointComparison,
     compare_autotokenizer,
     compare_outputs,
     compare_tensors,
@@ -121,7 +121,9 @@ def warn_of(published: HFFolder, ignored: Sequence[str], offline: bool) -> None:
         Output().line(f"warning: {warning}", "yellow")
 
 
-def tell(heading: str, comparison: Comparison, left_out: tuple[str, ...] = (), opened: Parity | None = None) -> None:
+def tell(
+    heading: str, comparison: CheckpointComparison, left_out: tuple[str, ...] = (), opened: Parity | None = None
+) -> None:
     """Print a comparison. opened: what transformers itself made of a folder."""
     output = Output()
     output.line(heading)

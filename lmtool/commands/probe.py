@@ -39,7 +39,7 @@ from lmtool.resolver.schema.run import ProbeConfig
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, choose_device, choose_precision
-from lmtool.weights.load import Loaded, load
+from lmtool.weights.load import LoadedCheckpoint, load
 
 # Of the stream "sample": which windows are held out of the probe's training.
 _HOLD_OUT = 8
@@ -87,7 +87,7 @@ class _Probed:
 
     config: ProbeConfig
     checkpoint: str
-    loaded: Loaded
+    loaded: LoadedCheckpoint
     precision: Precision
     task: TaskData | None
     output: Output

@@ -42,7 +42,7 @@ OTHER_CODE = 1e-3
 
 
 @dataclass
-class Comparison:
+class CheckpointComparison:
     """tensors: largest difference of each tensor on both sides. missing: tensors of the original that the copy lacks.
     unused: tensors of the copy's file that nothing reads. tied: pairs of names of one tensor. layers, logits,
     pair_logits: differences on a sample of two segments. texts: differences of predictions for texts ("texts") and
@@ -99,18 +99,20 @@ def _these(names: list[str]) -> str:
     return f"{len(names)}: {', '.join(names[:6])}{more}" if names else "none"
 
 
-def compare_tensors(original: Mapping[str, Tensor], copy: Mapping[str, Tensor], unused: list[str]) -> Comparison:
+def compare_tensors(
+    original: Mapping[str, Tensor], copy: Mapping[str, Tensor], unused: list[str]
+) -> CheckpointComparison:
     """Compare tensors under the same names."""
     differences = {
         name: difference(tensor, copy[name])
         for name, tensor in original.items()
         if name in copy and copy[name].shape == tensor.shape
     }
-    return Comparison(differences, [name for name in original if name not in differences], unused)
+    return CheckpointComparison(differences, [name for name in original if name not in differences], unused)
 
 
 @torch.no_grad()
-def compare_outputs(comparison: Comparison, original: CheckpointModel, copy: CheckpointModel) -> None:
+def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel, copy: CheckpointModel) -> None:
     """Record the differences of each layer and of the logits, on a sample of random tokens, in two segments if the
     model has them."""
     backbone = original.backbone
@@ -135,7 +137,7 @@ def compare_outputs(comparison: Comparison, original: CheckpointModel, copy: Che
     )
 
 
-def compare_tokenizers(comparison: Comparison, original: Tokenizer, copy: Tokenizer) -> None:
+def compare_tokenizers(comparison: CheckpointComparison, original: Tokenizer, copy: Tokenizer) -> None:
     """Record the strings that the two encode differently."""
     comparison.strings = different_ids(original, copy)
     comparison.strings_compared = len(ADVERSARIAL)

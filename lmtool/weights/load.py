@@ -60,7 +60,7 @@ class ModelOutput:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedCheckpoint:
     """model: in evaluation mode. tokenizer: as in training; None if the checkpoint has none. config: of the model.
     report: which parts of the checkpoint were loaded. saved: the checkpoint's configuration."""
 
@@ -140,7 +140,7 @@ class PaddedModel(nn.Module):
         return segments_BL.to(ids_BL.device)
 
 
-def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
+def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> LoadedCheckpoint:
     """Load a checkpoint for inspection and use: a run or a checkpoint of lmtool, a published folder or hf://org/name.
 
     UserError if it cannot be read, if a part of the backbone is missing, or for a head that lmtool does not have.
@@ -163,7 +163,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     if tokenizer is not None and parts.first_token is not None:
         tokenizer = tokenizer.with_tokens(FORMATS[parts.form.text_format].new, parts.first_token)
     model = PaddedModel(parts, special_ids.get(getattr(saved.model, "start_role", ""))).to(device).eval()
-    return Loaded(model, tokenizer, saved.model, report, config)
+    return LoadedCheckpoint(model, tokenizer, saved.model, report, config)
 
 
 @dataclass(frozen=True)
@@ -289,11 +289,11 @@ def _merge(parts: ModelWithHeads, origin: str) -> None:
         raise UserError(f"checkpoint={origin}: {error.message}", error.hint) from error
 
 
-def folded(weights: Weights, shares_input: Mapping[str, Tensor], saved: Mapping[str, object]) -> Folded | None:
+def folded(weights: Weights, own_tensors: Mapping[str, Tensor], saved: Mapping[str, object]) -> Folded | None:
     """A tuned checkpoint in which what only training needs (the map of a prefix) is replaced by its result; None if
     there is no such thing.
 
-    weights: complete. shares_input: the checkpoint's own tensors. saved: its configuration.
+    weights: complete. own_tensors: the checkpoint's own tensors. saved: its configuration.
     """
     model = saved_model(weights.origin, saved, weights.tensors)
     if model.tuned_by is None:
@@ -304,6 +304,6 @@ def folded(weights: Weights, shares_input: Mapping[str, Tensor], saved: Mapping[
     if config == model.tuned_by:
         return None
     state = parts.state_dict()
-    tensors = {name: tensor for name, tensor in shares_input.items() if name not in before}
+    tensors = {name: tensor for name, tensor in own_tensors.items() if name not in before}
     tensors |= {name: state[name] for name in sorted(parts.added)}
     return Folded(tensors, {**saved, "tuning": config.model_dump(mode="json")})

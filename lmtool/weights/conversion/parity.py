@@ -25,11 +25,11 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.texts import SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
-from lmtool.weights.comparing import Comparison, difference, tokenized
+from lmtool.weights.comparing import CheckpointComparison, difference, tokenized
 from lmtool.weights.exporting import TokenizerSettings
 from lmtool.weights.folders import read_settings
 from lmtool.weights.heads import CheckpointModel, format_of
-from lmtool.weights.load import Loaded, PaddedModel
+from lmtool.weights.load import LoadedCheckpoint, PaddedModel
 from lmtool.weights.task_heads import CHOICES, head_of_class
 
 # An exported folder opened with transformers itself, where that is installed: what its class of the model makes of
@@ -213,9 +213,9 @@ def reading_of(
 
 @torch.no_grad()
 def compare_texts(
-    comparison: Comparison,
+    comparison: CheckpointComparison,
     original: TaskLearner | CheckpointModel,
-    again: Loaded,
+    again: LoadedCheckpoint,
     folder: Path,
     layout: str,
     tokenizer: Tokenizer,
@@ -246,7 +246,7 @@ def _is_whole(original: TaskLearner, row: tuple[str, ...], longest: int) -> bool
 
 def _difference(
     original: TaskLearner | CheckpointModel,
-    again: Loaded,
+    again: LoadedCheckpoint,
     folder: Path,
     layout: str,
     tokenizer: Tokenizer,
@@ -289,7 +289,7 @@ def _difference(
     return float(torch.tensor(differences).max())  # no number where one is none
 
 
-def _has_segments(loaded: Loaded) -> bool:
+def _has_segments(loaded: LoadedCheckpoint) -> bool:
     return getattr(loaded.config, "segments", 0) > 1
 
 

@@ -25,11 +25,11 @@ from lmtool.resolver.schema.run import ExportConfig
 from lmtool.runs.checkpoints import read_weights, tensor_names
 from lmtool.system.secrets import masked
 from lmtool.weights.assemble import assemble
-from lmtool.weights.comparing import OTHER_CODE, ROUNDING, Comparison, compare_outputs, difference, tokenized
+from lmtool.weights.comparing import OTHER_CODE, ROUNDING, CheckpointComparison, compare_outputs, difference, tokenized
 from lmtool.weights.conversion.parity import layout_of, reading_of
 from lmtool.weights.exporting import Export, export_of, write_delta, write_reading
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.load import Loaded, folded, load, saved_config, saved_model
+from lmtool.weights.load import LoadedCheckpoint, folded, load, saved_config, saved_model
 from lmtool.weights.loading import Base, saved_base
 from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
 from lmtool.weights.peft.maps import HFBase, Tuned, hf_linears
@@ -110,7 +110,7 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     return f"for PEFT on {export.architecture}"
 
 
-def _require_readable_base(loaded: Loaded, architecture: str, base: Base, offline: bool) -> None:
+def _require_readable_base(loaded: LoadedCheckpoint, architecture: str, base: Base, offline: bool) -> None:
     """Raise UserError if transformers would initialize a new backbone: its class uses another prefix than the family's
     other classes, and the base has one of those."""
     declared = builder_module(entry_of(loaded.config)).HF_FORMAT
@@ -149,7 +149,9 @@ def _named(base: Base) -> tuple[str, str | None]:
     return base.checkpoint.removeprefix("hf://").partition("@")[0], base.revision
 
 
-def _require_same(loaded: Loaded, folder: Path, added: Mapping[str, Tensor], base: HFBase, checkpoint: str) -> None:
+def _require_same(
+    loaded: LoadedCheckpoint, folder: Path, added: Mapping[str, Tensor], base: HFBase, checkpoint: str
+) -> None:
     """Raise CheckFailed if the folder, read back, gives other outputs."""
     restored = read_adapter(folder).restored(base)
     parts = loaded.model.parts
@@ -157,7 +159,7 @@ def _require_same(loaded: Loaded, folder: Path, added: Mapping[str, Tensor], bas
     saved = {**loaded.saved, "tuning": restored.section}
     weights = Weights({**rest, **restored.added}, folder, checkpoint)
     copy, _ = assemble(saved_model(checkpoint, saved, weights.tensors), loaded.tokenizer, trained=weights)
-    comparison = Comparison({}, [], [])
+    comparison = CheckpointComparison({}, [], [])
     compare_outputs(comparison, parts, copy)
     differences = [*comparison.layers.values(), comparison.logits or 0.0]
     differences += [difference(tensor, base.tensors[name]) for name, tensor in restored.changed.items()]
@@ -167,7 +169,7 @@ def _require_same(loaded: Loaded, folder: Path, added: Mapping[str, Tensor], bas
         )
 
 
-def _open_with_peft(loaded: Loaded, folder: Path, export: Export, base: Weights) -> None:
+def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base: Weights) -> None:
     """Compare PEFT's predictions from the folder, on a transformers model with the base's weights, with lmtool's.
     CheckFailed if they differ. Says so if PEFT is not installed."""
     if not all(find_spec(package) for package in ("peft", "transformers")):

@@ -204,8 +204,8 @@ def _require_linears(tuned: Tuned) -> None:
     )
     if missing:
         raise UserError(
-            f"in transformers {missing[0].removeprefix('backbone.')} of this model is no linear module, which PEFT could "
-            f"reach; nor are {len(missing) - 1} others that were tuned",
+            f"in transformers {missing[0].removeprefix('backbone.')} of this model is no linear module, which PEFT "
+            f"could reach; nor are {len(missing) - 1} others that were tuned",
             "format=delta writes what was tuned for lmtool; tuning.projections=[fc_in,fc_out] tunes what PEFT reaches",
         )
 
