@@ -24,7 +24,7 @@ from lmtool.nn.embeddings import StackInput
 from lmtool.nn.positions import Position
 from lmtool.types import Packed
 
-# Symbols, as in the published code: the bytes from 1 on; 0 stands for nothing and is never read.
+# Symbols as in the published code: bytes start at 1; 0 means nothing and is never read.
 TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS, FILL = range(257, 262)
 SYMBOLS = 262
 
@@ -200,7 +200,7 @@ class WordCharacters(StackInput):
         split_T = ~single_W[words.word_T]
         word_P, ids_P = (single_W.logical_not().cumsum(0) - 1)[words.word_T[split_T]], ids_T[split_T]
         count = int((~single_W).sum())
-        # Where in its word each piece begins.
+        # Offset of each token in its word.
         lengths_P = lengths_V[ids_P]
         ends_P = lengths_P.cumsum(0)
         before_R = torch.zeros(count, dtype=torch.int64, device=device).index_add_(0, word_P, lengths_P)
@@ -233,11 +233,11 @@ class WordCharacters(StackInput):
 
     def of_symbols(self, symbols_UL: Tensor) -> Tensor:
         """(U, P) the words' vectors."""
-        # A filter finds the same wherever it sees nothing but `FILL`: one such place stands for all.
+        # A filter has the same value wherever it covers only `FILL`, so one such position is enough.
         filled = (symbols_UL == FILL).all(0).sum() if len(symbols_UL) else symbols_UL.new_tensor(0)
         columns = min(self.word_length, self.word_length - int(filled) + self.widest)
         x_UCL = self.characters(symbols_UL[:, :columns]).transpose(1, 2)
-        # The place of the largest value is kept for the backward, not all values.
+        # Only the index of each maximum is saved for the backward.
         found = [convolution(x_UCL).max(-1).values for convolution in self._filters]
         x_UF = F.relu(torch.cat(found, 1))
         for highway in self.highways:

@@ -71,7 +71,7 @@ class AdditiveAttention(nn.Module):
         index_K = torch.arange(max(lengths, default=0))
         index_NK = starts_N[:, None] + torch.minimum(index_K, (lengths_N - 1).clamp(min=0)[:, None])
         mask_NK = index_K < lengths_N[:, None]
-        # An input without tokens at the end of all has no place to point at: whatever it sees counts as zero.
+        # A trailing input without tokens has no valid index; all its weights become zero.
         index_NK = send(index_NK.clamp(max=max(len(values_SV) - 1, 0)), values_SV.device)
         mask_NK = send(mask_NK, values_SV.device)
         order_N = steps.order_N.div(encoded.outputs, rounding_mode="floor")

@@ -102,11 +102,11 @@ def reference_attention(
     return out_TAD
 
 
-# Tokens up to which copying three matrices into one takes longer than what it saves.
+# Up to this many tokens, copying three matrices into one costs more than it saves.
 _FEW = 64
 
 
-# The share of a text's tokens from which on it is no saving to let these alone ask in attention.
+# From this fraction of selected tokens on, computing attention for the selected queries only saves nothing.
 _MANY = 0.5
 
 
@@ -313,10 +313,9 @@ class SelfAttention(MultiHead):
         return same_tokens and not between and not looked_at and joins(self.q_proj, self.k_proj, self.v_proj)
 
 
-# Attention of a decoder to the encoder's text.
+# Cross-attention.
 #
-# Shape letters: T tokens of the decoder, S tokens of the encoder, M tokens that are read, H hidden width, A heads, D
-# width of a head.
+# Shape letters: T decoder tokens, S encoder tokens, M selected tokens, H hidden width, A heads, D head width.
 
 
 class CrossAttention(MultiHead):

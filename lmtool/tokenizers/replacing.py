@@ -11,7 +11,7 @@ from tokenizers import models
 from lmtool.tokenizers.entries import PREFIX, SPACE, SUFFIX, EntryText, entry_text
 from lmtool.tokenizers.tokenizer import ROLES, Tokenizer
 
-# The same place in a text under another name; a token that pads besides stands for what else it is first.
+# Roles with the same position in a text; a token that also pads is matched by its other role first.
 _EQUIVALENT_ROLES = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}
 _IN_ORDER = (*(role for role in ROLES if role != "pad"), "pad")
 
@@ -80,7 +80,7 @@ def _matched(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
             old_id = known.get(word if old.marks == new.marks else entry_text(new.marks, word))
         if old_id is not None:
             matched[number] = old_id
-    # Numbers without an entry: rows that nothing reads.
+    # Ids without an entry: rows that are never read.
     holes = ([number for number, word in enumerate(words) if not word] for words in (after, before))
     return matched | dict(zip(*holes, strict=False))
 
@@ -100,7 +100,7 @@ class _Segmenter:
         words = old.pieces(range(old.vocab_size))
         self.numbers = {word: number for number, word in enumerate(words) if word}
         self.no_text = old.special_ids
-        # Where white space is a token of its own, a word has it only if its own kind writes it.
+        # If white space is a separate token, a word has it only if the new kind marks it.
         marks_spaces = new.marks in ("bytes", "space", "characters")
         self.with_space = old.marks == "bytes" or (old.marks == "characters" and marks_spaces)
         self.within = _within(self.numbers, old) if old.marks == "continues" else None

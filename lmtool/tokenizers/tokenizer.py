@@ -142,7 +142,7 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """sha256 of its behavior: rules, vocabulary and roles."""
         content = self._backend.to_str()
-        # The library reads a score that it wrote with an error in the last digit.
+        # The library's stored scores are off in the last digit.
         content = _SCORE.sub(lambda match: f"{float(match[0]):.9f}", content) if '"Unigram"' in content else content
         content += json.dumps(self.roles, sort_keys=True)
         content += "parse_special_tokens" if self.parse_special_tokens else ""
@@ -239,7 +239,7 @@ class Tokenizer:
             batch = self._backend.encode_batch(texts, add_special_tokens=False)
         for words, entry in zip(sentences, batch, strict=True):
             ids = np.array(entry.ids, dtype=np.int32)
-            # The space in front of a word is the word's: a token may begin with it, or be it.
+            # A space belongs to the word after it: a token may start with it, or be it.
             ends = np.cumsum([len(word) + 1 for word in words], dtype=np.int64) - 1
             starts = np.array([start for start, _ in entry.offsets], dtype=np.int64)
             encoded.append((ids, np.minimum(np.searchsorted(ends, starts, side="right"), max(len(words) - 1, 0))))
@@ -301,7 +301,7 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
-        # A class of transformers may have tokens of its own for the roles that stand nowhere.
+        # A transformers class may have default tokens for roles that are not listed.
         named = {f"{name}_token": None for name in ROLES} | special
         settings: JsonObject = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **named}
         if self._unflagged:
@@ -334,7 +334,7 @@ def _without_space(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
     starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     positions = np.arange(len(text) + 1)
     space = np.array([character.isspace() for character in text], dtype=bool)
-    # The first character from each place on that is no space, and the end of the last one before it.
+    # The first non-space character from each position on, and the end of the last one before it.
     following = np.minimum.accumulate(np.append(np.where(space, len(text), positions[:-1]), len(text))[::-1])[::-1]
     starts = np.minimum(following[starts], ends)
     before = np.maximum.accumulate(np.append(0, np.where(space, 0, positions[1:])))

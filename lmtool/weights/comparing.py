@@ -64,7 +64,7 @@ class CheckpointComparison:
     def same(self) -> bool:
         """Whether nothing was lost: equal tensors, outputs and ids."""
         numbers = [*self.tensors.values(), *self.layers.values(), self.logits or 0.0, self.pair_logits or 0.0]
-        # A difference that is no number is one.
+        # NaN counts as a difference.
         equal = all(number == 0.0 for number in numbers) and all(number < ROUNDING for number in self.texts.values())
         return equal and not self.missing and not self.strings
 
@@ -191,8 +191,8 @@ def difference(tensor: Tensor, other: Tensor) -> float:
     return float((tensor.double() - other.double()).abs().max())
 
 
-# What transformers' AutoTokenizer makes of texts, by the files of an exported folder alone; and, where transformers
-# is installed, a comparison with itself.
+# The result of transformers' AutoTokenizer, from the files of an exported folder alone; and a comparison with it, if
+# transformers is installed.
 #
 # Shape letters: B rows, L the longest of them in tokens.
 

@@ -33,8 +33,6 @@ from lmtool.weights.loading import BASE, Base
 from lmtool.weights.reading import their_names
 from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task, labels_of
 
-# A checkpoint of lmtool as a folder that transformers loads.
-
 
 @dataclass(frozen=True)
 class Export:
@@ -69,7 +67,7 @@ def export_of(
             for name, tensor in tensors.items()
         }
     heads = {part_of(name).removeprefix("heads.") for name in renamed if name.startswith("heads.")}
-    # A task's head without a task stands for nothing that could be named.
+    # Without its task, a task head has no meaning.
     usable = heads - (set(HEADS) - {head.name if head is not None else ""})
     model_class = declared.class_of_heads(usable)
     needed = model_class.heads
@@ -79,7 +77,7 @@ def export_of(
         part_names.add("heads.lm")
     exported = {name: tensor for name, tensor in renamed.items() if part_of(name) in part_names}
     hf_tensors = their_names(model, exported)
-    # A name of ours that is still there has no place.
+    # Tensors that keep our name have no place there.
     exported = {name: tensor for name, tensor in exported.items() if name not in hf_tensors}
     hf_tensors = {name: tensor for name, tensor in hf_tensors.items() if not name.startswith(("heads.", "backbone."))}
     untied = declared.unties and declared.tied.output in hf_tensors
@@ -170,7 +168,8 @@ class TokenizerSettings:
         names = ["input_ids", *(["token_type_ids"] if self.segments else []), "attention_mask"]
         return {
             "model_max_length": self.max_length,
-            # Without the names a plain tokenizer class gives no segments; older transformers gave them to all models.
+            # Without these names a plain tokenizer class returns no segments; older transformers returned them for all
+            # models.
             "model_input_names": names,
             **({"split_special_tokens": True} if self.split_special_tokens else {}),
         }
@@ -262,9 +261,6 @@ def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-# A published folder as a checkpoint of lmtool, with its manifest.
 
 
 COMMAND = "import"

@@ -97,13 +97,6 @@ def _short(problem: Exception) -> str:
     return masked(" ".join(str(problem).split()))[:160]
 
 
-# Where published weights lie: a local folder in Hugging Face's layout, or `hf://org/name@revision` in the hub's
-# cache.
-#
-# Imports no torch by itself: a command's configuration is decoded with it. Only the files named here are ever read,
-# and nothing in a folder is executed.
-
-
 CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """The files that hold weights, the preferred ones first."""
@@ -199,13 +192,13 @@ class HFFolder:
             )
         entry = lookup("model", config["model"]["name"])
         assert entry is not None
-        # A family without a table of positions names no longest text.
+        # A family without a position table has no longest text.
         longest = config["model"].get("max_positions", entry.config.model_fields["max_positions"].default)
         lengths = [longest, settings.get("model_max_length")]
         return {
             **config,
             "tokenizer": {**config["tokenizer"], "parse_special_tokens": not settings.get("split_special_tokens")},
-            # A tokenizer without a limit of its own has one of 10^30.
+            # An unlimited tokenizer has the length 10^30.
             "max_length": min(
                 int(length) for length in lengths if isinstance(length, int | float) and 1 <= length <= 10**9
             ),
@@ -302,7 +295,7 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
     absent: list[MissingFile] = []
     for name in TOKENIZER:
         try:
-            # The cache keeps a folder for each commit: all files are of the first one's.
+            # The cache has one folder per commit; all files come from the first one's.
             folder = address.file(name, offline, None if folder is None else folder.name).parent
         except MissingFile as problem:
             absent.append(problem)
@@ -314,7 +307,7 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
 def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
     address = Address.of("checkpoint", checkpoint, _GIVE)
     path = address.file(CONFIG, offline)
-    # The cache keeps a folder for each commit: what is read later is of the same one, whatever happens to a branch.
+    # The cache has one folder per commit: later reads use the same one, even if the branch moves.
     commit = path.parent.name
     for name in (*TOKENIZER, GENERATION):
         with suppress(MissingFile):

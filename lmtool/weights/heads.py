@@ -53,7 +53,7 @@ class CheckpointModel(ModelWithHeads):
         self.pooled = backbone.pooler_on_tokens if self.of_tokens else self.form.pooled
         complete = head_name in self.heads and (not self.pooled or "pooler" in self.heads)
         self.task = head_name if complete else None
-        # The tokens that the head of the task brings have ids from here on; none where it brings none.
+        # The special tokens that the task's head adds have ids from here on.
         parts_tensors = getattr(self.heads[head_name], "tokens", None) if complete else None
         self.first_token = None if parts_tensors is None else backbone.embed.extend(parts_tensors)
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
@@ -113,7 +113,7 @@ def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> 
     if name == "lm":
         head = lm_head(backbone)
         trained = dict(head.named_parameters())
-        # A table of its own is not invented where the checkpoint has none.
+        # An untied head without a table in the checkpoint is left out.
         return head if {f"heads.lm.{layer}" for layer in trained} <= set(head_tensors) else None
     if name == "pooler":
         return pooler(backbone)

@@ -44,7 +44,7 @@ from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.loading import LoadReport
 from lmtool.weights.reading import Weights, layout_warnings, read
 
-# The families, and the tuning methods, enter themselves into the tables.
+# Imported for their registration: families and tuning methods.
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,7 @@ def _padded(values: Tensor, real_BL: Tensor) -> Tensor:
     return padded
 
 
-# Weights of a tuned checkpoint as those of a plain model, what its method added folded in; or as those of a tuned one
-# without what its method needs in training alone.
+# A tuned checkpoint merged into a plain model, or without what its method needs only in training.
 
 
 def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
@@ -265,7 +264,7 @@ def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
         _merge(planned, weights.origin)
         return weights
     parts, _ = assemble(model, None, trained=weights)
-    # Heads that stand for nothing outside of their training are in no model of a checkpoint.
+    # Heads that are only used in training are not in the model of a checkpoint.
     rest = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
     _merge(parts, weights.origin)
     tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}

@@ -21,11 +21,11 @@ from lmtool.system.manifest import Damaged
 from lmtool.system.secrets import masked
 from lmtool.types import part_of
 
-# Start a learner from a checkpoint's tensors, and say what was taken, dropped and made new.
+# Starting a learner from a checkpoint's tensors.
 #
-# Tensors are named `backbone.` (what finetuning starts from), `heads.NAME.` and `objective.`. The backbone is taken
-# whole or not at all: a partial load is an error. A head is taken where the checkpoint has one of that name and
-# shape; only heads may be new, and the report says so.
+# Tensors are named `backbone.` (what finetuning starts from), `heads.NAME.` and `objective.`. The backbone is loaded
+# completely or not at all: a partial load is an error. A head is loaded if the checkpoint has one of the same name and
+# shape; only heads may be new, which is reported.
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def left_to_base(learner: BaseLearner, report: LoadReport) -> frozenset[str]:
     changed_names |= {name for name, parameter in named.items() if id(parameter) in learned}
     parts = set(report.loaded) - {f"heads.{term}" for term in learner.weights}
     frozen = {name for name in learner.state_dict() if name not in changed_names and part_of(name) in parts}
-    # A method that freezes no parameter has no base, whatever constants the model has.
+    # A method that freezes no parameter has no base, even if the model has constants.
     return frozenset(frozen) if frozen & named.keys() else frozenset()
 
 

@@ -54,11 +54,10 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     return {str(name): tensor for name, tensor in content.items()}
 
 
-# What a published folder holds that lmtool neither reads nor knows to be without effect: keys of its JSON files, and
-# files.
+# Parts of a published folder that lmtool does not read and that might matter: keys of its JSON files, and files.
 #
-# A key that decides what a model computes is refused by its family, or by the tokenizer's class; what is listed here
-# may mean something all the same.
+# A key that changes what a model computes is rejected by its family or by the tokenizer's class; the keys listed here
+# may matter all the same.
 
 
 GENERATION = "generation_config.json"
@@ -101,10 +100,10 @@ _GENERATION_DEFAULTS: JsonObject = {
 `lmtool generate` has settings of its own."""
 _FILES = (
     CONFIG, GENERATION, *TOKENIZER, *WEIGHTS, MODULES, PROMPTS, *READING,
-    # Weights again, for others.
+    # Weights in other formats.
     "*.safetensors", "pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx",
     "onnx", "openvino", "coreml", "original",
-    # For people, and what a training left.
+    # Documentation and leftovers of training.
     "*.md", "LICENSE*", "NOTICE*", ".*", "*.png", "*.jpg", "*.svg", "*.gif", "*.pdf", "training_args.bin",
     "trainer_state.json", "optimizer*", "scheduler*", "scaler*", "rng_state*", "runs", "logs", "*.log",
     "*results*.json", "checkpoint-*", "requirements.txt",

@@ -9,10 +9,10 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.published import unnamed
 
-# The heads of tasks as transformers publishes them: a class a kind of output. Imports no torch.
+# Task heads in transformers, one class per kind of output.
 #
-# To add one: its line in `HEADS`, its class with its tensors in `HF_FORMAT.classes` of each family that has it, and
-# the section of a task that such a folder stands for, below.
+# To add one: a line in `HEADS`, its class with its tensors in `HF_FORMAT.classes` of each family that has it, and the
+# `task` section of such a folder, below.
 
 
 CLASSIFIER, QUESTION_ANSWERING, WORDS = "classifier", "question_answering", "token_classifier"
@@ -66,11 +66,11 @@ def head_of_task(task: JsonMapping) -> TaskHead | None:
     return next((head for head in HEADS.values() if kind in head.kinds), HEADS[CLASSIFIER])
 
 
-# What the config.json of a published text classifier says of its task, and back. Imports no torch.
+# A classifier's config.json and its task, both ways.
 #
-# transformers saves any head under its class: `...ForSequenceClassification` reads texts or pairs and gives one value
-# (one label) or a class (two labels or more, their names in `id2label`); where `problem_type` says so, any number of
-# classes, each from a probability of .5 on.
+# transformers saves every head under its class: `...ForSequenceClassification` reads texts or pairs and predicts one
+# value (one label) or a class (two or more labels, named in `id2label`); if `problem_type` says so, any number of
+# classes, each with a probability of at least .5.
 
 
 # What the labels alone say: one, or several.

@@ -35,9 +35,9 @@ from lmtool.weights.load import load
 from lmtool.weights.reading import read
 
 POSITION, SEGMENT, TABLE = "backbone.embed.position.weight", "backbone.embed.segment.weight", "embed.segment"
-# Of these a family has its own number; their tables are cut or grow.
+# Sizes that differ by family; their tables are cut or extended.
 _RESIZED = frozenset({"name", "segments"})
-# Held by modules, and no part of a formula: which way a stack reads, what it keeps, the rows of tables.
+# Attributes that do not affect a module's formula: direction, recomputation, table sizes.
 _FREE = frozenset(
     {"training", "causal", "side", "recomputes", "offset", "max_positions", "num_embeddings", "states_read"}
 )
@@ -81,7 +81,7 @@ def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[st
             f"model={name} computes with other blocks than {source.backbone.config.name}: {message}{more}",
             "its weights would mean something else there; train it from random weights, or distil from the checkpoint",
         )
-    # A head reads states of its own mask.
+    # A head only fits states of the same mask.
     same_architecture = config.architecture == source.backbone.config.architecture
     shared_heads = {head for head in model.heads if same_architecture and head in source.heads}
     shared_heads -= {head for head in shared_heads if list(_module_differences(source.heads[head], model.heads[head]))}

@@ -32,8 +32,8 @@ from lmtool.weights.heads import CheckpointModel, format_of
 from lmtool.weights.load import LoadedCheckpoint, PaddedModel
 from lmtool.weights.task_heads import CHOICES, head_of_class
 
-# An exported folder opened with transformers itself, where that is installed: what its class of the model makes of
-# random ids, beside what the checkpoint makes of them. A map that is wrong in both directions alike shows here alone.
+# An exported folder opened with transformers, if that is installed: outputs for random ids, compared with the
+# checkpoint's. Only this shows a mapping that is wrong in both directions.
 #
 # Shape letters: B rows, L the longest of them in tokens.
 
@@ -178,10 +178,10 @@ def _quiet(library: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# An exported folder as a user of transformers would use it, beside what `lmtool predict` does with the checkpoint.
+# An exported folder as a transformers user reads it, compared with `lmtool predict` on the checkpoint.
 #
-# Tokenizer and settings are read from the folder's files as AutoTokenizer reads them, rows are padded, and the
-# folder's weights read those; on the other side texts are laid out and packed as in training.
+# On one side the folder's tokenizer and settings are read as AutoTokenizer does, with padded rows; on the other side
+# texts are formatted and packed as in training.
 
 
 _TEXTS = (

@@ -56,7 +56,7 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
     edited = [name for name in tensors if ".layers." in name and name.endswith(_EDITED)]
     for name in (name.removesuffix(_WEIGHT) for name in edited):
         outputs, inputs = tensors[name + _WEIGHT].shape
-        # Other tensors have another type: what is made of these is known by theirs.
+        # Other tensors have another dtype, which identifies the results.
         rows[name + _WEIGHT] = torch.arange(total, total + outputs, dtype=torch.float64)[:, None].repeat(1, inputs)
         columns[name + _WEIGHT] = torch.arange(inputs, dtype=torch.float64).repeat(outputs, 1)
         first[name] = total
@@ -86,7 +86,7 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
     return maps
 
 
-# What was tuned, as the files of this package take it, and what they make of an adapter.
+# A tuned model and a restored adapter, as the modules of this package exchange them.
 
 
 @dataclass(frozen=True)
