@@ -63,7 +63,7 @@ def learner_of(folder: Path, settings: dict[str, Any], tokenizer: Any) -> tuple[
 def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any = None) -> None:
     """Train with lmtool's loop until the gate closes. Nothing is evaluated or saved, as on the other side. witness:
     sees the learner before the first step, its batches, and the first row."""
-    from lmtool.nn.attention import attention_path
+    from lmtool.nn.stack import attention_path
     from lmtool.runs.run_folder import RunFolder
     from lmtool.tokenizers.tokenizer import Tokenizer
     from lmtool.training.configs import AdamWConfig, LinearConfig

@@ -11,8 +11,7 @@ and K keys of a document.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -207,47 +206,6 @@ class MultiHead(nn.Module):
         rng = self.dropout.rng(context.rng)
         out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, bias, self.scale, self.dropout.rate, rng)
         return self.out_proj(only(out_TAD.flatten(-2), read_M))
-
-
-_WORDS = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
-_BLOCKS = "blocks of tokens to those they see, gathered"
-_TILES = "documents of like length together, no padding read"
-
-
-def attention_path(
-    model: nn.Module, device: torch.device, dtype: torch.dtype, prefixes: Collection[bool] = (False,)
-) -> str:
-    """How a model's attentions compute in training, for the screen. prefixes: contains True if texts have a prefix that
-    the whole text attends to, False if texts have none."""
-    paths: dict[str, str] = {}
-    for stack in model.modules():
-        if (blocks := getattr(stack, "blocks", None)) is not None:
-            paths[_BLOCKS] = f"in texts of more than {blocks.longest_dense} tokens"
-    led = {
-        layer.self_attn
-        for stack in model.modules()
-        if getattr(stack, "prefix", None) is not None and getattr(stack, "causal", False)
-        for layer in cast(Iterable[Any], stack.layers)
-    }
-    biased = any(isinstance(part, Position) and part.scores for part in model.modules())
-    for part in model.modules():
-        if not isinstance(part, MultiHead):
-            continue
-        kernel, is_self = kernel_for(device, dtype, part.head_size, part.dropout.rate), isinstance(part, SelfAttention)
-        if device.type == "cpu":
-            paths[_TILES] = ""
-        elif kernel is None:
-            paths[_TILES] = "flash needs bf16 or fp16, heads of 8, 16, ... 256, and a GPU since Ampere"
-        elif is_self and biased:
-            paths[_TILES] = "where positions add to the scores"
-        elif kernel == "jagged" and part in led:
-            paths[_TILES] = "where a prefix stands before a text that is read left to right"
-        else:
-            if is_self and True in prefixes:
-                paths[_TILES] = "where a text has a prefix that all of it sees"
-            if not is_self or False in prefixes:
-                paths[_WORDS[kernel]] = ""
-    return "; ".join(f"{path} ({why})" if why else path for path, why in paths.items())
 
 
 class SelfAttention(MultiHead):

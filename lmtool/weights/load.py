@@ -40,7 +40,7 @@ from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
 from lmtool.weights.exporting import Folded
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.heads import CheckpointModel
+from lmtool.weights.heads import CheckpointModel, segments_of, start_role
 from lmtool.weights.loading import LoadReport
 from lmtool.weights.reading import Weights, layout_warnings, read
 
@@ -134,7 +134,7 @@ class PaddedModel(nn.Module):
             return None
         if segments_BL.shape != ids_BL.shape:
             raise ValueError(f"token_type_ids have the shape {tuple(segments_BL.shape)}, the ids {tuple(ids_BL.shape)}")
-        known = max(getattr(self.parts.backbone.config, "segments", 0), 1)
+        known = max(segments_of(self.parts.backbone.config), 1)
         if segments_BL.numel() and not 0 <= int(segments_BL.min()) <= int(segments_BL.max()) < known:
             raise ValueError(f"token_type_ids up to {int(segments_BL.max())}; the model has {known} segments")
         return segments_BL.to(ids_BL.device)
@@ -162,7 +162,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     special_ids = {} if tokenizer is None else tokenizer.roles
     if tokenizer is not None and parts.first_token is not None:
         tokenizer = tokenizer.with_tokens(FORMATS[parts.form.text_format].new, parts.first_token)
-    model = PaddedModel(parts, special_ids.get(getattr(saved.model, "start_role", ""))).to(device).eval()
+    model = PaddedModel(parts, special_ids.get(start_role(saved.model))).to(device).eval()
     return LoadedCheckpoint(model, tokenizer, saved.model, report, config)
 
 
