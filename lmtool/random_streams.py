@@ -1,9 +1,9 @@
-"""Every random choice as a pure function of (seed, stream, epoch, example, draw).
+"""Random choices as pure functions of (seed, stream, epoch, example, draw).
 
-Nothing here has a state. Number of workers, order of calls and size of micro-batches therefore change nothing, and
-resuming needs no generator to be restored. The hash is SplitMix64 (Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", 2014): an example's draws are the outputs of the SplitMix64 generator whose state is
-the example's key. Known-answer tests freeze the values; changing them would change every run.
+Nothing here has a state, so the number of workers, the order of calls and the size of micro-batches change nothing, and
+resuming has no generator to restore. The hash is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+number generators", 2014): an example's draws are the outputs of the SplitMix64 generator whose state is the example's
+key. Known-answer tests freeze the values; changing them would change every run.
 
 Shape letters: N examples, M single draws.
 """
@@ -85,11 +85,11 @@ def _to_unit(values: np.ndarray) -> np.ndarray:
 
 
 class Permutation:
-    """A random order of range(size) that is computed, not stored.
+    """A random permutation of range(size), computed instead of stored.
 
-    A Feistel network over a rows x columns grid that just holds `size` (Black and Rogaway, "Ciphers with arbitrary
-    finite domains", 2002): each round adds a hash of one coordinate to the other. Values that fall outside are sent
-    through again (cycle walking), so the whole is a bijection of range(size).
+    A Feistel network over the smallest rows x columns grid that holds `size` (Black and Rogaway, "Ciphers with
+    arbitrary finite domains", 2002): each round adds a hash of one coordinate to the other. Values outside the range
+    are mapped again (cycle walking), so the result is a bijection of range(size).
     """
 
     def __init__(self, size: int, seed: int, stream: str, epoch: int):
@@ -105,7 +105,7 @@ class Permutation:
         return self.size
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """Where the permutation sends each of `indices` (any shape, in [0, size)): int64 of the same shape."""
+        """The image of each of `indices` (any shape, in [0, size)): int64 of the same shape."""
         indices = np.asarray(indices, dtype=np.int64)
         values = indices.ravel().view(np.uint64)
         if values.size and int(values.max()) >= self.size:

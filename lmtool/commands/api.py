@@ -76,8 +76,8 @@ class CallableTokenizer(Tokenizer):
 
 
 @dataclass(frozen=True)
-class LoadedCheckpoint(weights.Loaded):
-    """A checkpoint in use, see `lmtool.weights.load.Loaded`. checkpoint: what was loaded."""
+class Loaded(weights.LoadedCheckpoint):
+    """A checkpoint in use, see `lmtool.weights.load.LoadedCheckpoint`. checkpoint: what was loaded."""
 
     tokenizer: CallableTokenizer | None
     checkpoint: str
@@ -153,7 +153,7 @@ class LoadedCheckpoint(weights.Loaded):
         return learner
 
 
-def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> LoadedCheckpoint:
+def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
     """A checkpoint to look at and to use: a run or a checkpoint of lmtool, a published folder or hf://org/name.
 
     UserError where it cannot be read, or where a part of the backbone is missing.
@@ -165,7 +165,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     if base.tokenizer is not None:
         segments = has_segments(base.config)
         parts["tokenizer"] = CallableTokenizer(base.tokenizer, layout_of(base), segments, base.task is not None)
-    return LoadedCheckpoint(**parts, checkpoint=str(checkpoint), offline=offline)
+    return Loaded(**parts, checkpoint=str(checkpoint), offline=offline)
 
 
 def _as_list(texts: Texts) -> list[str]:

@@ -23,7 +23,7 @@ from lmtool.session.requests import PAIR, TEXT, requested_table, requested_texts
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import counted
 from lmtool.training.precision import select_device, select_precision
-from lmtool.weights.load import Loaded, load, section
+from lmtool.weights.load import LoadedCheckpoint, load, section
 from lmtool.weights.reading import notes
 
 # Texts in a row group of a .parquet file.
@@ -148,7 +148,7 @@ def run(config: EmbedConfig) -> None:
     output.line(f"{written}: {config.output} · {stated} · {precision.name}")
 
 
-def _rows(config: EmbedConfig, loaded: Loaded) -> Rows:
+def _rows(config: EmbedConfig, loaded: LoadedCheckpoint) -> Rows:
     """The texts, or pairs, that are embedded: the columns that the checkpoint's task reads, else text and pair."""
     task = section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
     table = requested_table(config, task)

@@ -24,7 +24,7 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.comparing import (
-    Comparison,
+    CheckpointComparison,
     compare_autotokenizer,
     compare_outputs,
     compare_tensors,
@@ -122,7 +122,7 @@ def warn_of(published: HFFolder, ignored: Sequence[str], offline: bool) -> None:
 
 
 def tell(
-    heading: str, comparison: Comparison, left_out: tuple[str, ...] = (), parity_report: Parity | None = None
+    heading: str, comparison: CheckpointComparison, left_out: tuple[str, ...] = (), parity_report: Parity | None = None
 ) -> None:
     """Print a comparison. parity_report: what transformers itself made of a folder."""
     output = Output()

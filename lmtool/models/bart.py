@@ -116,7 +116,7 @@ class TwoStackFormat(HFFormat):
             data,
             self.model,
             num_hidden_layers=(section["num_layers"],),
-            # Layers left out in training change nothing afterwards; ours are never left out.
+            # LayerDrop in training does not change the trained model; lmtool never drops layers.
             encoder_layerdrop=(0.0, data.get("encoder_layerdrop")),
             decoder_layerdrop=(0.0, data.get("decoder_layerdrop")),
         )
@@ -152,7 +152,7 @@ HF_FORMAT = TwoStackFormat(
     ),
     prefix="model.",
     outside=("lm_head.", "final_logits_bias", "classification_head.", "qa_outputs."),
-    # The version of old files.
+    # A version tensor in old files.
     unread=("coder.version",),
     fields={
         "vocab_size": "vocab_size",
@@ -183,7 +183,7 @@ HF_FORMAT = TwoStackFormat(
         "tie_word_embeddings": (True, False),
     },
     repeats={"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"},
-    # Written in the published classes, not in their configurations.
+    # Hard-coded in the published classes.
     fixed={"norm_epsilon": 1e-5},
 )  # fmt: skip
 to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

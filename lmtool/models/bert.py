@@ -120,7 +120,7 @@ HF_FORMAT = HFFormat(
     ),
     prefix="bert.",
     outside=("cls.", "classifier.", "qa_outputs."),
-    # A table of constants that old files carry.
+    # A constant table in old files.
     unread=("position_ids",),
     fields=ENCODER_FIELDS,
     defaults=ENCODER_DEFAULTS,

@@ -92,7 +92,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),
         ("heads.masked_lm.bias", "cls.predictions.bias"),
         ("heads.masked_lm.output", "cls.predictions.decoder"),
-        # A classifier's own; the pooler of the model has another activation.
+        # The classifier's; the model's pooler has another activation.
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
     )

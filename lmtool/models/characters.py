@@ -24,7 +24,7 @@ from lmtool.nn.embeddings import StackInput
 from lmtool.nn.positions import Position
 from lmtool.types import Packed, on_host, send
 
-# Symbols, as in the published code: the bytes from 1 on; 0 stands for nothing and is never read.
+# Symbols as in the published code: bytes start at 1; 0 means nothing and is never read.
 TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS, FILL = range(257, 262)
 SYMBOLS = 262
 
@@ -204,7 +204,7 @@ class WordCharacters(StackInput):
         split_T = ~single_W[words.word_T]
         word_P, ids_P = (single_W.logical_not().cumsum(0) - 1)[words.word_T[split_T]], ids_T[split_T]
         count = int((~single_W).sum())
-        # Where in its word each piece begins.
+        # Offset of each token in its word.
         lengths_P = lengths_V[ids_P]
         ends_P = lengths_P.cumsum(0)
         before_R = torch.zeros(count, dtype=torch.int64).index_add_(0, word_P, lengths_P)

@@ -97,7 +97,7 @@ class ModelConfig(Config):
 
     @property
     def carries_state(self) -> bool:
-        """Whether it carries state from one segment of a running text to the next, see `models.base.StatefulBackbone`."""
+        """Whether it carries state between segments of joined text, see `models.base.StatefulBackbone`."""
         return False
 
     @property

@@ -59,7 +59,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.dense", "vocab_transform"),
         ("heads.masked_lm.norm", "vocab_layer_norm"),
         ("heads.masked_lm.output.weight", "vocab_projector.weight"),
-        # What is left of the last map without its table.
+        # The bias of the output layer, whose table is tied.
         ("heads.masked_lm", "vocab_projector"),
     )
 )
@@ -97,7 +97,7 @@ HF_FORMAT = HFFormat(
         "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.02,
     },
     constant={"activation": "gelu"},
-    # A sinusoidal table is written out in the file like a learned one.
+    # A sinusoidal table is stored in the file like a learned one.
     allowed={"sinusoidal_pos_embds": (False, True), "tie_word_embeddings": (True, False)},
     # Of the norms.
     fixed={"norm_epsilon": 1e-12},

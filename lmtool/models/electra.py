@@ -62,11 +62,11 @@ KEYS = KeyMap(
         # The discriminator's.
         ("heads.replaced_token.dense", "discriminator_predictions.dense"),
         ("heads.replaced_token.output", "discriminator_predictions.dense_prediction"),
-        # A generator's, which is a masked language model.
+        # The generator's, a masked language model.
         ("heads.masked_lm.dense", "generator_predictions.dense"),
         ("heads.masked_lm.norm", "generator_predictions.LayerNorm"),
         ("heads.masked_lm.output.weight", "generator_lm_head.weight"),
-        # What is left of the last map without its table.
+        # The bias of the output layer, whose table is tied.
         ("heads.masked_lm", "generator_lm_head"),
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),

@@ -189,7 +189,7 @@ class JointProjectionFormat(HFFormat):
         }
 
 
-# Of the encoders whose config.json is written after BERT's.
+# Encoders with BERT's config.json keys.
 ENCODER_FIELDS = {
     "vocab_size": "vocab_size",
     "num_hidden_layers": "num_layers",
@@ -210,7 +210,7 @@ ENCODER_DEFAULTS = {
 }  # fmt: skip
 ENCODER_CONSTANT = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 ENCODER_ALLOWED = {"is_decoder": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True, False)}
-# Of the decoders whose config.json is written after GPT's.
+# Decoders with GPT's config.json keys.
 DECODER_FIELDS = {
     "vocab_size": "vocab_size",
     "n_layer": "num_layers",

@@ -119,7 +119,7 @@ HF_FORMAT = JointProjectionFormat(
     ),
     prefix="transformer.",
     outside=("lm_head.", "score.", "classifier.", "qa_outputs."),
-    # Masks of old files.
+    # Masks in old files.
     unread=(".attn.bias", ".attn.masked_bias"),
     fields={**DECODER_FIELDS, "n_inner": "feedforward_size"},
     defaults=DECODER_DEFAULTS,

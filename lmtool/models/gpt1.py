@@ -82,7 +82,7 @@ HF_FORMAT = JointProjectionFormat(
     ),
     prefix="transformer.",
     outside=("lm_head.", "score."),
-    # Masks and numbers of positions in old files.
+    # Masks and position ids in old files.
     unread=(".attn.bias", "position_ids"),
     fields=DECODER_FIELDS,
     defaults={**DECODER_DEFAULTS, "vocab_size": 40478, "n_positions": 512},

@@ -196,7 +196,7 @@ HF_FORMAT = LlamaFormat(
     classes=classes("Llama"),
     prefix="model.",
     outside=("lm_head.", "score.", "qa_outputs."),
-    # Of old files: what is computed.
+    # Computed buffers in old files.
     unread=("rotary_emb.inv_freq",),
     fields=FIELDS,
     defaults={

@@ -146,12 +146,12 @@ KEYS = KeyMap(
         ("heads.masked_lm.dense", "head.dense"),
         ("heads.masked_lm.norm", "head.norm"),
         ("heads.masked_lm.output.weight", "decoder.weight"),
-        # What is left of the last map without its table.
+        # The bias of the output layer, whose table is tied.
         ("heads.masked_lm", "decoder"),
         ("heads.classifier.output", "classifier"),
     )
 )
-# What stands before a task's map has the names of what stands before the vocabulary.
+# A task head's transform has the names of the language model head's.
 _POOLER = (("heads.pooler.dense", "head.dense"), ("heads.pooler.norm", "head.norm"))
 TIED = Tied("model.embeddings.tok_embeddings.weight", "decoder.weight", "head.")
 _FULL, _LOCAL = "full_attention", "sliding_attention"
@@ -258,7 +258,7 @@ HF_FORMAT = _ModernBertFormat(
     allowed={
         "attention_bias": (False,), "mlp_bias": (False,), "norm_bias": (False,), "classifier_bias": (False,),
         "decoder_bias": (True,), "tie_word_embeddings": (True, False),
-        # They say how it is computed.
+        # Keys about the implementation.
         "sparse_prediction": (False, True), "deterministic_flash_attn": (False, True), "embedding_dropout": (0.0,),
         "mlp_dropout": (0.0,), "reference_compile": (None, True, False), "repad_logits_with_grad": (False, True),
         "sparse_pred_ignore_index": (-100,), "initializer_cutoff_factor": (2.0,), "rope_scaling": (None,),

@@ -10,7 +10,7 @@ from lmtool.errors import UserError
 from lmtool.models.configs import TransformerConfig
 from lmtool.nn.configs import RotaryPositionsConfig
 
-# Keys that say nothing about the numbers a model computes.
+# Keys that do not affect a model's numbers.
 NEUTRAL = frozenset(
     {
         "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",

@@ -30,14 +30,14 @@ steps of 2,048 tokens: bert_tiny ends at 6.61 with 6e-4, 6.49 with 1e-3, 6.86 wi
 5.56 with 1e-3 and 5.85 with 3.6e-3."""
 
 
-class Finetuning(Config):
+class FinetuningSections(Config):
     """Optimization settings."""
 
     optimizer: Section = Field({}, description="What optimizer=auto stands for.")
     schedule: Section = Field({}, description="What schedule=auto stands for.")
 
 
-class Pretraining(Finetuning):
+class PretrainingSections(FinetuningSections):
     """Objective and optimization settings."""
 
     objective: Section = Field({}, description="What objective=auto stands for.")
@@ -47,8 +47,12 @@ class Sections(Config):
     """What `auto` stands for in each command; an empty section is inherited."""
 
     tokenizer: Section = Field({}, description="What tokenizer=auto stands for, in both commands.")
-    pretrain: Pretraining = Field(default_factory=Pretraining, description="The sections of lmtool pretrain.")
-    finetune: Finetuning = Field(default_factory=Finetuning, description="The sections of lmtool finetune.")
+    pretrain: PretrainingSections = Field(
+        default_factory=PretrainingSections, description="The sections of lmtool pretrain."
+    )
+    finetune: FinetuningSections = Field(
+        default_factory=FinetuningSections, description="The sections of lmtool finetune."
+    )
 
     def by_key(self) -> dict[str, Section]:
         """The sections that are not empty, by key such as `pretrain.optimizer`."""

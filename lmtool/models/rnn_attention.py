@@ -42,7 +42,7 @@ from lmtool.nn.stack import Stack
 from lmtool.types import send
 
 
-class Memory(NamedTuple):
+class EncoderMemory(NamedTuple):
     """What the documents of a batch see of their inputs, in the order of a lockstep: keys_NKA, values_NKV, zero behind
     an input's last token, and what their padding adds to the scores, (N, K)."""
 
@@ -60,7 +60,7 @@ class AdditiveAttention(nn.Module):
         self.k_proj = nn.Linear(value_size, width)
         self.score = nn.Linear(width, 1, bias=False)
 
-    def memory(self, encoded: EncoderState, steps: Lockstep) -> Memory:
+    def memory(self, encoded: EncoderState, steps: Lockstep) -> EncoderMemory:
         """Keys and values for the documents of a batch; the keys are kept for the next call where that is asked for."""
         values_SV, segments = encoded.hidden_SH, encoded.segments
         keys_SA = encoded.cached[self][0] if self in encoded.cached else self.k_proj(values_SV)
@@ -71,16 +71,16 @@ class AdditiveAttention(nn.Module):
         index_K = torch.arange(max(lengths, default=0))
         index_NK = starts_N[:, None] + torch.minimum(index_K, (lengths_N - 1).clamp(min=0)[:, None])
         mask_NK = index_K < lengths_N[:, None]
-        # An input without tokens at the end of all has no place to point at: whatever it sees counts as zero.
+        # A trailing input without tokens has no valid index; all its weights become zero.
         index_NK = send(index_NK.clamp(max=max(len(values_SV) - 1, 0)), values_SV.device)
         mask_NK = send(mask_NK, values_SV.device)
         order_N = steps.order_N.div(encoded.outputs, rounding_mode="floor")
         index_NK, mask_NK = index_NK.index_select(0, order_N), mask_NK.index_select(0, order_N)
         values_NKV = values_SV[index_NK] * mask_NK[..., None]
         barrier_NK = torch.zeros_like(mask_NK, dtype=torch.float32).masked_fill(~mask_NK, -1e30)
-        return Memory(keys_SA[index_NK], values_NKV, barrier_NK)
+        return EncoderMemory(keys_SA[index_NK], values_NKV, barrier_NK)
 
-    def forward(self, state_RC: Tensor, memory: Memory) -> Tensor:
+    def forward(self, state_RC: Tensor, memory: EncoderMemory) -> Tensor:
         """(R, V): what the first R documents read of their inputs."""
         rows = len(state_RC)
         sums_RKA = memory.keys_NKA[:rows] + self.q_proj(state_RC)[:, None]

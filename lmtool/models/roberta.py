@@ -60,7 +60,7 @@ KEYS = KeyMap(
     (
         *encoder_pairs("roberta"),
         ("heads.pooler.dense", "roberta.pooler.dense"),
-        # A classifier's, in whose file no other stands.
+        # The classifier's, whose file has no other head.
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
         ("heads.masked_lm.dense", "lm_head.dense"),
@@ -98,7 +98,7 @@ HF_FORMAT = HFFormat(
     unread=("position_ids",),
     fields=ENCODER_FIELDS,
     defaults={**ENCODER_DEFAULTS, "vocab_size": 50265},
-    # Positions begin behind the number of the padding token.
+    # Positions start after the id of the padding token.
     constant={**ENCODER_CONSTANT, "pad_token_id": OFFSET - 1},
     allowed=ENCODER_ALLOWED,
 )

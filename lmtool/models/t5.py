@@ -111,7 +111,7 @@ def build(config: T5Config, seed: int) -> T5:
     return new(T5, config, seed)
 
 
-# A classifier's; the rest of its tensors stands under `transformer.`
+# A classifier's; its other tensors start with `transformer.`
 _HEAD, _INSIDE = "classification_head", "transformer."
 
 
@@ -143,7 +143,7 @@ def _pairs() -> tuple[tuple[str, str], ...]:
 
 KEYS = KeyMap(_pairs())
 _TIED = Tied("shared.weight", "lm_head.weight", tables=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"))
-# A table that old files carry and no model reads.
+# A table in old files that no model reads.
 _UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 _BUCKETS = {"relative_attention_num_buckets": "buckets", "relative_attention_max_distance": "max_distance"}
 HF_FORMAT = HFFormat(

@@ -99,7 +99,7 @@ HF_FORMAT = replace(
     title="Marian",
     keys=KEYS,
     classes=(HFClass("MarianMTModel", predicts=True),),
-    # The tables of positions, which are constants.
+    # Position tables, which are constants.
     unread=("embed_positions.weight",),
     defaults={**bart.HF_FORMAT.defaults, "vocab_size": 58101},
     constant={"activation_function": "relu", "scale_embedding": True, "share_encoder_decoder_embeddings": True},
@@ -158,14 +158,14 @@ def to_hf_config(config: Transformer2017Config) -> JsonObject:
             f"model.hidden_size={config.hidden_size} has no place in a published Marian, whose width is even",
             "use the run with lmtool, or train one of an even width",
         )
-    # Ours is a factor of standard deviations of the family's own, for which Marian has no key.
+    # Ours scales the family's own standard deviations; Marian has no key for it.
     return {**hf_tensors, "init_std": 0.02}
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
     """The reverse."""
     if data.get("activation_function") is None or data.get("scale_embedding") is None:
-        # Marian's defaults are another activation, and no scale.
+        # Marian's defaults are another activation and no scale.
         expect({"activation_function": "gelu", "scale_embedding": False}, "transformer", activation_function=("relu",))
     section = HF_FORMAT.from_hf_config(data)
     section.pop("initializer_std")

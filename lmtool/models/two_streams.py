@@ -109,7 +109,7 @@ class SignedDistances(Position):
     def rows(self, keys: int, queries: int, like: Tensor) -> Tensor:
         """(P, H) for the distances keys - 1, ..., -queries, in the type of `like` or more."""
         key = keys, queries, like.device, torch.promote_types(like.dtype, torch.float32)
-        # The layers of a forward ask for the same ones.
+        # All layers of a forward use the same rows.
         if self._rows is None or self._rows[0] != key:
             distances_P = torch.arange(keys - 1, -queries - 1, -1, device=like.device)
             self._rows = key, sinusoids(distances_P, self.hidden_size).to(key[3])
@@ -223,7 +223,7 @@ class RelativeScores(Position):
         assert self._tile is not None
         same_R1LK, barrier_R1LK, index_R1LK = self._tile
         queries, keys = q_RALD.shape[-2], k_RAKD.shape[-2]
-        # The farthest distance in this tile is that of its last place to its first.
+        # The largest distance in this tile is from its last query to its first key.
         first = max(self._stream.layout.key.lengths) - keys
         count = queries + keys if index_R1LK is None else 2 * keys - 1
         rows_PAD = self._rows_PAD[first : first + count].to(q_RALD.dtype)

@@ -19,7 +19,7 @@ from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.positions import Position
 
 
-class WordVectors(Encoder):
+class WordVectorModel(Encoder):
     """A table, and no layer on it."""
 
     def __init__(self, config: WordVectorsConfig):
@@ -29,6 +29,6 @@ class WordVectors(Encoder):
         return normal(self.config.initializer_std)
 
 
-def build(config: WordVectorsConfig, seed: int) -> WordVectors:
+def build(config: WordVectorsConfig, seed: int) -> WordVectorModel:
     """New vectors on the default device."""
-    return new(WordVectors, config, seed)
+    return new(WordVectorModel, config, seed)

@@ -139,7 +139,7 @@ class Xlnet(Encoder):
         content_T = torch.arange(tokens, device=device)
         stream_M = torch.arange(tokens, tokens + count, device=device)
         if rng is not None:
-            # A place of the query stream draws by itself, beside that of its token.
+            # The query stream's dropout is independent of its tokens'.
             number_S = (torch.arange(tokens + count, device=device) >= tokens).long()
             rng = rng.inserted(torch.cat([content_T, send(query_M, device)]), number_S)
         query_MH = self.query.weight.expand(count, -1).to(state.x_TH.dtype)

@@ -11,31 +11,28 @@ and K keys of a document.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
-from typing import ClassVar, Protocol, cast, runtime_checkable
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.nn.block_sparse import BlockPattern, Blocks, block_attention
+from lmtool.nn.block_sparse import Blocks, block_attention
 from lmtool.nn.context import AttentionKind, Context, EncoderState
 from lmtool.nn.dropout import DeviceRng, Dropout, DropoutRng, TokenRng
 from lmtool.nn.kernels import (
     flash_attention,
     fused_attention,
     fused_attention_of,
-    has_window,
     jagged_attention,
     kernel_for,
     serves,
 )
-from lmtool.nn.layout import Full, Layout, Mask
+from lmtool.nn.layout import Layout
 from lmtool.nn.positions import Position, Turns
 from lmtool.nn.prefix import LayerPrefix
 from lmtool.nn.regions import is_plain, region
 from lmtool.nn.tiled import AttentionInputs, tiled_attention
-from lmtool.types import Packed
 
 
 def attend(
@@ -111,11 +108,11 @@ def reference_attention(
     return out_TAD
 
 
-# Tokens up to which copying three matrices into one takes longer than what it saves.
+# Up to this many tokens, copying three matrices into one costs more than it saves.
 _FEW = 64
 
 
-# The share of a text's tokens from which on it is no saving to let these alone ask in attention.
+# From this fraction of selected tokens on, computing attention for the selected queries only saves nothing.
 _MANY = 0.5
 
 
@@ -218,69 +215,6 @@ class MultiHead(nn.Module):
         return self.out_proj(only(out_TAD.flatten(-2), read_M))
 
 
-@runtime_checkable
-class LayerMasks(Protocol):
-    """What `attention_path` asks a stack of layers: see `nn.stack.Stack`."""
-
-    causal: bool
-
-    @property
-    def blocks(self) -> BlockPattern | None: ...
-
-    @property
-    def ahead(self) -> int: ...
-
-    def depth(self) -> Iterator[nn.Module]: ...
-
-    def mask(self, number: int, packed: Packed) -> Mask: ...
-
-
-_WORDS = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
-_BLOCKS = "blocks of tokens to those they see, gathered"
-_TILES = "documents of like length together, no padding read"
-
-
-def attention_path(
-    model: nn.Module, device: torch.device, dtype: torch.dtype, prefixes: Collection[bool] = (False,)
-) -> str:
-    """How a model's attentions compute in training, for the screen. prefixes: contains True if texts have a prefix that
-    the whole text attends to, False if texts have none."""
-    paths: dict[str, str] = {}
-    led: set[SelfAttention] = set()
-    windows: dict[nn.Module, tuple[int, int] | None] = {}
-    sample = Packed(torch.arange(2), (2,))
-    for stack in model.modules():
-        if not isinstance(stack, LayerMasks):
-            continue
-        if stack.blocks is not None:
-            paths[_BLOCKS] = f"in texts of more than {stack.blocks.longest_dense} tokens"
-        for number, layer in enumerate(stack.depth()):
-            attentions = [part for part in layer.modules() if isinstance(part, SelfAttention)]
-            led.update(attentions if stack.ahead and stack.causal else ())
-            windows |= dict.fromkeys(attentions, stack.mask(number, sample).window)
-    biased = any(isinstance(part, Position) and part.scores for part in model.modules())
-    for part in model.modules():
-        if not isinstance(part, MultiHead):
-            continue
-        kernel, is_self = kernel_for(device, dtype, part.head_size, part.dropout.rate), isinstance(part, SelfAttention)
-        if device.type == "cpu":
-            paths[_TILES] = ""
-        elif kernel is None:
-            paths[_TILES] = "flash needs bf16 or fp16, heads of 8, 16, ... 256, and a GPU since Ampere"
-        elif is_self and biased:
-            paths[_TILES] = "where positions add to the scores"
-        elif kernel == "jagged" and part in led:
-            paths[_TILES] = "where a prefix stands before a text that is read left to right"
-        elif not has_window(kernel, windows.get(part, Full.window)):
-            paths[_TILES] = "where a layer sees a window"
-        else:
-            if is_self and True in prefixes:
-                paths[_TILES] = "where a text has a prefix that all of it sees"
-            if not is_self or False in prefixes:
-                paths[_WORDS[kernel]] = ""
-    return "; ".join(f"{path} ({why})" if why else path for path, why in paths.items())
-
-
 class SelfAttention(MultiHead):
     """Multi-head attention of a text to itself."""
 
@@ -344,10 +278,9 @@ class SelfAttention(MultiHead):
         return same_tokens and not between and not looked_at and joins(self.q_proj, self.k_proj, self.v_proj)
 
 
-# Attention of a decoder to the encoder's text.
+# Cross-attention.
 #
-# Shape letters: T tokens of the decoder, S tokens of the encoder, M tokens that are read, H hidden width, A heads, D
-# width of a head.
+# Shape letters: T decoder tokens, S encoder tokens, M selected tokens, H hidden width, A heads, D head width.
 
 
 class CrossAttention(MultiHead):

@@ -61,7 +61,7 @@ class BlockPattern:
 
     def random_blocks(self, blocks: int) -> np.ndarray:
         """(N, A, X) the random blocks of each block, -1 for the first and the last one."""
-        # A table of twice the blocks serves the texts of half as many.
+        # Table sizes are powers of two, so that texts of similar length share one.
         table_NAX = _table(self, 1 << max(5, (blocks - 1).bit_length()))[:blocks].copy()
         table_NAX[-1] = -1
         return table_NAX
@@ -99,7 +99,7 @@ def _table(pattern: BlockPattern, blocks: int) -> np.ndarray:
     table_NAX = np.full((blocks, pattern.heads, pattern.random), -1)
     for block in range(1, blocks):
         seen = {0, among - 1, block - 1, block, block + 1}
-        # The second block and the last but one of those that may be drawn do not see each other.
+        # The second and the last-but-one candidate block never attend to each other.
         seen |= {1: {among - 2}, among - 2: {1}}.get(block, set())
         for head in range(pattern.heads):
             allowed = [number for number in generator.permutation(among) if number not in seen]
@@ -180,7 +180,7 @@ class BlockTile(MaskedRows):
 
     def seen_keys(self, units_UX: Tensor, x_SAD: Tensor) -> Tensor:
         """(R, A, K, D) keys or values, those of a prefix first. x_SAD: of the tokens."""
-        # Several rows see a unit, so its gradient is added up.
+        # Several rows may read a unit, so its gradients are summed.
         seen = units_UX.index_select(0, self.keys).view(len(self.query_RL), x_SAD.shape[1], -1, x_SAD.shape[2])
         if self.prefix is None:
             return seen
@@ -217,7 +217,7 @@ def block_plan(layout: Layout) -> BlockPlan:
     token_NB, real_NB = _filled(layout.query, blocks_D, size)
     queries = keys = _tile_index(token_NB, real_NB, layout.query)
     if layout.key is not layout.query:
-        # The documents behind their prefixes.
+        # The documents after their prefixes.
         starts = tuple(start + mask.ahead for start in layout.key.starts)
         keyed_segments = Segments(starts, layout.query.lengths, layout.device)
         keys = _tile_index(_filled(keyed_segments, blocks_D, size)[0], real_NB, keyed_segments)
@@ -237,7 +237,7 @@ def _tile(
     """first_N: the first key of the document of each block."""
     count, heads, random_blocks = rows.random_RAN.shape
     key_RAN = np.concatenate([np.repeat(rows.key_RN[:, None], heads, 1), rows.random_RAN], 2)
-    # What is drawn is never a last block, which alone may be filled up.
+    # A random block is never the last one, which is the only one with padding.
     seen = (
         np.ones((count, mask.ahead), bool),
         real_NB[rows.key_RN],
@@ -283,7 +283,8 @@ def _tiles(mask: Blocks, blocks_D: np.ndarray) -> Iterator[_Rows]:
     if not len(long_D):
         return
     random_NAX = pattern.random_blocks(int(blocks_D.max()))
-    # Each block and its neighbours; the second one and the last but one have one that is global, and see a block less.
+    # Each block and its neighbors; a neighbor of the second and of the last-but-one block is global, so they have one
+    # block less.
     edges = [np.array([[1, 2], [blocks - 2, blocks - 3]]) for blocks in blocks_D[long_D]]
     inner = [np.arange(2, blocks - 2)[:, None] + np.array([0, -1, 1]) for blocks in blocks_D[long_D]]
     for windows in (edges, inner):

@@ -64,13 +64,12 @@ class PreNormLayer(_Layer):
         return x_TH + self.ffn_adapter(fed_TH, x_TH, read_MH=normed_TH)
 
 
-# One layer of a decoder that reads an encoder: self-attention, cross-attention, feed-forward; its norms behind the
-# sublayers or before them.
+# Layers of a decoder with an encoder: self-attention, cross-attention, feed-forward, in post-norm or pre-norm form.
 #
-# Where a context reads some tokens alone, what comes behind the cross-attention is done for those alone, as in
-# the layers above. Behind self-attention and feed-forward part are slots for adapters, see `nn/feedforward.py`.
+# If the context selects some tokens, everything after the cross-attention is computed for those only, as in the layers
+# above. Adapter slots follow self-attention and feed-forward, see `nn/feedforward.py`.
 #
-# Shape letters: T tokens of the decoder, M of them that are read, H hidden width.
+# Shape letters: T decoder tokens, M selected tokens, H hidden width.
 
 
 class _CrossLayer(nn.Module):

@@ -14,16 +14,16 @@ from lmtool.nn.layout import Causal, Layout, Mask, PrefixLM, Recent
 from lmtool.nn.prefix import LayerPrefix
 from lmtool.types import Lanes, Packed, Segments, send
 
-# What a decoder keeps of the tokens it has read, so that a new token costs one token: keys and values, a layer each.
+# A decoder's keys and values of earlier tokens, per layer, so that a new token costs one token.
 #
-# Keys are a row of tokens a document, with room to spare. New tokens of empty documents attend to each other where
-# they lie. One new token each, the common step, reads the rows as they are: what stands behind a document's last
-# token is hidden by the mask, and nothing is gathered.
+# Keys are stored as one row of tokens per document, with spare capacity. New tokens of empty documents attend to each
+# other in place. One new token each, the common step, reads the rows unchanged: the mask hides the part after a
+# document's last token, and nothing is gathered.
 #
-# Shape letters: T new tokens, N documents, C tokens a row has room for, A heads, D width of a head.
+# Shape letters: T new tokens, N documents, C capacity of a row in tokens, A heads, D head width.
 
 
-# Rows grow by this many tokens, and by a quarter of their length.
+# Rows grow in steps of this many tokens, at least by a quarter of their length.
 _GROWTH = 64
 
 
@@ -132,7 +132,7 @@ class LayerCache:
             self._values_NCAD = self._values_NCAD.index_select(0, rows_R)
 
 
-# State that a model carries from one segment of a running text to the next: a recurrent state, a memory.
+# State that a model carries between segments of joined text: a recurrent state or a memory.
 #
 # Shape letters: N documents of a batch, L lanes.
 

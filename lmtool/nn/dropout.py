@@ -33,7 +33,7 @@ def _signed(value: int) -> int:
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MULTIPLIER = _signed(0xD6E8FEB86659FD93)
-# 16 bits decide one channel: a rate is met to within 1/131072.
+# 16 bits decide one channel: rates are exact to 1/131072.
 _LEVELS = 1 << 16
 _CHANNELS_PER_HASH = 4
 _BLOCK = 1 << 17
@@ -47,7 +47,7 @@ def mix(values: Tensor) -> Tensor:
         for _ in range(2):
             values = (values ^ (values >> 32)) * _MULTIPLIER
         return values + (values >> 32)
-    # Blocks that stay in the cache: 2**18 numbers take 2.0 ms in one piece and 0.6 ms so.
+    # Blocks fit into the cache: 2**18 numbers take 2.0 ms at once and 0.6 ms in blocks.
     shifted = torch.empty(min(values.numel(), _BLOCK), dtype=torch.int64, device=values.device)
     for block in values.view(-1).split(_BLOCK):
         moved = shifted[: len(block)]
@@ -107,7 +107,7 @@ def factors(mask: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
     memory of `mask`."""
     scale = _factor(rate)
     if dtype in (torch.bfloat16, torch.float16) and not torch.compiler.is_compiling():
-        # The scale's bits times 0 or 1, as integers: a conversion of the choices takes five times as long.
+        # The scale's bits times 0 or 1, as integers: converting the mask would take five times as long.
         pattern = int(torch.tensor(scale, dtype=dtype).view(torch.int16))
         return mask.to(torch.int16).mul_(pattern).view(dtype)
     return mask.to(dtype).mul_(scale)

@@ -19,7 +19,7 @@ from lmtool.nn.dropout import Dropout, DropoutRng
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    # Hendrycks and Gimpel 2016: with the error function (BERT), and by its tanh approximation (GPT-2).
+    # Hendrycks and Gimpel 2016: exact (BERT), and the tanh approximation (GPT-2).
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
@@ -61,13 +61,13 @@ class GatedFeedForward(FeedForward):
         return self.activation(self.fc_gate(x_TH)) * self.fc_in(x_TH)
 
 
-# Adapters, small maps that learn between the sublayers of a layer, and the slots where they stand.
+# Adapters: small trainable maps in slots between the sublayers of a layer.
 #
-# Every layer has a slot behind its self-attention and one behind its feed-forward part. Cross-attention has none: the
-# published adapters of encoder-decoders leave it out (AdapterHub's presets; Mahabadi et al. 2021, "Compacter"). An
-# empty slot passes on what it is given.
+# Every layer has a slot after its self-attention and one after its feed-forward part. Cross-attention has none, as in
+# the published adapters for encoder-decoders (AdapterHub's presets; Mahabadi et al. 2021, "Compacter"). An empty slot
+# returns its input.
 #
-# Shape letters: M tokens, H hidden width, K adapters that are fused.
+# Shape letters: M tokens, H hidden width, K fused adapters.
 
 
 class AdapterSlot(nn.Module):
@@ -111,7 +111,7 @@ class BottleneckAdapter(AdapterSlot):
     def change(self, input_MH: Tensor) -> Tensor:
         """(M, H) the added term. input_MH: input of the adapter."""
         change_MH = self.up(self.activation(self.down(input_MH)))
-        # Most are not scaled: a multiplication by 1 would cost as much as another one.
+        # Most adapters are not scaled, and a multiplication by 1 costs as much as any other.
         return change_MH if isinstance(self.scale, float) and self.scale == 1.0 else change_MH * self.scale
 
     def forward(
@@ -155,7 +155,7 @@ class FusedAdapters(AdapterSlot):
         input_MH = _adapter_input(self.reads, out_MH, residual_MH, norm, read_MH)
         changes_MKH = torch.stack([cast(BottleneckAdapter, adapter).change(input_MH) for adapter in self.adapters], 1)
         scores_MK = (self.key(changes_MKH) @ self.query(input_MH)[..., None]).squeeze(-1)
-        # The values' map is linear and without a bias, so it is applied to the mixture: K times less work.
+        # The value map is linear and has no bias, so it is applied to the mixture: K times less work.
         mixture_MH = (scores_MK.softmax(-1)[:, None] @ changes_MKH).squeeze(1)
         return out_MH + self.value(mixture_MH)
 

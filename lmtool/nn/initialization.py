@@ -27,7 +27,7 @@ def truncated_normal(std: float) -> Draw:
     published code)."""
 
     def draw(tensor: Tensor, generator: torch.Generator) -> None:
-        # A third of the time of torch's trunc_normal_, which goes by the inverse error function.
+        # Takes a third of the time of torch's trunc_normal_, which uses the inverse error function.
         values = tensor.view(-1).normal_(0.0, std, generator=generator)
         beyond = (values.abs() > 2 * std).nonzero().flatten()
         while len(beyond):

@@ -17,20 +17,19 @@ from lmtool.nn.dropout import TokenRng
 from lmtool.nn.layout import Causal, Full, Layout
 from lmtool.types import Segments
 
-# The attention kernels of CUDA that take documents of any lengths: which one serves, and how it is called.
+# CUDA attention kernels for documents of any length.
 #
-# Both read packed tokens and their cumulative lengths. `flash_attention` is torch's variable-length call, the
-# fastest, and without dropout; `jagged_attention` is its scaled dot product of jagged nested tensors, which carries
-# dropout into the same kernel. What neither can do (a bias, draws keyed by token, a mask that is no window) is left
-# to tiles.
+# Both read packed tokens and their cumulative lengths. `flash_attention` is torch's variable-length function, the
+# fastest, without dropout; `jagged_attention` is scaled dot product attention on jagged nested tensors, with dropout in
+# the same kernel. Biases, keyed dropout and masks that are no window are left to tiles.
 #
-# Shape letters: T query tokens, S key tokens, A heads, D width of a head.
+# Shape letters: T query tokens, S key tokens, A heads, D head width.
 
 
 Kernel = Literal["flash", "jagged"]
 AMPERE = (8, 0)
 
-# The first jagged tensor warns of a function of torch.fx that torch itself calls, in 2.11 to 2.13.
+# The first jagged tensor causes a warning about a function of torch.fx that torch itself calls, in 2.11 to 2.13.
 logging.getLogger("torch.fx._symbolic_trace").addFilter(lambda record: "is_fx_tracing" not in record.getMessage())
 
 
@@ -73,7 +72,7 @@ def serves(kernel: Kernel, layout: Layout) -> bool:
 
 def flash_attention(q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, scale: float | None) -> Tensor:
     """(T, A, D). Zeros for queries whose document has no keys."""
-    # Imported where it is called: the newest part of torch that is used here, and one that few machines need.
+    # Imported here: the newest part of torch in use, and few machines need it.
     from torch.nn.attention.varlen import varlen_attn
 
     out_TAD = varlen_attn(
@@ -87,7 +86,7 @@ def flash_attention(q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout,
         scale=scale,
         window_size=cast(tuple[int, int], layout.mask.window),
     )
-    # With `return_aux` it would give a pair.
+    # A tensor, because `return_aux` is not set.
     return cast(Tensor, out_TAD)
 
 
@@ -114,13 +113,13 @@ def jagged_attention(
 
 # Self-attention in training on a CPU, with keyed dropout of its weights: one function forward and one backward.
 #
-# `tiled` says the same in differentiable pieces. Here a tile's queries, keys and values come out of the projections
-# by a selection, head by head, as the products want them, and nothing is copied, padded or recorded in between: of
-# 6,700 calls into torch that a finetuning step made, 5,400 are left. Where a stack reads some tokens alone of its
-# last layer, these alone ask. Also under bf16 autocast it computes in fp32 (see `tiled`).
+# `tiled` computes the same in differentiable pieces. Here queries, keys and values of a tile are selected from the
+# projections head by head, in the layout of the products, without copies, padding or recording: of 6,700 calls into
+# torch in a finetuning step, 5,400 are left. If a stack selects some tokens in its last layer, only those are queries.
+# Under bf16 autocast it computes in fp32 (see `tiled`).
 #
-# Shape letters: T tokens, M of them that ask, A heads, D width of a head, R rows of a tile, L queries and K keys of a
-# row, P places of queries in all tiles, S places of keys. B: R*A.
+# Shape letters: T tokens, M query tokens, A heads, D head width, R rows of a tile, L queries and K keys of a row, P
+# query slots in all tiles, S key slots. B: R*A.
 
 
 def fused_attention(
@@ -229,7 +228,7 @@ def head_plan(layout: Layout, heads: int, read_M: np.ndarray | None = None) -> H
         rows_R = np.array(numbers)[counts_N[numbers] > 0]
         if not len(rows_R):
             continue
-        # A multiple of what one number of the dropout decides.
+        # A multiple of the channels that one hash decides.
         width = -(-int(lengths_N[rows_R].max()) // 4) * 4
         key_RK, real_RK, at_RAK = _rows(starts_N[rows_R], lengths_N[rows_R], width, heads)
         width = width if read_M is None else int(counts_N[rows_R].max())
@@ -243,7 +242,7 @@ def head_plan(layout: Layout, heads: int, read_M: np.ndarray | None = None) -> H
         keys.append(parts_2RAK)
         to_keys[key_RK[real_RK]] = key + at_RAK[real_RK][:, None] + np.array([[0], [key_RK.size * heads]])
         token_numbers.append(query_M[query_RL])
-        # Where all ask, positions are those of one row, so that one mask may stand for all.
+        # If all tokens are queries, one row of positions applies to all, so that one mask does too.
         positions_RL = np.arange(width)[None] if read_M is None else token_numbers[-1] - starts_N[rows_R][:, None]
         added = _added(layout, rows_R, positions_RL, real_RK, heads)
         tiles.append(HeadTile(len(rows_R) * heads, index_RL.shape[1], key_RK.shape[1], query, key, added))
@@ -280,10 +279,10 @@ def _added(
     """The mask as a term added to a tile's scores, (R*A or 1, L or 1, K). positions_RL: of the queries."""
     seen_1K, real_R1K = torch.arange(real_RK.shape[1])[None], torch.from_numpy(real_RK)[:, None]
     allow = layout.mask.allow(torch.from_numpy(positions_RL)[:, :, None], seen_1K[:, None], torch.from_numpy(rows_R))
-    # What is read left to right does not see the padding behind it.
+    # A causal mask hides the padding, which comes last.
     if not isinstance(layout.mask, Causal):
         allow = real_R1K if allow is None else allow & real_R1K
-        # As in `Layout`: padding that would see nothing.
+        # As in `Layout`: padding with no visible key.
         allow = allow | ~allow.any(-1, keepdim=True)
     assert allow is not None
     if allow.all():

@@ -306,7 +306,8 @@ class Layout:
                 allow = allow | ~allow.any(-1, keepdim=True)
         if allow is not None:
             allow = None if allow.all() else send(allow, self.device)
-        # One row stands for all where the texts start alike, which spares what positions add a row each.
+        # One row of positions applies to all texts if they start at the same position, which saves work on position
+        # scores.
         key_positions_RK = torch.arange(length)[None]
         if (starts_R == starts_R[0]).all():
             positions_RL = torch.arange(queries.index_RL.shape[1])[None] + starts_R[0]

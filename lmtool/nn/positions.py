@@ -157,7 +157,7 @@ class Shaw(Position):
         return rows_RLK[:, None].expand(like_RALK)
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
-        # One product a distance, then spread over the keys: (R, A, L, 2C+1) instead of (L, K, D) vectors.
+        # One product per distance, gathered for the keys: (R, A, L, 2C+1) instead of (L, K, D) vectors.
         products = q_RALD @ self.keys.to(q_RALD.dtype).T
         return products.gather(
             -1, self._rows(query_positions_RL, key_positions_RK, (*q_RALD.shape[:-1], k_RAKD.shape[-2]))
@@ -210,7 +210,7 @@ class Rotary(Position):
         self._last: tuple[Tensor, torch.dtype, Turns] | None = None
 
     def turns(self, positions_T: Tensor, dtype: torch.dtype) -> Turns:
-        # The layers of a forward ask for the same positions one after the other.
+        # All layers of a forward use the same positions.
         kind = torch.promote_types(dtype, torch.float32)
         if self._last is None or self._last[0] is not positions_T or self._last[1] != kind:
             angles = _angles(positions_T, self.head_size, self.base)[:, None]

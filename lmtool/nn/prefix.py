@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from lmtool.nn.layout import with_prefix
 from lmtool.types import Packed, Segments, send
 
-# Learned keys and values in front of every text, in the attention of each layer.
+# Prefix tuning: learned keys and values before every text, in the attention of each layer.
 #
-# A prefix of P is what a model keeps of P tokens that it has read before: it stands at the positions 0 to P - 1, a
-# text begins at position P, and all that a text sees, it sees behind the prefix. No layer works on the prefix itself.
+# A prefix of P corresponds to the cache of P earlier tokens: it has positions 0 to P - 1, a text starts at position P,
+# and everything that a text attends to comes after the prefix. The prefix itself is not processed by any layer.
 #
-# Shape letters: P rows of a prefix, T tokens, S keys with the prefix in front of each document, A heads, D width of a
-# head, W = A*D.
+# Shape letters: P prefix rows, T tokens, S keys with the prefix before each document, A heads, D head width, W = A*D.
 
 
 @dataclass(frozen=True)
@@ -73,18 +72,17 @@ def in_front(segments: Segments, count: int) -> Tensor:
     lengths = torch.tensor(with_prefix(segments, count).lengths, dtype=torch.int64)
     first_S = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
     steps_S = torch.arange(len(first_S)) - first_S
-    # The token at step `count` of a document is its first one, which `count` rows precede in the joined tensor too.
+    # Step `count` is a document's first token, which comes after `count` rows in the joined tensor too.
     source_S = steps_S + torch.tensor(segments.starts, dtype=torch.int64).repeat_interleave(lengths)
     return send(torch.where(steps_S < count, steps_S, source_S), segments.device)
 
 
-# Virtual tokens: learned vectors that stand in every text as tokens do.
+# Virtual tokens: learned vectors inserted into every text.
 #
-# They go between the look-up of the tokens and what depends on the place, so they have positions, count towards the
-# longest text, and are seen by all that see their place. What comes out of a model are the states of the text's own
-# tokens.
+# They are inserted between token lookup and positions, so they have positions, count towards the longest text, and are
+# visible wherever their position is. A model returns the states of the text's own tokens only.
 #
-# Shape letters: T tokens of a batch, S of them and virtual ones, N documents, P virtual tokens of a text, E width of
+# Shape letters: T tokens of a batch, S of them with virtual ones, N documents, P virtual tokens per text, E width of
 # the token vectors.
 
 
@@ -132,7 +130,7 @@ class VirtualTokens(nn.Module):
         steps_S = torch.arange(sum(lengths)) - torch.tensor(segments.starts)[documents_S]
         added_S = torch.tensor(starting)[documents_S]
         number_S = (steps_S - self.after + 1) * (added_S & (steps_S >= self.after) & (steps_S < self.after + len(self)))
-        # Behind them a token stands `count` places further on; they themselves stand beside the last one before them.
+        # A token after them moves by their number; they themselves take the last token before them as their source.
         offset_S = torch.where(added_S & (steps_S >= self.after), steps_S - len(self), steps_S)
         offset_S = torch.where(number_S > 0, max(self.after - 1, 0), offset_S)
         source_S = torch.tensor(packed.starts)[documents_S] + offset_S

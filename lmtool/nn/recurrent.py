@@ -119,7 +119,7 @@ class LstmCell(nn.Module):
         """(T, P) outputs, and the states after the last token of each text. state: before the first token; None for
         zeros. An empty text keeps its state."""
         gates_TG = F.linear(x_TI, self.weight_ih, self.bias).index_select(0, steps.tokens_T)
-        # Sums over many steps are kept in full precision, whatever the products are computed in.
+        # Sums over many steps stay in full precision, whatever the type of the products.
         kind = torch.promote_types(gates_TG.dtype, torch.float32)
         if state is None:
             texts = len(steps.order_N)
@@ -204,7 +204,7 @@ class _Recurrence(torch.autograd.Function):
         C, product, kind = cell.shape[1], ctx.product, output.dtype
         before_output, before_cells = _before(all_outputs, output, ctx.sizes), _before(cells, cell, ctx.sizes)
         inputs, forgets, news, outputs = gates.split(C, 1)
-        # What each gate's gradient is multiplied with, for all steps at once.
+        # Derivatives of the gates, for all steps at once.
         slopes = torch.stack(
             [
                 news * inputs * (1 - inputs),
@@ -217,7 +217,7 @@ class _Recurrence(torch.autograd.Function):
         to_cell = outputs * (1 - tanhs * tanhs)
         if cell_clip is not None:
             in_cell_clip = cells.abs() < cell_clip
-        # The gradients of what was given, those of later steps added on the way.
+        # Gradients of the outputs, to which those of later steps are added.
         totals = torch.zeros_like(all_outputs) if for_output is None else for_output.to(kind, copy=True)
         if projection_clip is not None:
             in_output_clip = all_outputs.abs() < projection_clip
@@ -265,9 +265,9 @@ def _before(values: Tensor, first: Tensor, sizes: tuple[int, ...]) -> Tensor:
     return torch.cat(parts)
 
 
-# Recurrent layers in a stack: each reads the documents of a batch together, and a cache keeps its states.
+# Recurrent layers in a stack, whose states a cache can hold.
 #
-# Shape letters: T tokens, M of them that are read, I width of what a layer reads, P of what it gives, C of a state.
+# Shape letters: T tokens, M selected tokens, I input width, P output width, C state width.
 
 
 @lru_cache(maxsize=8)

@@ -108,9 +108,6 @@ def _tensors(argument: Any) -> list[Tensor]:
     return [argument] if isinstance(argument, Tensor) else list(argument)
 
 
-# Whether a module is torch's own and nobody watches it, so that what it computes may be computed in another way.
-
-
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 

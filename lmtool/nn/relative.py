@@ -57,7 +57,7 @@ class Distances(Position):
         """(P, H) of the distances farthest, ..., 1, 0, in the type of `like` or more."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         key = farthest, self.training, like.device, dtype
-        # The layers of a forward ask for the same ones.
+        # All layers of a forward use the same rows.
         if self._rows is None or self._rows[0] != key:
             distances_P = torch.arange(farthest, -1, -1, device=like.device)
             if self.clamp is not None and not self.training:

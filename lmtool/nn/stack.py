@@ -10,7 +10,7 @@ Shape letters: T tokens, M selected tokens, E width of the token vectors, H hidd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lmtool.errors import UserError
-from lmtool.nn.attention import only
+from lmtool.nn.attention import MultiHead, SelfAttention, only
 from lmtool.nn.block_sparse import BlockPattern
 from lmtool.nn.cache import Cache
 from lmtool.nn.configs import Side as Side
 from lmtool.nn.context import AttentionKind, AttentionObserver, Context, EncoderState
 from lmtool.nn.dropout import Dropout, DropoutRng, rng_at, select_rng
 from lmtool.nn.embeddings import StackInput
+from lmtool.nn.kernels import has_window, kernel_for
 from lmtool.nn.layout import Full, Layout, Mask, causal_mask
 from lmtool.nn.positions import Position
 from lmtool.nn.prefix import KeyPrefix, LayerPrefix
@@ -332,3 +333,49 @@ def recompute_layers(model: nn.Module) -> None:
         )
     for stack in stacks:
         stack.recomputes = True
+
+
+_WORDS = {"flash": "variable-length flash", "jagged": "flash of jagged tensors, which has dropout"}
+_BLOCKS = "blocks of tokens to those they see, gathered"
+_TILES = "documents of like length together, no padding read"
+
+
+def attention_path(
+    model: nn.Module, device: torch.device, dtype: torch.dtype, prefixes: Collection[bool] = (False,)
+) -> str:
+    """How a model's attentions compute in training, for the screen. prefixes: contains True if texts have a prefix that
+    the whole text attends to, False if texts have none."""
+    paths: dict[str, str] = {}
+    prefixed: set[SelfAttention] = set()
+    windows: dict[nn.Module, tuple[int, int] | None] = {}
+    sample = Packed(torch.arange(2), (2,))
+    for stack in model.modules():
+        if not isinstance(stack, Stack):
+            continue
+        if stack.blocks is not None:
+            paths[_BLOCKS] = f"in texts of more than {stack.blocks.longest_dense} tokens"
+        for number, layer in enumerate(stack.depth()):
+            attentions = [part for part in layer.modules() if isinstance(part, SelfAttention)]
+            prefixed.update(attentions if stack.ahead and stack.causal else ())
+            windows |= dict.fromkeys(attentions, stack.mask(number, sample).window)
+    biased = any(isinstance(part, Position) and part.scores for part in model.modules())
+    for part in model.modules():
+        if not isinstance(part, MultiHead):
+            continue
+        kernel, is_self = kernel_for(device, dtype, part.head_size, part.dropout.rate), isinstance(part, SelfAttention)
+        if device.type == "cpu":
+            paths[_TILES] = ""
+        elif kernel is None:
+            paths[_TILES] = "flash needs bf16 or fp16, heads of 8, 16, ... 256, and a GPU since Ampere"
+        elif is_self and biased:
+            paths[_TILES] = "where positions add to the scores"
+        elif kernel == "jagged" and part in prefixed:
+            paths[_TILES] = "where a prefix stands before a text that is read left to right"
+        elif not has_window(kernel, windows.get(part, Full.window)):
+            paths[_TILES] = "where a layer sees a window"
+        else:
+            if is_self and True in prefixes:
+                paths[_TILES] = "where a text has a prefix that all of it sees"
+            if not is_self or False in prefixes:
+                paths[_WORDS[kernel]] = ""
+    return "; ".join(f"{path} ({why})" if why else path for path, why in paths.items())

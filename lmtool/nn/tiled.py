@@ -98,7 +98,7 @@ def tiled_scores(
     keys = _rows(k_SAD.to(dtype), layout.key_index, [tile.key_RK.shape for tile in layout.tiles])
     for tile, numbers, q_RALD, k_RAKD in zip(layout.tiles, layout.classes, queries, keys, strict=True):
         q_RALD = q_RALD * scale
-        # Not around the yield: whoever reads two of these at once would end the contexts in another order.
+        # Not around the yield: reading two of these generators in turn would exit the contexts in the wrong order.
         with torch.autocast(q_TAD.device.type, enabled=False):
             scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
             if bias is not None:
@@ -259,12 +259,11 @@ def _to_tokens(y: Tensor, index: TileIndex, tokens: int) -> Tensor:
     return y.new_zeros((tokens, *y.shape[1:])).index_copy_(0, index.tokens_M, real)
 
 
-# What an attention computes with, for a tap: its weights, its scores, and how its own vectors relate to each other.
+# Attention inputs for taps: weights, scores, and relations among the vectors.
 #
-# Computed beside the attention itself, whose kernels give none of it; with gradient, and before any dropout.
+# Computed separately from the attention itself, whose kernels return none of it; with gradient, before dropout.
 #
-# Shape letters: T query tokens, S key tokens, A heads, D width of a head, R rows of a tile, L queries and K keys of a
-# row.
+# Shape letters: T query tokens, S key tokens, A heads, D head width, R rows of a tile, L queries and K keys of a row.
 
 
 class AttentionInputs(NamedTuple):

@@ -13,7 +13,7 @@ from torch import nn
 from lmtool.config.checkpoint import read_state
 from lmtool.costs.memory_of_run import trainable_by_role
 from lmtool.learners.base import BaseLearner
-from lmtool.nn.attention import attention_path
+from lmtool.nn.stack import attention_path
 from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.report import write_report

@@ -1,8 +1,8 @@
-"""The tokenizer classes of transformers that published folders name, assembled as transformers 5 assembles them.
+"""The transformers tokenizer classes that published folders name, assembled as transformers 5 does.
 
-A class takes the pieces from the files and everything else from tokenizer_config.json, or from its own defaults: what
-a tokenizer.json says of cleaning, splitting and special tokens does not count, however much it disagrees. Only the
-plain classes take a tokenizer.json as it is.
+A class takes its vocabulary from the files and everything else from tokenizer_config.json or its own defaults;
+normalization, splitting and special tokens in tokenizer.json are ignored, even if they disagree. Only the plain classes
+use tokenizer.json unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A file in UTF-8, its line ends as they are."""
+    """A file in UTF-8, line ends unchanged."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as reason:
@@ -42,7 +42,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> JsonObject:
-    """A JSON object. UserError naming the file, and the line, where it is none."""
+    """A JSON object. UserError with file and line if it is none."""
     try:
         text = read_text(path)
         content = json.loads(text)
@@ -58,7 +58,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def broken(path: Path, reason: str, line: int | None = None) -> UserError:
-    """The error of a file that is not a tokenizer's."""
+    """The error for an invalid tokenizer file."""
     at = f"{path}:{line}" if line else str(path)
     return UserError(
         f"{at}: not a readable tokenizer: {' '.join(reason.split())[:200]}",
@@ -77,31 +77,31 @@ Token = str | AddedToken
 
 @dataclass(frozen=True)
 class Settings:
-    """tokenizer_config.json. path: of the file, for errors; values: empty where there is none."""
+    """tokenizer_config.json. path: of the file, for errors. values: empty if there is none."""
 
     path: Path
     values: Mapping[str, object]
 
     @classmethod
     def of(cls, folder: Path) -> Settings:
-        """UserError where the file is damaged."""
+        """UserError if the file is damaged."""
         path = folder / SETTINGS
         return cls(path, read_json(path) if path.is_file() else {})
 
     def flag(self, key: str, default: bool) -> bool:
-        """UserError where the value is not true or false."""
+        """UserError unless the value is true or false."""
         value = self.values.get(key, default)
         if not isinstance(value, bool):
             raise UserError(f"{self.path}: {key}={value!r} is not true or false", f"write {key} as true or false there")
         return value
 
     def optional_flag(self, key: str) -> bool | None:
-        """A flag that may be null, as it is where it is left out."""
+        """A flag that may be null or missing."""
         return None if self.values.get(key) is None else self.flag(key, False)
 
     @property
     def sentinels(self) -> int:
-        """How many sentinels T5 has. UserError where that is not a number of them."""
+        """T5's number of sentinels. UserError if it is invalid."""
         count = self.values.get("extra_ids", 100)
         if not isinstance(count, int) or not 0 <= count <= _MOST_SENTINELS:
             raise UserError(
@@ -113,9 +113,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class FileVocabulary:
-    """A vocabulary as the files have it. path: of the file, for errors. entries: ids by text; unigrams: of a unigram
-    model, text and score by id. characters: SentencePiece's precompiled map of characters. marked: the tokens that a
-    SentencePiece file marks, None for another file."""
+    """A vocabulary as the files contain it. path: of the file, for errors. entries: ids by text. unigrams: of a unigram
+    model, text and score by id. characters: SentencePiece's precompiled character map. marked: tokens marked in a
+    SentencePiece file, None for other files."""
 
     path: Path
     entries: dict[str, int] = field(default_factory=dict)
@@ -131,12 +131,12 @@ def _as_named(additional: Sequence[Token], settings: Settings) -> list[Token]:
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """names: in transformers, the first one stands in errors. model_types: those of a config.json whose class this is.
-    model: the kind of its pieces. files: that hold them where there is no tokenizer.json. specials: its special tokens
-    by role, where nothing else is said. build: its cleaning and splitting over pieces, with the special tokens that are
-    given by role. around: what it puts around a text where transformers is asked for that (lmtool never asks); None:
-    what tokenizer.json says. extra_tokens: special tokens without a role, from those that the files name. bare: whether it
-    reads special tokens as they are written, whatever the files say of the spaces beside them."""
+    """names: in transformers, the first for errors. model_types: values of config.json with this class. model: the kind
+    of vocabulary. files: that contain it without a tokenizer.json. specials: default special tokens by role. build:
+    adds normalization and splitting to a vocabulary, given the special tokens by role. around: the template of
+    special tokens in transformers (lmtool never uses it); None: that of tokenizer.json. extra_tokens: special tokens
+    without a role, from those named in the files. bare: whether special tokens are matched exactly, regardless of
+    the files' rules for adjacent spaces."""
 
     names: tuple[str, ...]
     model_types: tuple[str, ...]
@@ -196,7 +196,7 @@ def _t5_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mappin
 
 
 def _t5_sentinels(additional: Sequence[Token], settings: Settings) -> list[Token]:
-    """The sentinels are special tokens, unless the files name some of them."""
+    """Sentinels are special tokens, unless the files name some of them."""
     named = sum("<extra_id_" in str(token) for token in additional)
     count = settings.sentinels
     if named and count not in (0, named):
@@ -318,11 +318,11 @@ _OF_MODEL: dict[str, TokenizerClass | str] = {"qwen2": QWEN2, "modernbert": PLAI
 
 
 def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
-    """The class that AutoTokenizer of transformers takes for a folder: that of its model_type where transformers has no
-    other for it, else that of tokenizer_config.json, else of config.json, else the one of its model_type. A plain class
-    is given by its name; None where nothing names one.
+    """The class that transformers' AutoTokenizer uses for a folder: by model_type if transformers has only one for it,
+    then by tokenizer_config.json, config.json, and model_type. A plain class is returned by name; None if nothing
+    names one.
 
-    UserError for a class that is not known here.
+    UserError for a class that lmtool lacks.
     """
     path, config = folder / CONFIG, read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     name, model_type = config.get("tokenizer_class"), config.get("model_type")
@@ -349,8 +349,8 @@ def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
 
 
 def _uses_tokenizer_json(folder: Path, name: str | None, model_type: Any) -> bool:
-    """Whether a Llama's tokenizer.json counts as it is: where no class is named, and where its pieces are bytes, which
-    Llama's class does not read (as those of Llama 3)."""
+    """Whether a Llama's tokenizer.json is used unchanged: if no class is named, or if its vocabulary is byte-level,
+    which Llama's class does not support (as in Llama 3)."""
     whole = folder / TOKENIZER_JSON
     if not whole.is_file() or not (name in LLAMA.names or (name is None and model_type in LLAMA.model_types)):
         return False

@@ -1,4 +1,4 @@
-"""What the entries of a vocabulary stand for: how each kind of tokenizer writes spaces and the inside of words."""
+"""The text of vocabulary entries: how each kind of tokenizer marks spaces and word continuations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PREFIX, SPACE, SUFFIX = "##", "▁", "</w>"
 
 @dataclass(frozen=True)
 class EntryText:
-    """text: of an entry, without its marks. begins: whether it begins a word, so that white space or nothing is before
-    it. ends: whether it ends one, None where its kind does not say."""
+    """text: of an entry, without marks. begins: whether it starts a word, after white space or nothing. ends: whether
+    it ends one, None if its kind does not tell."""
 
     text: str
     begins: bool
@@ -31,7 +31,7 @@ class EntryText:
 
 
 def marks_of(backend: tokenizers.Tokenizer) -> Marks:
-    """How a tokenizer marks words, by its rules."""
+    """How a tokenizer marks words, from its rules."""
     rules = json.loads(backend.to_str())
     model, around = rules["model"], json.dumps([rules["pre_tokenizer"], rules["decoder"]])
     entries = backend.get_vocab()
@@ -45,7 +45,7 @@ def marks_of(backend: tokenizers.Tokenizer) -> Marks:
 
 
 def starts_word(marks: Marks, words: Sequence[str]) -> np.ndarray:
-    """(V,) bool: whether an entry begins a word, see `Tokenizer.starts_word`."""
+    """(V,) bool: whether an entry starts a word, see `Tokenizer.starts_word`."""
     if marks == "words":
         starts = [True for _ in words]
     elif marks == "characters":
@@ -61,7 +61,7 @@ def starts_word(marks: Marks, words: Sequence[str]) -> np.ndarray:
 
 
 def entry_text(marks: Marks, word: str) -> EntryText | None:
-    """What an entry is of a text; None where it is no text by itself, but some bytes of a character."""
+    """The text of an entry; None if it is only part of a character's bytes."""
     if marks == "continues":
         return EntryText(word.removeprefix(PREFIX), not word.startswith(PREFIX))
     if marks == "spelled":
@@ -78,7 +78,7 @@ def entry_text(marks: Marks, word: str) -> EntryText | None:
 
 
 def readable(marks: Marks, word: str) -> str:
-    """An entry for a person: bytes as the characters they are, white space as something to see."""
+    """An entry for display: bytes as characters, white space visible."""
     if marks == "spelled" and word.startswith(PREFIX):
         return PREFIX + readable("bytes", word.removeprefix(PREFIX))
     if marks in ("bytes", "spelled"):
@@ -91,7 +91,7 @@ def readable(marks: Marks, word: str) -> str:
 
 
 def bytes_of(marks: Marks, word: str) -> bytes:
-    """What an entry spells, without its marks, in UTF-8; of one in the alphabet of bytes those, whatever they are."""
+    """The UTF-8 bytes of an entry without its marks; for byte-level entries any bytes."""
     if marks in ("bytes", "spelled"):
         plain = word.removeprefix(PREFIX) if marks == "spelled" else word
         if all(character in _BYTES for character in plain):
@@ -102,7 +102,7 @@ def bytes_of(marks: Marks, word: str) -> bytes:
 
 
 def _text(word: str) -> str | None:
-    """The text of an entry in the alphabet of bytes; None where it is none."""
+    """The text of a byte-level entry, or None."""
     try:
         return bytes(_BYTES[character] for character in word).decode("utf-8")
     except (KeyError, UnicodeDecodeError):
@@ -110,8 +110,8 @@ def _text(word: str) -> str | None:
 
 
 def _alphabet() -> dict[str, int]:
-    """The byte of each character of GPT-2's alphabet (its encoder.py): printable ones are themselves, the others are
-    written as the characters from 256 on, in their order."""
+    """The byte of each character in GPT-2's alphabet (its encoder.py): printable bytes represent themselves, the others
+    the characters from 256 on, in order."""
     characters = set(pre_tokenizers.ByteLevel.alphabet())
     printable = {chr(byte): byte for byte in range(256) if chr(byte) in characters}
     remaining = [byte for byte in range(256) if byte not in printable.values()]

@@ -1,9 +1,8 @@
-"""A tokenizer folder in Hugging Face's layout: tokenizer.json, or the files that came before it.
+"""A tokenizer folder in Hugging Face's layout: tokenizer.json, or the older files.
 
-vocab.txt: WordPiece (BERT, ELECTRA, DistilBERT). vocab.json and merges.txt: byte-level pieces (GPT-2, RoBERTa, BART,
-Qwen2), or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT, XLNet; by merged pairs, Llama). What stands in
-tokenizer_config.json overrides tokenizer.json as it does in transformers, by the class that the folder names
-(classes.py).
+vocab.txt: WordPiece (BERT, ELECTRA, DistilBERT). vocab.json and merges.txt: byte-level BPE (GPT-2, RoBERTa, BART,
+Qwen2), or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT, XLNet; as BPE, Llama). As in transformers,
+tokenizer_config.json overrides tokenizer.json, depending on the class that the folder names (classes.py).
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _MAY_BE_EMPTY = ("?", "*", "|", "^", "$", "{0", "{,", "()", r"\b", r"\B", r"\A",
 
 
 def require_bounded(path: Path, content: Mapping[str, object]) -> None:
-    """UserError where the rules of a tokenizer.json may write more than `MOST` characters for one. path: of the file,
+    """Raise UserError if the rules of a tokenizer.json may expand one character to more than `MOST`. path: of the file,
     for the error."""
     for names in _PARTS:
         longest, written = 1.0, list[str]()
@@ -68,13 +67,13 @@ def require_bounded(path: Path, content: Mapping[str, object]) -> None:
 
 
 def require_bounded_characters(path: Path, characters: bytes) -> None:
-    """The same of SentencePiece's map of characters."""
+    """The same for SentencePiece's character map."""
     if _longest_of(characters) > MOST:
         raise broken(path, f"its map of characters may write more than {MOST:,} for one")
 
 
 def _steps(rule: Any) -> Iterator[JsonMapping]:
-    """A rule's steps in their order."""
+    """A rule's steps, in order."""
     if not isinstance(rule, Mapping):
         return
     inner = [value for value in rule.values() if isinstance(value, list)] if rule.get("type") == "Sequence" else []
@@ -85,8 +84,8 @@ def _steps(rule: Any) -> Iterator[JsonMapping]:
 
 
 def _growth(step: JsonMapping, written: list[str]) -> float:
-    """Characters that a step may write for one; of a layout, how often it repeats a text. written: what the steps
-    before it write, to which this one's is added."""
+    """Maximum characters that a step writes for one; for a template, how often it repeats a text. written: texts
+    written by earlier steps, to which this step's is appended."""
     kind, content = step.get("type"), step.get("content")
     if kind == "Replace" and isinstance(content, str):
         written.append(content)
@@ -107,7 +106,7 @@ def _growth(step: JsonMapping, written: list[str]) -> float:
 
 
 def _of_replacement(pattern: Any, length: int) -> float:
-    """Of a pattern that is replaced by so many characters."""
+    """Maximum growth of replacing a pattern by this many characters."""
     text, regular = "", True
     if isinstance(pattern, Mapping):
         regular = "Regex" in pattern
@@ -118,8 +117,8 @@ def _of_replacement(pattern: Any, length: int) -> float:
 
 
 def _longest_of(characters: bytes) -> int:
-    """Bytes of the longest text that the map has: behind its size and its trie they stand end to end, each with a
-    zero."""
+    """Bytes of the longest text in the map: after its size and its trie, texts follow one another, each ending in a
+    zero byte."""
     if len(characters) < 4:
         return 1
     (trie,) = struct.unpack("<I", characters[:4])
@@ -142,15 +141,15 @@ NO_ENTRIES = "its vocabulary has no entries"
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer's files."""
+    """Whether a folder contains a tokenizer's files."""
     if any((folder / name).is_file() for name in (TOKENIZER_JSON, "vocab.txt", *SENTENCEPIECE_FILES)):
         return True
     return (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
 
 
 def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
-    """The tokenizer of a folder, its special tokens by role, and those without one. UserError where a file is missing
-    or broken, or where the folder names a class of transformers that is not known here."""
+    """A folder's tokenizer, its special tokens by role, and those without one. UserError if a file is missing or
+    broken, or if the folder names a transformers class that lmtool lacks."""
     if not has_tokenizer(folder):
         raise UserError(
             f"tokenizer: {folder} {'has no tokenizer.json' if folder.is_dir() else 'is not a folder'}",
@@ -195,8 +194,8 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
 def _as_it_is(
     folder: Path, settings: Settings, path: Path, guessed: bool
 ) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
-    """A tokenizer.json of a plain class. guessed: no file names a class; what looks like a family's special tokens is
-    taken for them."""
+    """A tokenizer.json of a plain class. guessed: no file names a class; a family's usual special tokens are
+    recognized."""
     backend = _load_tokenizer_json(path)
     special = read_special(folder, settings, None, path)
     special.add_to(backend)
@@ -238,7 +237,7 @@ def _class_by_files(folder: Path) -> TokenizerClass:
 
 
 def _from_tokenizer_json(path: Path, kind: TokenizerClass) -> FileVocabulary:
-    """The pieces in a tokenizer.json."""
+    """The vocabulary in a tokenizer.json."""
     content = read_json(path)
     model = content["model"]
     declared = model.get("type")
@@ -256,7 +255,7 @@ def _from_tokenizer_json(path: Path, kind: TokenizerClass) -> FileVocabulary:
 
 
 def _characters(normalizer: Any) -> bytes:
-    """SentencePiece's map of characters among the steps of a normalizer."""
+    """SentencePiece's character map among a normalizer's steps."""
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
     for step in steps:
         if step.get("type") == "Precompiled":
@@ -265,7 +264,7 @@ def _characters(normalizer: Any) -> bytes:
 
 
 def _from_old_files(folder: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
-    """The pieces in the files from before tokenizer.json."""
+    """The vocabulary in the files older than tokenizer.json."""
     paths = [folder / name for name in kind.files if (folder / name).is_file()]
     one_file = kind.files[0] in SENTENCEPIECE_FILES or kind.model != "BPE"
     if not paths or (not one_file and len(paths) < 2):

@@ -1,4 +1,4 @@
-"""One vocabulary in the place of another: which old entry each new one is, or of which old pieces it is made."""
+"""Replacing a vocabulary: for each new entry, the equal old one or the old tokens it consists of."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tokenizers import models
 from lmtool.tokenizers.entries import PREFIX, SPACE, SUFFIX, EntryText, entry_text
 from lmtool.tokenizers.tokenizer import ROLES, Tokenizer
 
-# The same place in a text under another name; a token that pads besides stands for what else it is first.
+# Roles with the same position in a text; a token that also pads is matched by its other role first.
 _EQUIVALENT_ROLES = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}
 _IN_ORDER = (*(role for role in ROLES if role != "pad"), "pad")
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """sources: of each new id the old ids whose vectors it starts as the mean of; none where nothing of it is known.
-    matched: new ids that are an old entry, by special role or by text, and their old ones. old_size: entries before."""
+    """sources: for each new id, the old ids whose vectors are averaged; empty if unknown. matched: new ids that equal
+    an old entry, by special role or by text, and the old ids. old_size: previous number of entries."""
 
     sources: tuple[np.ndarray, ...]
     matched: Mapping[int, int]
@@ -27,7 +27,7 @@ class Replacement:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Entries kept, new and dropped; of the new ones those without old pieces."""
+        """Numbers of kept, new and dropped entries, and of new ones without old tokens."""
         return {
             "kept": len(self.matched),
             "new": len(self.sources) - len(self.matched),
@@ -37,11 +37,11 @@ class Replacement:
 
 
 def replacement(old: Tokenizer, new: Tokenizer) -> Replacement:
-    """How the entries of `new` start from those of `old`.
+    """How the entries of `new` are initialized from those of `old`.
 
-    Special tokens are matched by their role, sentinels by their number, others by what they are written. Text is the
-    same entry where it is written alike, or, between kinds that mark words differently, where it stands for the same
-    text at the same place of a word. Any other entry is cut by the old tokenizer, as its text alone.
+    Special tokens are matched by role, sentinels by number, others by text. Text entries are equal if they are written
+    alike or, between kinds that mark words differently, if they represent the same text at the same position in a word.
+    Any other entry is tokenized by the old tokenizer.
     """
     matched = _matched(old, new)
     words = new.pieces(range(new.vocab_size))
@@ -61,7 +61,7 @@ def replacement(old: Tokenizer, new: Tokenizer) -> Replacement:
 
 
 def _matched(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
-    """The old id of each new one that was there."""
+    """The old id of each new entry that existed before."""
     matched: dict[int, int] = {}
     for role in _IN_ORDER:
         old_role = next((name for name in (role, _EQUIVALENT_ROLES.get(role)) if name in old.roles), None)
@@ -80,34 +80,33 @@ def _matched(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
             old_id = known.get(word if old.marks == new.marks else entry_text(new.marks, word))
         if old_id is not None:
             matched[number] = old_id
-    # Numbers without an entry: rows that nothing reads.
+    # Ids without an entry: rows that are never read.
     holes = ([number for number, word in enumerate(words) if not word] for words in (after, before))
     return matched | dict(zip(*holes, strict=False))
 
 
 def _by_text(old: Tokenizer, words: Sequence[str], as_written: bool) -> dict[str | EntryText | None, int]:
-    """The ids of a vocabulary's text entries, by how they are written, or by what they stand for."""
+    """Ids of a vocabulary's text entries, by spelling or by the text they represent."""
     ids = [number for number in range(len(words)) if words[number] and number not in old.special_ids]
     keys = {number: words[number] if as_written else entry_text(old.marks, words[number]) for number in reversed(ids)}
     return {key: number for number, key in keys.items() if key is not None}
 
 
 class _Segmenter:
-    """The old pieces of new entries."""
+    """Splits new entries into old tokens."""
 
     def __init__(self, old: Tokenizer, new: Tokenizer):
         self.old = old
         words = old.pieces(range(old.vocab_size))
         self.numbers = {word: number for number, word in enumerate(words) if word}
         self.no_text = old.special_ids
-        # Where white space is a token of its own, a word has it only if its own kind writes it.
+        # If white space is a separate token, a word has it only if the new kind marks it.
         marks_spaces = new.marks in ("bytes", "space", "characters")
         self.with_space = old.marks == "bytes" or (old.marks == "characters" and marks_spaces)
         self.within = _within(self.numbers, old) if old.marks == "continues" else None
 
     def of(self, entries: Sequence[tuple[str, EntryText | None]]) -> list[np.ndarray]:
-        """(P,) int64 of each entry, of what it is written and stands for; special tokens, the unknown one too, are no
-        pieces."""
+        """(P,) int64 for each entry, given as spelled and as text; without special tokens, the unknown one included."""
         texts = [self._text(entry) for _, entry in entries]
         segmenter = self.old.encode_batch(texts)
         tokens = [
@@ -125,12 +124,12 @@ class _Segmenter:
         return " " * (entry.begins and self.with_space) + entry.text
 
     def _bytes(self, word: str) -> list[int]:
-        """Of bytes that are no text, those that are entries."""
+        """For bytes that are no text, those that are entries."""
         characters = word if self.old.marks == "bytes" else ""
         return [self.numbers[character] for character in characters if character in self.numbers]
 
     def _within_word(self, ids: list[int], entry: EntryText | None) -> list[int]:
-        """Pieces of what is inside a word, as the old kind writes them there."""
+        """Tokens of a word's inside, as the old kind writes them there."""
         if entry is None:
             return ids
         if self.within is not None and (not entry.begins or not ids):
@@ -153,7 +152,7 @@ class _Segmenter:
 
 
 def _within(numbers: Mapping[str, int], old: Tokenizer) -> models.WordPiece:
-    """WordPiece that cuts the inside of a word: its first piece too is one of those that continue."""
+    """A WordPiece model for the inside of words: its first token is a continuation too."""
     continuing = {word.removeprefix(PREFIX): number for word, number in numbers.items() if word.startswith(PREFIX)}
     (unknown,) = old.pieces([old.role("unk")])
     return models.WordPiece({**numbers, **continuing}, unk_token=unknown, max_input_chars_per_word=1000)

@@ -1,7 +1,6 @@
-"""The special and added tokens of a published folder, from the four files that may name them, as transformers 5 reads
-them: tokenizer_config.json; where that has no `added_tokens_decoder`, also special_tokens_map.json, added_tokens.json
-and the `added_tokens` of tokenizer.json.
-"""
+"""Special and added tokens of a published folder, from the four files that may name them, read as in transformers 5:
+tokenizer_config.json; if that has no `added_tokens_decoder`, also special_tokens_map.json, added_tokens.json and the
+`added_tokens` of tokenizer.json."""
 
 from __future__ import annotations
 
@@ -25,9 +24,9 @@ _OLD_LIST, _NEW_LIST = "additional_special_tokens", "extra_special_tokens"
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """named: by role, or by another name that ends in `_token`; None where a file says that there is none. further:
-    special ones without a name. added: those that stand beside the vocabulary, special or not, by the id they must
-    have; origins: the files that say so. path: of the settings, for errors."""
+    """named: by role, or by another name ending in `_token`; None if a file says that there is none. extra: special
+    tokens without a name. added: tokens in addition to the vocabulary, special or not, by required id; origins: the
+    files that name them. path: of the settings, for errors."""
 
     named: dict[str, Token | None]
     extra: list[Token]
@@ -37,17 +36,17 @@ class SpecialTokens:
 
     @property
     def roles(self) -> dict[str, str]:
-        """The special tokens that have a role."""
+        """Special tokens with a role."""
         return {name: str(token) for name, token in self.named.items() if name in ROLES and token is not None}
 
     @property
     def without_role(self) -> list[str]:
-        """The others."""
+        """The other special tokens."""
         named = (token for name, token in self.named.items() if name not in ROLES)
         return [str(token) for token in (*named, *self.extra) if token is not None and str(token)]
 
     def add_to(self, backend: tokenizers.Tokenizer) -> None:
-        """Enter those that a backend lacks. UserError where one cannot have its id."""
+        """Add tokens that a backend lacks. UserError if one cannot have its id."""
         known = backend.get_added_tokens_decoder().values()
         descriptions = {repr(token) for token in known}
         new: list[Token] = [token for _, token in sorted(self.added.items()) if repr(token) not in descriptions]
@@ -79,8 +78,8 @@ def read_special(
     tokenizer_json: Path | None,
     marked: Sequence[AddedToken] | None = None,
 ) -> SpecialTokens:
-    """What the files of a folder name. kind: the class, None for a plain one. tokenizer_json: its tokenizer.json, None where
-    there is none. marked: the tokens that its SentencePiece file marks. UserError where a file is damaged."""
+    """The special tokens named in a folder's files. kind: the class, None for a plain one. tokenizer_json: its
+    tokenizer.json, or None. marked: tokens marked in its SentencePiece file. UserError for a damaged file."""
     values = dict(settings.values)
     if _OLD_LIST in values and not values.get(_NEW_LIST):
         values[_NEW_LIST] = values.pop(_OLD_LIST)
@@ -121,12 +120,12 @@ def read_special(
 
 
 def _pop_names(values: JsonObject) -> JsonObject:
-    """Tokens with names of their own, which may stand where the list does."""
+    """Tokens with individual names, which may replace the list."""
     return values.pop(_NEW_LIST) if isinstance(values.get(_NEW_LIST), dict) else {}
 
 
 def _mapped(path: Path, before: JsonObject) -> JsonObject:
-    """The contents of special_tokens_map.json, every token of which is special."""
+    """Content of special_tokens_map.json, in which every token is special."""
     values = read_json(path) if path.is_file() else {}
     values = {key: _token(path, token, True) if _value(token, "content") else token for key, token in values.items()}
     for key in (_OLD_LIST, _NEW_LIST):
@@ -138,7 +137,7 @@ def _mapped(path: Path, before: JsonObject) -> JsonObject:
 
 
 def _added_tokens(path: Path, values: JsonObject) -> dict[int, AddedToken]:
-    """The tokens of added_tokens.json by id; those that another file calls special are."""
+    """Tokens of added_tokens.json by id; special if another file says so."""
     candidates = [*(values.get(f"{role}_token") for role in ROLES), *_tokens(path, values.get(_NEW_LIST))]
     special = {str(token) for token in candidates if _is_token(token)}
     numbers = read_json(path)
@@ -151,7 +150,7 @@ def _added_tokens(path: Path, values: JsonObject) -> dict[int, AddedToken]:
 
 
 def _by_id(path: Path, tokens: Any) -> dict[int, AddedToken]:
-    """Described tokens by id."""
+    """Token descriptions by id."""
     if not isinstance(tokens, dict) or not all(number.isdecimal() for number in tokens):
         raise broken(path, "its added tokens have no ids")
     return {int(number): _token(path, token) for number, token in tokens.items()}
@@ -166,7 +165,7 @@ def _tokens(path: Path, values: Any) -> list[Token]:
 
 
 def _token(path: Path, value: Any, special: bool | None = None) -> Any:
-    """A token from its description. special: whatever the description says."""
+    """A token from its description. special: overrides the description."""
     if _is_token(value):
         return value
     content = _value(value, "content")

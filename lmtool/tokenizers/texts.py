@@ -14,12 +14,12 @@ from lmtool import random_streams
 from lmtool.errors import UserError
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-# A longer text is sampled in stretches of about so many characters, up to the end of a word.
+# A longer text is sampled in chunks of about this many characters, up to the end of a word.
 _STRETCH = re.compile(r"(?s).{1,10000}\S{0,1000}")
 _SAMPLES = 4096  # made at a time
 ALPHABET = 1000  # characters at most, as in the library and in BERT's published vocabularies
 _CHUNK = 1000
-# The time that learning takes grows with the square of a word's length: longer ones are learned in parts.
+# Training time grows with the square of a word's length, so longer words are split.
 _WORD = re.compile(r"\S{1000}(?=\S)")
 
 
@@ -87,7 +87,7 @@ def alphabet(
     if not characters:  # text of control characters alone
         raise UserError("tokenizer: the text to train on holds no characters", "give text with data.path=")
     characters.sort(key=lambda character: (-counts[character], character))
-    # Both forms of the alphabet take at most half of the vocabulary, so that there is room for pieces.
+    # Both forms of the alphabet take at most half of the vocabulary, to leave room for longer entries.
     retained = sorted(characters[: min(ALPHABET, max(vocab_size // 4, 1))])
     second = [form for form in map(marked, retained) if form is not None]
     needed = special + len(retained) + len(second)
@@ -99,11 +99,10 @@ def alphabet(
     return retained, second
 
 
-# Ids of much text by its words: where a tokenizer reads words apart from each other, each different one is cut once.
+# Encoding of large texts word by word: if the tokenizer splits on spaces, each distinct word is encoded once.
 #
-# WordPiece as BERT has it cuts at white space before anything else, so that what stands between two spaces has the
-# same ids wherever it stands. Natural text repeats its words, and looking one up takes a tenth of the time of cutting
-# it.
+# BERT's WordPiece splits on white space first, so the text between two spaces has the same ids everywhere. Natural text
+# repeats its words, and a lookup takes a tenth of the time of encoding.
 
 
 _MOST = 200_000

@@ -1,6 +1,6 @@
-"""A tokenizer as everything else sees it, in Hugging Face's file layout on disk.
+"""The tokenizer used everywhere else, stored in Hugging Face's file layout.
 
-Shape letters: V entries of the vocabulary.
+Shape letters: V vocabulary entries.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ FILES = (TOKENIZER_JSON, SETTINGS, SPECIAL_MAP)
 class Tokenizer:
     """Text to ids and back.
 
-    No special token is ever added, and text that looks like one ("[MASK]", "<|endoftext|>") stays text unless
-    `parse_special_tokens`: what stands around a text is the business of its format (data/formats.py). In unigram
-    vocabularies (T5, ALBERT) the special tokens are pieces too, which text can spell, as it does in transformers.
-    without_role: special tokens that a folder names without a role; those that the backend does not mark as special
-    are read in text, and special all the same.
+    Special tokens are never added, and text that looks like one ("[MASK]", "<|endoftext|>") stays text unless
+    `parse_special_tokens`: formats (data/formats.py) decide what surrounds a text. In unigram vocabularies (T5, ALBERT)
+    special tokens are ordinary entries that text can spell, as in transformers.
+
+    without_role: special tokens that a folder names without a role; if the backend does not mark one as special, it is
+    recognized in text and special all the same.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Tokenizer:
         self._unflagged = tuple(sorted(set(without_role) - flagged))
 
     def to_plain(self) -> JsonObject:
-        """What another process makes it again from (`of_plain`), as plain data."""
+        """Plain data from which another process rebuilds it (`of_plain`)."""
         return {
             "backend": self._backend.to_str(),
             "roles": self.roles,
@@ -73,7 +74,7 @@ class Tokenizer:
 
     @classmethod
     def of_plain(cls, plain: JsonMapping) -> Tokenizer:
-        """The tokenizer that `to_plain` was called of."""
+        """The tokenizer that `to_plain` described."""
         return cls(**{**plain, "backend": tokenizers.Tokenizer.from_str(plain["backend"])})
 
     @property
@@ -83,7 +84,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that are no text: the roles, added tokens that are marked special, and others that a folder calls so."""
+        """Ids that are no text: roles, added tokens marked special, and others that a folder calls special."""
         added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
         vocabulary = self._backend.get_vocab()
         unflagged = {vocabulary[token] for token in self._unflagged}
@@ -99,12 +100,12 @@ class Tokenizer:
 
     @cached_property
     def starts_word(self) -> np.ndarray:
-        """(V,) bool: whether a piece begins a word.
+        """(V,) bool: whether an entry starts a word.
 
-        WordPiece: it lacks the continuing prefix. Pieces with "▁": they begin with it. Word-level: always. Byte-level
-        and single characters: they begin with white space or with a character that is no part of words, such as a
-        comma; a text's very first word has no space before it and looks like a continuation, so callers count the
-        first piece of a text as a beginning.
+        WordPiece: it lacks the continuation prefix. Entries with "▁": they start with it. Word-level: always.
+        Byte-level and single characters: they start with white space or with a character that is not part of words,
+        such as a comma; a text's first word has no space before it and looks like a continuation, so callers treat the
+        first token of a text as a start.
         """
         starts = starts_word(self.marks, [word or "" for word in self._words])
         starts[sorted(self.special_ids)] = True
@@ -112,8 +113,8 @@ class Tokenizer:
 
     @cached_property
     def splits_on_spaces(self) -> bool:
-        """Whether what stands between two spaces has the same ids wherever it stands: WordPiece of BERT, where no added
-        token has a space in it or takes one beside it."""
+        """Whether the text between two spaces has the same ids everywhere: BERT's WordPiece, unless an added token
+        contains or absorbs a space."""
         parts = json.loads(self._backend.to_str())
         kinds = [(parts[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
         added = self._backend.get_added_tokens_decoder().values()
@@ -126,23 +127,22 @@ class Tokenizer:
         return marks_of(self._backend)
 
     def spelled(self, ids: Iterable[int]) -> list[bytes]:
-        """What each entry adds to a word, in UTF-8, without marks; a special token as it is written."""
+        """The bytes that each entry adds to a word, in UTF-8, without marks; a special token as written."""
         numbers = list(ids)
         written = zip(numbers, self.pieces(numbers), strict=True)
         return [word.encode() if n in self.special_ids else bytes_of(self.marks, word) for n, word in written]
 
     def readable(self, ids: Iterable[int]) -> list[str]:
-        """`pieces` for a person: bytes as characters, white space as something to see; a special token as it is
-        written."""
+        """`pieces` for display: bytes as characters, white space visible; a special token as written."""
         numbers = list(ids)
         written = zip(numbers, self.pieces(numbers), strict=True)
         return [word if n in self.special_ids else readable(self.marks, word) for n, word in written]
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of what it does: its rules, its vocabulary and its roles."""
+        """sha256 of its behavior: rules, vocabulary and roles."""
         content = self._backend.to_str()
-        # The library reads a score that it wrote with an error in the last digit.
+        # The library's stored scores are off in the last digit.
         content = _SCORE.sub(lambda match: f"{float(match[0]):.9f}", content) if '"Unigram"' in content else content
         content += json.dumps(self.roles, sort_keys=True)
         content += "parse_special_tokens" if self.parse_special_tokens else ""
@@ -150,15 +150,14 @@ class Tokenizer:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def same_encoding(self, other: Tokenizer) -> bool:
-        """Whether two give the same ids to the same pieces of text, and to the special tokens of the roles that both
-        have: their vocabularies and rules are equal. What each takes special tokens in texts for, what it puts around
-        them and how it writes ids as text is no part of that."""
+        """Whether both give the same ids to text and to special tokens of shared roles: their vocabularies and rules
+        are equal. Parsing of special tokens, templates and decoding are not compared."""
         same_special_tokens = all(other.roles.get(name, number) == number for name, number in self.roles.items())
         return same_special_tokens and self._rules == other._rules
 
     @cached_property
     def _rules(self) -> JsonObject:
-        """Its vocabulary and what makes pieces of a text, as plain data; scores as exact as they are read again."""
+        """Vocabulary and encoding rules as plain data; scores as precise as they are stored."""
         parts = json.loads(self._backend.to_str())
         model = parts["model"]
         if model["type"] == "Unigram":
@@ -167,14 +166,14 @@ class Tokenizer:
 
     @cached_property
     def sentinels(self) -> tuple[int, ...]:
-        """The ids of <extra_id_0>, <extra_id_1>, ... (T5), as far as the vocabulary has them."""
+        """Ids of <extra_id_0>, <extra_id_1>, ... (T5), as far as the vocabulary has them."""
         sentinels: list[int] = []
         while (number := self._backend.token_to_id(f"<extra_id_{len(sentinels)}>")) is not None:
             sentinels.append(number)
         return tuple(sentinels)
 
     def role(self, name: str) -> int:
-        """The id of a special token by its role. UserError where the vocabulary has none."""
+        """The id of a special token by role. UserError if there is none."""
         if name not in self.roles:
             have = ", ".join(self.roles) or "none"
             raise UserError(
@@ -186,8 +185,8 @@ class Tokenizer:
 
     @contextmanager
     def _library_errors(self) -> Iterator[None]:
-        """A stranger's tokenizer.json may have no entry for some texts, not even an unknown one; and a pattern that
-        needs longer for some than the library allows: it panics then, in an exception that is no Exception."""
+        """A foreign tokenizer.json may have no entry for some texts, not even an unknown one; and a pattern may take
+        longer than the library allows: it then panics, with an exception that is no Exception."""
         try:
             yield
         except BaseException as error:
@@ -203,7 +202,7 @@ class Tokenizer:
             return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def cleaned(self, text: str) -> str:
-        """A text as it is cut: what cleaning leaves of it."""
+        """The normalized text."""
         return self._backend.normalizer.normalize_str(text) if self._backend.normalizer is not None else text
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -213,8 +212,8 @@ class Tokenizer:
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
 
     def encode_aligned(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of a text, (T,) int32, and the characters each stands for, (T, 2) int64: text[start:end]. White space
-        at the ends of a token is no part of it; a token of white space alone stands for nothing, start = end."""
+        """The ids of a text, (T,) int32, and their character ranges, (T, 2) int64: text[start:end]. White space at the
+        ends of a token is excluded; a token of white space only has start = end."""
         return self.encode_aligned_batch([text])[0]
 
     def encode_aligned_batch(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -227,36 +226,35 @@ class Tokenizer:
         ]
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """`encode_sentences` of one."""
+        """`encode_sentences` for a single sentence."""
         (encoded,) = self.encode_sentences([words])
         return encoded
 
     def encode_sentences(self, sentences: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of each sentence the ids of its words with a space between them, (T,) int32, and the number of the word that
-        each is of, (T,) int64; in parallel threads of the library. A word that the tokenizer cleans away has no token.
-        """
+        """For each sentence, the ids of its words joined by spaces, (T,) int32, and the word index of each id, (T,)
+        int64; uses the library's threads. A word that normalization removes has no token."""
         texts = [" ".join(words) for words in sentences]
         encoded = []
         with self._library_errors():
             batch = self._backend.encode_batch(texts, add_special_tokens=False)
         for words, entry in zip(sentences, batch, strict=True):
             ids = np.array(entry.ids, dtype=np.int32)
-            # The space in front of a word is the word's: a token may begin with it, or be it.
+            # A space belongs to the word after it: a token may start with it, or be it.
             ends = np.cumsum([len(word) + 1 for word in words], dtype=np.int64) - 1
             starts = np.array([start for start, _ in entry.offsets], dtype=np.int64)
             encoded.append((ids, np.minimum(np.searchsorted(ends, starts, side="right"), max(len(words) - 1, 0))))
         return encoded
 
     def encode_with_template(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
-        """The ids and the segments of a text or a pair with the special tokens that its tokenizer.json puts around
-        them: what transformers reads, and what a format (data/formats.py) does here."""
+        """Ids and segments of a text or a pair with the special tokens of tokenizer.json's template: what transformers
+        reads, and what a format (data/formats.py) does here."""
         with self._library_errors():
             encoded = self._backend.encode(text, pair, add_special_tokens=True)
         return encoded.ids, encoded.type_ids
 
     def with_layout(self, single: Sequence[str], pair: Sequence[str], special: dict[str, int]) -> Tokenizer:
-        """A copy whose tokenizer.json lays out texts in another way. single, pair: `$A:SEGMENT`, `$B:SEGMENT` and
-        `NAME:SEGMENT` in order. special: the ids of the special tokens by NAME."""
+        """A copy with another template. single, pair: `$A:SEGMENT`, `$B:SEGMENT` and `NAME:SEGMENT` in order. special:
+        ids of the special tokens by NAME."""
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         named = [
             {"id": name, "ids": [number], "tokens": [self._words[number] or ""]} for name, number in special.items()
@@ -265,19 +263,19 @@ class Tokenizer:
         return Tokenizer(backend, self.roles, self._origin, self.parse_special_tokens, self._unflagged)
 
     def parsing(self, special_tokens: bool) -> Tokenizer:
-        """A copy that takes what looks like a special token in texts for one, or for text."""
+        """A copy that does or does not parse special tokens in texts."""
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         return Tokenizer(backend, self.roles, self._origin, special_tokens, self._unflagged)
 
     def with_padding(self) -> Tokenizer:
-        """The tokenizer; where it has no padding token, a copy that pads with its end token, as GPT-2's users do."""
+        """The tokenizer; without a padding token, a copy that pads with its end token, as is usual for GPT-2."""
         if "pad" in self.roles or "eos" not in self.roles:
             return self
         roles = {**self.roles, "pad": self.roles["eos"]}
         return Tokenizer(self._backend, roles, self._origin, self.parse_special_tokens, self._unflagged)
 
     def with_tokens(self, words: Mapping[str, str], first: int) -> Tokenizer:
-        """A copy with special tokens that no text has and no file names, by role, of the ids from `first` on."""
+        """A copy with special tokens that occur in no text or file, by role, with ids from `first` on."""
         numbers = {role: first + number for number, role in enumerate(words)}
         copy = Tokenizer(
             self._backend, {**self.roles, **numbers}, self._origin, self.parse_special_tokens, self._unflagged
@@ -286,16 +284,16 @@ class Tokenizer:
         return copy
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Text of ids; WordPiece loses white space, accents and case on the way."""
+        """The text of ids; WordPiece loses white space, accents and case."""
         return self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special)
 
     def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """What ids add to the text of those before them, the space between two words too."""
+        """The text that ids append to that of earlier ones, including the space between two words."""
         start, whole = self.decode(before), self.decode([*before, *ids])
         return whole.removeprefix(start) if whole.startswith(start) else self.decode(ids)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The entry of the vocabulary behind each id, as it is written there."""
+        """The vocabulary entry of each id, as written there."""
         return [self._words[int(number)] or "" for number in ids]
 
     def save(self, folder: str | Path) -> None:
@@ -303,7 +301,7 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
-        # A class of transformers may have tokens of its own for the roles that stand nowhere.
+        # A transformers class may have default tokens for roles that are not listed.
         named = {f"{name}_token": None for name in ROLES} | special
         settings: JsonObject = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **named}
         if self._unflagged:
@@ -314,8 +312,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path, parse_special_tokens: bool = False) -> Tokenizer:
-        """Read a folder in Hugging Face's layout: see published.py. UserError where a file is missing or broken, or, in
-        a checkpoint, is not as it was written."""
+        """Read a folder in Hugging Face's layout, see published.py. UserError if a file is missing or broken or, in a
+        checkpoint, has been changed."""
         folder = Path(folder).expanduser()
         try:
             verify_beside(folder, TOKENIZER_FILES)
@@ -332,11 +330,11 @@ def _json(content: Any) -> str:
 
 
 def _without_space(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """(T, 2) int64 borders of tokens, drawn in over white space; of white space alone its end twice."""
+    """(T, 2) int64 boundaries of tokens without surrounding white space; for white space only, its end twice."""
     starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     positions = np.arange(len(text) + 1)
     space = np.array([character.isspace() for character in text], dtype=bool)
-    # The first character from each place on that is no space, and the end of the last one before it.
+    # The first non-space character from each position on, and the end of the last one before it.
     following = np.minimum.accumulate(np.append(np.where(space, len(text), positions[:-1]), len(text))[::-1])[::-1]
     starts = np.minimum(following[starts], ends)
     before = np.maximum.accumulate(np.append(0, np.where(space, 0, positions[1:])))

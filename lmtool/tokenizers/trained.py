@@ -356,7 +356,7 @@ def _cut(backend: tokenizers.Tokenizer) -> None:
     )
 
 
-# A tokenizer that exists already, by its folder.
+# An existing tokenizer, from its folder.
 
 
 def load(config: FolderConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Build a learner: configuration, tokenizer and checkpoint in, the one way for every command."""
+"""Build a learner from configuration, tokenizer and checkpoint: the single way for every command."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BuiltCo = TypeVar("BuiltCo", bound=ModelWithHeads, covariant=True)
 
 
 class Teaches(Protocol[BuiltCo]):
-    """The section of what is learned: an objective's or a task's. Of a checkpoint to look at: its heads."""
+    """The section that defines what is learned: an objective or a task; for a saved checkpoint, its heads."""
 
     def learner(self, *arguments: Any) -> BuiltCo: ...
 
 
 class Blueprint(Protocol[BuiltCo]):
-    """What a configuration of a run, or a checkpoint, says of its learner."""
+    """The description of a learner in a run's configuration or a checkpoint."""
 
     @property
     def model(self) -> ModelConfig: ...
@@ -38,11 +38,11 @@ class Blueprint(Protocol[BuiltCo]):
 
     @property
     def tuned_by(self) -> Any:
-        """The section of the tuning method, whose `schemes` stand beside it; None where there is none."""
+        """The section of the tuning method, which also has the `schemes`; None without one."""
 
     @property
     def exits(self) -> tuple[int, ...]:
-        """The layers behind which there are early exits."""
+        """Layers with early exits."""
 
 
 def assemble(
@@ -53,12 +53,12 @@ def assemble(
     learns: Teaches[Built] | None = None,
     earlier: Sequence[Weights] = (),
 ) -> tuple[Built, LoadReport | None]:
-    """The learner of a run on the default device, edited by its tuning method, and what was taken of a checkpoint.
+    """The learner of a run on the default device, edited by its tuning method, and the report of what was loaded.
 
-    start: the weights that a run starts from, loaded before the edit; what they lack is new. trained: those of this
-    very learner, edit and all, every tensor of which must be there. tokenizer: None to count parameters alone. learns:
-    another section than the configuration's. earlier: of the runs that the tuning method builds on, before training.
-    UserError where a checkpoint does not fit, and where nothing is left to learn.
+    start: weights that a run starts from, loaded before the edit; missing heads are new. trained: weights of this same
+    learner after the edit; every tensor is required. tokenizer: None for counting parameters only. learns: replaces the
+    configuration's section. earlier: runs that the tuning method builds on, before training. UserError if a checkpoint
+    does not fit, or if nothing is left to learn.
     """
     backbone, tuned_by = build(config.model, config.seed), config.tuned_by
     if tokenizer is not None:
@@ -75,8 +75,7 @@ def assemble(
         schemes = [build(scheme) for scheme in tuned_by.schemes]
         learner.tune(method, None if report is None else frozenset(report.new), schemes)
         if not any(parameter.requires_grad for parameter in learner.parameters()):
-            method_name = getattr(tuned_by, "name", "")
-            raise UserError(f"tuning={method_name}: nothing of this model learns", "give tuning=full")
+            raise UserError(f"tuning={tuned_by.name}: nothing of this model learns", "give tuning=full")
         if earlier:
             method.build_on(learner, [(weights.origin, weights.tensors) for weights in earlier])
     if trained is not None:

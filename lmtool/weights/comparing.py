@@ -1,4 +1,4 @@
-"""What a checkpoint lost on its way between two formats: keys, values, layers, logits, ids of strings.
+"""What a checkpoint lost in a conversion: keys, values, layers, logits, token ids of strings.
 
 Shape letters: T tokens, H hidden width.
 """
@@ -21,7 +21,7 @@ from lmtool.nn.stack import Tap, TapPoint
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 from lmtool.weights.folders import read_settings
-from lmtool.weights.heads import CheckpointModel
+from lmtool.weights.heads import CheckpointModel, segments_of
 
 ADVERSARIAL = (
     "", " ", "  two  spaces ", "\n\n\t", "Hello, World! It's 3.14; don't.", "ÀÉÎÕÜ naïve café Ångström",
@@ -42,12 +42,12 @@ OTHER_CODE = 1e-3
 
 
 @dataclass
-class Comparison:
-    """tensors: the largest difference of each tensor that is on both sides. missing: of the original, not in the copy.
-    unused: of the copy's file, read by nothing. tied: pairs of names of one tensor. layers, logits, pair_logits:
-    differences on a sample of two segments. texts: differences of what is predicted of texts ("texts") and of pairs
-    ("pairs"), beside the largest value, infinite where a text is read as other tokens or segments. strings: those that
-    get other ids."""
+class CheckpointComparison:
+    """tensors: largest difference of each tensor on both sides. missing: tensors of the original that the copy lacks.
+    unused: tensors of the copy's file that nothing reads. tied: pairs of names of one tensor. layers, logits,
+    pair_logits: differences on a sample of two segments. texts: differences of predictions for texts ("texts") and
+    pairs ("pairs"), relative to the largest value, infinite if a text is tokenized or segmented differently.
+    strings: those with different ids."""
 
     tensors: dict[str, float]
     missing: list[str]
@@ -64,12 +64,12 @@ class Comparison:
     def same(self) -> bool:
         """Whether nothing was lost: equal tensors, outputs and ids."""
         numbers = [*self.tensors.values(), *self.layers.values(), self.logits or 0.0, self.pair_logits or 0.0]
-        # A difference that is no number is one.
+        # NaN counts as a difference.
         equal = all(number == 0.0 for number in numbers) and all(number < ROUNDING for number in self.texts.values())
         return equal and not self.missing and not self.strings
 
     def rows(self) -> list[tuple[str, str]]:
-        """What the screen says: a word and what there is to it."""
+        """Labels and values for the screen."""
         worst = sorted(self.tensors.items(), key=lambda item: -item[1])[:3]
         changed = [f"{name} {value:.2g}" for name, value in worst if value > 0]
         rows = [
@@ -99,24 +99,26 @@ def _these(names: list[str]) -> str:
     return f"{len(names)}: {', '.join(names[:6])}{more}" if names else "none"
 
 
-def compare_tensors(original: Mapping[str, Tensor], copy: Mapping[str, Tensor], unused: list[str]) -> Comparison:
-    """Original and copy under the same names."""
+def compare_tensors(
+    original: Mapping[str, Tensor], copy: Mapping[str, Tensor], unused: list[str]
+) -> CheckpointComparison:
+    """Compare tensors under the same names."""
     differences = {
         name: difference(tensor, copy[name])
         for name, tensor in original.items()
         if name in copy and copy[name].shape == tensor.shape
     }
-    return Comparison(differences, [name for name in original if name not in differences], unused)
+    return CheckpointComparison(differences, [name for name in original if name not in differences], unused)
 
 
 @torch.no_grad()
-def compare_outputs(comparison: Comparison, original: CheckpointModel, copy: CheckpointModel) -> None:
-    """Enter the differences of each layer and of the logits, on a sample of random tokens, in two segments where the
+def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel, copy: CheckpointModel) -> None:
+    """Record the differences of each layer and of the logits, on a sample of random tokens, in two segments if the
     model has them."""
     backbone = original.backbone
     rows, longest = backbone.config.vocab_size, min(backbone.config.max_positions, 24)
     tokens = torch.arange(2 * longest - 5, dtype=torch.int64) * 7919 % rows
-    pairs = getattr(backbone.config, "segments", 0) > 1
+    pairs = segments_of(backbone.config) > 1
     columns = {"segment": torch.arange(len(tokens)) % longest // (longest // 2 + 1)} if pairs else {}
     sample = Packed(tokens, (longest, longest - 5), columns)
     outputs = Packed(tokens.flip(0), sample.lengths) if isinstance(backbone, EncoderDecoder) else None
@@ -135,15 +137,15 @@ def compare_outputs(comparison: Comparison, original: CheckpointModel, copy: Che
     )
 
 
-def compare_tokenizers(comparison: Comparison, original: Tokenizer, copy: Tokenizer) -> None:
-    """Enter the strings that the two encode differently."""
+def compare_tokenizers(comparison: CheckpointComparison, original: Tokenizer, copy: Tokenizer) -> None:
+    """Record the strings that the two encode differently."""
     comparison.strings = different_ids(original, copy)
     comparison.strings_compared = len(ADVERSARIAL)
 
 
 def different_ids(original: Tokenizer, copy: Tokenizer) -> list[str]:
-    """The strings that the two encode differently. A folder and a checkpoint may say otherwise whether special tokens
-    are read in texts; here both read them, and both take them for text."""
+    """The strings that the two encode differently. A folder and a checkpoint may disagree on whether special tokens are
+    parsed in texts; here both settings are compared."""
     ids = [
         [tokenizer.parsing(parse).encode_batch(ADVERSARIAL) for parse in (False, True)]
         for tokenizer in (original, copy)
@@ -156,7 +158,7 @@ def different_ids(original: Tokenizer, copy: Tokenizer) -> list[str]:
 
 
 def tied_names(parts: CheckpointModel) -> list[str]:
-    """Names that stand for one tensor, and the output layer where it is the token table."""
+    """Names of shared tensors, and of output layers that are the token table."""
     first: dict[int, str] = {}
     tied = []
     for name, parameter in parts.named_parameters(remove_duplicate=False):
@@ -170,7 +172,7 @@ def tied_names(parts: CheckpointModel) -> list[str]:
 
 
 class _Layers(Tap):
-    """Keeps the states (T, H) behind the embedding and each layer, by name."""
+    """Records the states (T, H) after the embedding and each layer, by name."""
 
     def __init__(self) -> None:
         self.states: dict[str, Tensor] = {}
@@ -181,7 +183,7 @@ class _Layers(Tap):
 
 
 def difference(tensor: Tensor, other: Tensor) -> float:
-    """The largest difference of two tensors; infinite where their shapes differ."""
+    """The largest difference of two tensors; infinite if their shapes differ."""
     if tensor.shape != other.shape:
         return float("inf")
     if not tensor.numel():
@@ -189,15 +191,15 @@ def difference(tensor: Tensor, other: Tensor) -> float:
     return float((tensor.double() - other.double()).abs().max())
 
 
-# What transformers' AutoTokenizer makes of texts, by the files of an exported folder alone; and, where transformers
-# is installed, a comparison with itself.
+# The result of transformers' AutoTokenizer, from the files of an exported folder alone; and a comparison with it, if
+# transformers is installed.
 #
 # Shape letters: B rows, L the longest of them in tokens.
 
 
 def tokenized(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """`AutoTokenizer.from_pretrained(folder)(texts, pairs, padding=True, truncation=True, return_tensors="pt")` of a
-    folder that names a plain tokenizer class: (B, L) int64 tensors by the names in its `model_input_names`."""
+    """`AutoTokenizer.from_pretrained(folder)(texts, pairs, padding=True, truncation=True, return_tensors="pt")` for a
+    folder with a plain tokenizer class: (B, L) int64 tensors by the names in its `model_input_names`."""
     settings = read_settings(folder)
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
@@ -212,9 +214,8 @@ def tokenized(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = 
 
 
 def compare_autotokenizer(folder: Path, tokenizer: Tokenizer) -> str:
-    """One line: that AutoTokenizer itself reads unusual strings as the tokenizer does, alone, as texts and as pairs; or
-    that transformers is not installed. CheckFailed where it reads one in another way, and where it reads nothing of the
-    folder."""
+    """One line for the screen: AutoTokenizer encodes unusual strings as the tokenizer does, alone, as texts and as
+    pairs; or transformers is not installed. CheckFailed if it encodes one differently, or cannot read the folder."""
     if find_spec("transformers") is None:
         return "AutoTokenizer: not compared, transformers is not installed"
     # Imported here: it takes seconds, and lmtool does without it.

@@ -1,4 +1,4 @@
-"""A checkpoint of lmtool as a folder that transformers loads, and a published folder as a checkpoint."""
+"""Export: a checkpoint as a folder that transformers loads. Import: a published model as a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,12 +32,10 @@ from lmtool.weights.loading import BASE, Base
 from lmtool.weights.reading import their_names
 from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task, labels_of
 
-# A checkpoint of lmtool as a folder that transformers loads.
-
 
 @dataclass(frozen=True)
 class Export:
-    """What goes into the folder. exported: our tensors that have a place in it. left_out: parts that have none."""
+    """Content of the exported folder. exported: our tensors that it contains. left_out: parts that it does not."""
 
     architecture: str
     config: JsonObject
@@ -49,9 +47,9 @@ class Export:
 def export_of(
     model: ModelConfig, tensors: Mapping[str, Tensor], task: Mapping[str, object] | None, tokenizer: Tokenizer
 ) -> Export:
-    """The published form of a checkpoint's tensors. task: the section of a task's checkpoint, with its labels.
+    """A checkpoint's tensors in transformers' format. task: the section of a task's checkpoint, with its labels.
 
-    UserError for a family, or a variant of one, that has no published form, and for a task's head that has none.
+    UserError if transformers has no format for the family, its variant or the task's head.
     """
     module = builder_module(entry_of(model))
     if not hasattr(module, "HF_FORMAT"):
@@ -68,7 +66,7 @@ def export_of(
             for name, tensor in tensors.items()
         }
     heads = {part_of(name).removeprefix("heads.") for name in renamed if name.startswith("heads.")}
-    # A task's head without a task stands for nothing that could be named.
+    # Without its task, a task head has no meaning.
     usable = heads - (set(HEADS) - {head.name if head is not None else ""})
     model_class = declared.class_of_heads(usable)
     needed = model_class.heads
@@ -78,7 +76,7 @@ def export_of(
         part_names.add("heads.lm")
     exported = {name: tensor for name, tensor in renamed.items() if part_of(name) in part_names}
     hf_tensors = their_names(model, exported)
-    # A name of ours that is still there has no place.
+    # Tensors that keep our name have no place there.
     exported = {name: tensor for name, tensor in exported.items() if name not in hf_tensors}
     hf_tensors = {name: tensor for name, tensor in hf_tensors.items() if not name.startswith(("heads.", "backbone."))}
     untied = declared.unties and declared.tied.output in hf_tensors
@@ -100,8 +98,8 @@ def export_of(
 
 
 def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat) -> TaskHead:
-    """The head of transformers that the task's is exported as. UserError where it has none, or where its classifier of
-    the family reads a text in another way than the task does."""
+    """The transformers head for the task's head. UserError if there is none, or if the family's classifier reads texts
+    differently."""
     name, form, head = task["name"], form_of(model, task), head_of_task(task)
     if head is None or not any(head.name in entry.heads for entry in declared.classes):
         reason = f"transformers has no class for task.kind={task.get('kind')}"
@@ -129,7 +127,7 @@ def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat)
 
 
 def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
-    """The ids of special tokens as a config.json names them."""
+    """Ids of special tokens, as in a config.json."""
     ids = {f"{role}_token_id": tokenizer.roles[role] for role in ("pad", "bos", "eos") if role in tokenizer.roles}
     if isinstance(model, EncoderDecoderConfig):
         ids["decoder_start_token_id"] = tokenizer.role(model.start_role)
@@ -137,8 +135,8 @@ def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> JsonObject:
-    """What a generation_config.json says. `vocab_size` of a config.json counts the rows of the token table, as
-    transformers needs it to load them; rows behind the vocabulary stand for no text, and are never written."""
+    """Content of generation_config.json. `vocab_size` in config.json counts the rows of the token table, as
+    transformers requires for loading; rows after the vocabulary are suppressed."""
     keys: JsonObject = {**special_ids(model, tokenizer)}
     if tokenizer.vocab_size < model.vocab_size:
         keys["suppress_tokens"] = list(range(tokenizer.vocab_size, model.vocab_size))
@@ -149,7 +147,7 @@ def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> JsonObject:
 
 @dataclass(frozen=True)
 class Folded:
-    """A tuned checkpoint without what its method needs in training alone. tensors: those it holds. config: its own."""
+    """A tuned checkpoint without what its method needs only in training. config: its configuration."""
 
     tensors: dict[str, Tensor]
     config: JsonObject
@@ -157,8 +155,8 @@ class Folded:
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """How AutoTokenizer is to read texts. segments: whether the model tells the two texts of a pair apart. max_length:
-    the longest text, in tokens. split_special_tokens: whether what looks like a special token is text."""
+    """How AutoTokenizer should encode texts. segments: whether the two texts of a pair get different segments.
+    max_length: longest text in tokens. split_special_tokens: whether special tokens in texts are treated as text."""
 
     segments: bool
     max_length: int
@@ -169,7 +167,8 @@ class TokenizerSettings:
         names = ["input_ids", *(["token_type_ids"] if self.segments else []), "attention_mask"]
         return {
             "model_max_length": self.max_length,
-            # Without the names a plain tokenizer class gives no segments; older transformers gave them to all models.
+            # Without these names a plain tokenizer class returns no segments; older transformers returned them for all
+            # models.
             "model_input_names": names,
             **({"split_special_tokens": True} if self.split_special_tokens else {}),
         }
@@ -178,8 +177,8 @@ class TokenizerSettings:
 def write_export(
     export: Export, model: ModelConfig, tokenizer: Tokenizer, reading: TokenizerSettings, card: str, output: Path
 ) -> None:
-    """Write the folder, whole or not at all. UserError where it cannot be written, and where transformers reads texts
-    for the model in another way than the tokenizer."""
+    """Write the folder, all of it or nothing. UserError if it cannot be written, or if transformers would encode texts
+    for the model differently."""
 
     def fill(draft: Path) -> None:
         save_tensors(export.tensors, draft / "model.safetensors")
@@ -193,7 +192,7 @@ def write_export(
 
 
 def write_reading(draft: Path, tokenizer: Tokenizer, reading: TokenizerSettings, card: str) -> None:
-    """Write what AutoTokenizer reads of a folder, and its README.md."""
+    """Write the files that AutoTokenizer reads, and README.md."""
     tokenizer.save(draft)
     settings = json.loads((draft / "tokenizer_config.json").read_text(encoding="utf-8"))
     _write_json(draft / "tokenizer_config.json", {**settings, **reading.settings()})
@@ -201,8 +200,8 @@ def write_reading(draft: Path, tokenizer: Tokenizer, reading: TokenizerSettings,
 
 
 def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> None:
-    """UserError where transformers has a tokenizer of its own for the model in a folder, whatever its files say, and
-    that reads texts in another way."""
+    """Raise UserError if transformers uses a built-in tokenizer for the folder's model regardless of its files, and
+    that one encodes texts differently."""
     kind = class_of(folder, Settings.of(folder))
     if not isinstance(kind, TokenizerClass):
         return
@@ -221,9 +220,8 @@ def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> 
 
 
 def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None:
-    """A tuned checkpoint without what resumes its run, whole or not at all. Its files are verified by what reads the
-    copy. folded: what stands there instead of its weights and its configuration. UserError where the folder is not
-    empty or cannot be written."""
+    """Write a tuned checkpoint without the files for resuming, all of it or nothing; readers of the copy verify it.
+    folded: replaces its weights and configuration. UserError if the folder is not empty or cannot be written."""
 
     def fill(draft: Path) -> None:
         manifest = read_manifest(tuned)
@@ -239,13 +237,13 @@ def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None
 
 
 def require_new(output: Path) -> None:
-    """UserError where a file, or a folder with contents, is in the place of a new one."""
+    """Raise UserError if `output` is a file or a folder with content."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"output={output} is there already and not empty", "give a new folder")
 
 
 def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
-    """A new folder that appears when `fill` has filled it. UserError where one with contents is there."""
+    """Create a folder with the files that `fill` writes, all or nothing. UserError if it exists with content."""
     require_new(output)
     draft = draft_of(output)
     try:
@@ -262,9 +260,6 @@ def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-# A published folder as a checkpoint of lmtool, with its manifest.
 
 
 COMMAND = "import"
@@ -315,9 +310,9 @@ def write_checkpoint(
     output: Path,
     files: Mapping[str, object],
 ) -> None:
-    """Write a checkpoint of step 0, whole or not at all. files: what stands in JSON files beside it, by their names.
+    """Write a checkpoint of step 0, all of it or nothing. files: content of further JSON files, by name.
 
-    UserError where the folder is not empty or cannot be written.
+    UserError if the folder is not empty or cannot be written.
     """
 
     def fill(draft: Path) -> None:

@@ -28,7 +28,7 @@ from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, r
 
 
 class MissingFile(UserError):
-    """A file is not in the cache, and not at hand elsewhere: the repository lacks it, or there is no network."""
+    """A file is neither cached nor available: the repository lacks it, or there is no network."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Address:
 
     @classmethod
     def of(cls, key: str, text: str, hint: str) -> Address:
-        """UserError with the hint where the text is no such address."""
+        """Parse an address. UserError with the hint if it is invalid."""
         from huggingface_hub.errors import HFValidationError
         from huggingface_hub.utils import validate_repo_id
 
@@ -58,10 +58,8 @@ class Address:
         return cls(f"{key}={text}", match[1], match[2] or "main")
 
     def file(self, name: str, offline: bool, revision: str | None = None) -> Path:
-        """A file in the cache, fetched where it is not there. offline: no socket is opened. revision: another one.
-
-        Absent where there is none, UserError where the hub refuses it.
-        """
+        """A file in the cache, downloaded if necessary. offline: never connect. revision: another one. MissingFile if
+        there is none, UserError if the hub refuses it."""
         import huggingface_hub
         from huggingface_hub import constants, errors
 
@@ -99,13 +97,6 @@ def _short(problem: Exception) -> str:
     return masked(" ".join(str(problem).split()))[:160]
 
 
-# Where published weights lie: a local folder in Hugging Face's layout, or `hf://org/name@revision` in the hub's
-# cache.
-#
-# Imports no torch by itself: a command's configuration is decoded with it. Only the files named here are ever read,
-# and nothing in a folder is executed.
-
-
 CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """The files that hold weights, the preferred ones first."""
@@ -141,7 +132,7 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class HFFolder:
-    """A folder and its config.json. checkpoint: what the user typed. revision: the commit on the hub, None locally."""
+    """A folder and its config.json. checkpoint: as typed. revision: the commit on the hub, None for a local folder."""
 
     checkpoint: str
     path: Path
@@ -149,7 +140,7 @@ class HFFolder:
     revision: str | None = None
 
     def family(self) -> Any:
-        """The module of its model family, with the maps. UserError for a family that lmtool does not have."""
+        """The module of its model family. UserError for a family that lmtool does not have."""
         given = self.config.get("model_type")
         name = FAMILIES.get(given) if isinstance(given, str) else None
         entry = None if name is None else lookup("model", name)
@@ -162,12 +153,12 @@ class HFFolder:
         return module
 
     def model_section(self) -> JsonObject:
-        """Its `model` section, as the decoder takes it. UserError where it is a variant that we do not compute."""
+        """Its `model` section, ready for decoding. UserError for an unsupported variant."""
         family = self.family()
         return self._readable(lambda: dict(family.from_hf_config(self.config)))
 
     def _readable(self, read: Callable[[], Read]) -> Read:
-        """What is read of its config.json; UserError, naming the checkpoint, where it cannot be."""
+        """Decode part of its config.json; UserError with the checkpoint's name if that fails."""
         try:
             return read()
         except UserError as error:
@@ -178,8 +169,8 @@ class HFFolder:
             ) from problem
 
     def saved_config(self) -> JsonObject:
-        """What a checkpoint of ours would have in its config.json: the model, the tokenizer in this folder, how it
-        generates, and the task of a text classifier."""
+        """The configuration that our checkpoint would have: model, tokenizer, generation settings, and a classifier's
+        task."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
         generation = self._generation()
         config |= {"generation": generation} if generation else {}
@@ -187,8 +178,8 @@ class HFFolder:
         return config if task is None else {**config, "task": task}
 
     def classifier_config(self) -> JsonObject:
-        """`saved_config` of a text classifier, which reads texts as in transformers: what looks like a special token
-        is one, and no text is longer than its tokenizer says. UserError where it is of no task that lmtool has."""
+        """`saved_config` of a classifier that reads texts as in transformers: special tokens in texts are parsed, and
+        texts are truncated at the tokenizer's length. UserError if lmtool has no such task."""
         self.require_read_head()
         problem = self._readable(lambda: refusal(self.config))
         if problem is not None:
@@ -201,20 +192,20 @@ class HFFolder:
             )
         entry = lookup("model", config["model"]["name"])
         assert entry is not None
-        # A family without a table of positions names no longest text.
+        # A family without a position table has no longest text.
         longest = config["model"].get("max_positions", entry.config.model_fields["max_positions"].default)
         lengths = [longest, settings.get("model_max_length")]
         return {
             **config,
             "tokenizer": {**config["tokenizer"], "parse_special_tokens": not settings.get("split_special_tokens")},
-            # A tokenizer without a limit of its own has one of 10^30.
+            # An unlimited tokenizer has the length 10^30.
             "max_length": min(
                 int(length) for length in lengths if isinstance(length, int | float) and 1 <= length <= 10**9
             ),
         }
 
     def require_read_head(self) -> None:
-        """UserError where its class has a head that lmtool does not read."""
+        """Raise UserError if its class has a head that lmtool does not support."""
         unlike = self._unlike()
         if unlike is not None:
             raise UserError(
@@ -223,19 +214,19 @@ class HFFolder:
             )
 
     def _unlike(self) -> str | None:
-        """Its class and why the head of that is not read; None where it is."""
+        """Its class and why that head is unsupported, or None."""
         names, unlike = self.config.get("architectures"), self.family().HF_FORMAT.unlike
         known = [name for name in names if name in unlike] if isinstance(names, list) else []
         return f"{known[0]}, whose head lmtool does not read: {unlike[known[0]]}" if known else None
 
     def _generation(self) -> JsonObject:
-        """How it generates by default, in the fields of `GenerationConfig`: its own file says so, or of old its
+        """Default generation settings as fields of `GenerationConfig`: from generation_config.json or, in old folders,
         config.json."""
         file = self.path / GENERATION
         return published_settings(read_object(self.checkpoint, file) if file.is_file() else self.config)
 
     def label_names(self) -> list[str]:
-        """The names of its labels, in their order."""
+        """Its label names, in order."""
         return self._readable(lambda: label_names(self.config))
 
     def _task(self) -> JsonObject | None:
@@ -243,8 +234,8 @@ class HFFolder:
 
 
 def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
-    """The published folder that a `checkpoint=` names, with its config.json and tokenizer at hand; None where it names
-    something else, such as a run of lmtool. UserError where it cannot be had or read."""
+    """The published folder named by `checkpoint=`, with config.json and tokenizer available; None for anything else,
+    such as a run of lmtool. UserError if it cannot be downloaded or read."""
     if "://" in checkpoint:
         return _from_hub(checkpoint, offline)
     path = Path(checkpoint).expanduser()
@@ -260,8 +251,7 @@ def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
 
 
 def weight_file(folder: HFFolder, offline: bool = False) -> Path:
-    """The file with its weights, or the index of several; fetched where it is on the hub. UserError where there is
-    none."""
+    """The file with its weights, or the index of several, downloaded if necessary. UserError if there is none."""
     for name in WEIGHTS:
         path = fetched(folder, name, offline, required=False)
         if path is not None:
@@ -277,8 +267,7 @@ def _missing(folder: HFFolder, offline: bool) -> str:
 
 
 def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -> Path | None:
-    """A file of the folder, by its plain name or that of a sub-folder and its own. None where it is not there and not
-    required."""
+    """A file of the folder, by its name or sub-folder and name. None if it does not exist and is not required."""
     parts = name.split("/")
     if len(parts) > 2 or any(part in ("", ".", "..") or Path(part).name != part for part in parts):
         raise UserError(f"checkpoint={folder.checkpoint}: {name!r} is no file name in its folder", "copy it again")
@@ -298,15 +287,15 @@ def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -
 
 
 def tokenizer_folder(path: str, offline: bool = False) -> Path:
-    """The folder in the hub's cache with the tokenizer files of a `tokenizer.path=hf://...`. UserError where there are
-    none, or none can be had."""
+    """The cached folder with the tokenizer files of `tokenizer.path=hf://...`. UserError if there are none, or they
+    cannot be downloaded."""
     give = "give a local folder with tokenizer.json, or hf://org/name@revision"
     address = Address.of("tokenizer.path", path, give)
     folder: Path | None = None
     absent: list[MissingFile] = []
     for name in TOKENIZER:
         try:
-            # The cache keeps a folder for each commit: all files are of the first one's.
+            # The cache has one folder per commit; all files come from the first one's.
             folder = address.file(name, offline, None if folder is None else folder.name).parent
         except MissingFile as problem:
             absent.append(problem)
@@ -318,7 +307,7 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
 def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
     address = Address.of("checkpoint", checkpoint, _GIVE)
     path = address.file(CONFIG, offline)
-    # The cache keeps a folder for each commit: what is read later is of the same one, whatever happens to a branch.
+    # The cache has one folder per commit: later reads use the same one, even if the branch moves.
     commit = path.parent.name
     for name in (*TOKENIZER, GENERATION):
         with suppress(MissingFile):
@@ -327,13 +316,13 @@ def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
 
 
 def read_settings(folder: Path) -> JsonObject:
-    """The tokenizer_config.json of a folder; empty where there is none. UserError where it is no JSON object."""
+    """The tokenizer_config.json of a folder; empty if there is none. UserError if it is not a JSON object."""
     path = folder / SETTINGS
     return dict(read_object(str(folder), path)) if path.is_file() else {}
 
 
 def read_object(checkpoint: str, path: Path) -> JsonMapping:
-    """A JSON file of a folder. UserError where it holds no JSON object."""
+    """A JSON file of a folder. UserError if it is not a JSON object."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UserError(

@@ -1,4 +1,4 @@
-"""The heads that a checkpoint's tensors stand for, on a backbone of its family, and the logits they give.
+"""The heads in a checkpoint, on a backbone of its family, and their logits.
 
 Shape letters: T tokens, N documents, H hidden width, V vocabulary, C classes.
 """
@@ -13,6 +13,7 @@ from lmtool.config.saved import JsonMapping
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler, summary
 from lmtool.nn.dropout import DropoutRng
@@ -26,10 +27,10 @@ PAIR_HEADS = {"next_sentence": ("next", "random"), "sentence_order": ("in order"
 
 
 class CheckpointModel(ModelWithHeads):
-    """A backbone and its heads, under the names of a checkpoint. task: the head that gives the logits of a whole text,
-    or of its tokens (`of_tokens`), where there is one. pair: the head over pairs, where there is one.
+    """A backbone and its heads, named as in the checkpoint. task: the head with logits for a whole text, or for its
+    tokens (`of_tokens`), or None. pair: the head for pairs, or None.
 
-    task (of the constructor): the section of the task that the checkpoint was trained for, with the form of its head.
+    task (of the constructor): section of the task that the checkpoint was trained for, with the form of its head.
     """
 
     def __init__(
@@ -53,14 +54,15 @@ class CheckpointModel(ModelWithHeads):
         self.pooled = backbone.pooler_on_tokens if self.of_tokens else self.form.pooled
         complete = head_name in self.heads and (not self.pooled or "pooler" in self.heads)
         self.task = head_name if complete else None
-        # The tokens that the head of the task brings have ids from here on; none where it brings none.
-        parts_tensors = getattr(self.heads[head_name], "tokens", None) if complete else None
-        self.first_token = None if parts_tensors is None else backbone.embed.extend(parts_tensors)
+        # The special tokens that the task's head adds have ids from here on.
+        head = self.heads[head_name] if complete else None
+        tokens = head.tokens if isinstance(head, SequenceHead) else None
+        self.first_token = None if tokens is None else backbone.embed.extend(tokens)
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
     def _task_head(self, task: JsonMapping | None) -> TaskHead:
-        """That of the task; without one, what the tensors have a head of."""
+        """The head type of the task; without a task, of the first known head in the tensors."""
         known = None if task is None else head_of_task(task)
         return known or next((head for name, head in HEADS.items() if name in self.heads), HEADS[CLASSIFIER])
 
@@ -76,12 +78,12 @@ class CheckpointModel(ModelWithHeads):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """What heads read; of words that the encoder's states stand for, these."""
+        """The heads' input; encoder states if the task's words are represented by those."""
         return super().hidden(inputs, None if self.of_inputs else outputs, rng, read_M, tap)
 
     def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
-        """(N, C) of a task, (T, C) of one that scores tokens; else (T, V) of a language model, or (T,) of replaced
-        tokens; None without such a head."""
+        """(N, C) for a task, (T, C) for a task that scores tokens; otherwise (T, V) for a language model, or (T,) for
+        replaced tokens; None without such a head."""
         if self.task is not None and self.of_tokens:
             return self.heads[self.task](self.heads["pooler"](hidden_TH) if self.pooled else hidden_TH)
         if self.task is not None:
@@ -92,11 +94,11 @@ class CheckpointModel(ModelWithHeads):
         return self.heads["replaced_token"](hidden_TH) if "replaced_token" in self.heads else None
 
     def pair_logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
-        """(N, 2) of the head over pairs: whether the second text is another document's, or comes before the first."""
+        """(N, 2) of the head for pairs: whether the second text is from another document, or precedes the first."""
         return None if self.pair is None else self._of_texts(self.pair, hidden_TH, read, "first")
 
     def _of_texts(self, head: str, hidden_TH: Tensor, read: Packed, place: Place) -> Tensor:
-        """(N, C) of a head over whole texts, behind the pooler where there is one."""
+        """(N, C) of a head over whole texts, after the pooler if there is one."""
         summary_NH = summary(hidden_TH, read, place)
         if "pooler" in self.heads:
             summary_NH = self.heads["pooler"](summary_NH)
@@ -104,7 +106,7 @@ class CheckpointModel(ModelWithHeads):
 
 
 def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> nn.Module | None:
-    """The module of a head, by its name; None for one that stands for nothing outside of its training."""
+    """The module of a head, by name; None for one that is only used in its training."""
     width, read = backbone.hidden_size, backbone.feature_size
     if name == "masked_lm":
         return masked_lm_head(backbone)
@@ -113,7 +115,7 @@ def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> 
     if name == "lm":
         head = lm_head(backbone)
         trained = dict(head.named_parameters())
-        # A table of its own is not invented where the checkpoint has none.
+        # An untied head without a table in the checkpoint is left out.
         return head if {f"heads.lm.{layer}" for layer in trained} <= set(head_tensors) else None
     if name == "pooler":
         return pooler(backbone)
@@ -141,12 +143,22 @@ def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> 
 
 
 def form_of(model: ModelConfig, task: JsonMapping) -> SequenceForm:
-    """How the head of a task's section reads a text. A section of another time may lack fields."""
+    """How a task's head reads a text. Sections of older checkpoints may lack fields."""
     return model.sequence_form(task.get("head"), task.get("pooling"), task.get("head_layers"))
 
 
 def format_of(model: ModelConfig, task: JsonMapping) -> str:
-    """The format in which the task of a section reads a text. Words are read as transformers reads them."""
+    """The text format of a task's section. Words are formatted as in transformers."""
     head = head_of_task(task)
     over_words = head is not None and head.name == WORDS and model.transformers_form is not None
     return (model.sequence_form("transformers") if over_words else form_of(model, task)).text_format
+
+
+def segments_of(model: ModelConfig) -> int:
+    """Rows of a model's segment table, 0 if its family has none."""
+    return getattr(model, "segments", 0)
+
+
+def start_role(model: ModelConfig) -> str:
+    """Role of the token that a decoder's text starts with; empty for a model with one stack."""
+    return model.start_role if isinstance(model, EncoderDecoderConfig) else ""

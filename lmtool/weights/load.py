@@ -1,4 +1,4 @@
-"""`lmtool.load`: a checkpoint as a model over plain padded tensors, with its tokenizer.
+"""`lmtool.load`: a checkpoint as a model over padded tensors, with its tokenizer.
 
 Shape letters: B rows, L their padded length, T real tokens, H hidden width, V vocabulary, C classes.
 """
@@ -40,20 +40,19 @@ from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
 from lmtool.weights.exporting import Folded
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.heads import CheckpointModel
+from lmtool.weights.heads import CheckpointModel, segments_of, start_role
 from lmtool.weights.loading import LoadReport
 from lmtool.weights.reading import Weights, layout_warnings, read
 
-# The families, and the tuning methods, enter themselves into the tables.
+# Imported for their registration: families and tuning methods.
 
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """hidden: (B, L, H) of the last layer, zero where there is padding; of the decoder's where there are two stacks.
-    logits: (B, L, V) of a language model, (B, L) of replaced tokens, (B, C) of a task's head, (B, L, C) of one that
-    scores tokens, or None.
-    pair_logits: (B, 2) of a head over pairs: the second text follows, or it is another document's (next sentence) or
-    comes first (sentence order); None without one."""
+    """hidden: (B, L, H) of the last layer, the decoder's if there are two stacks; zero at padding. logits: (B, L, V) of
+    a language model, (B, L) of replaced tokens, (B, C) of a task's head, (B, L, C) of one that scores tokens, or
+    None. pair_logits: (B, 2) of a head over pairs: the second text follows or is from another document (next
+    sentence), or precedes the first (sentence order); None without one."""
 
     hidden: Tensor
     logits: Tensor | None
@@ -61,9 +60,9 @@ class ModelOutput:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """model: in evaluation mode. tokenizer: as in training; None where the checkpoint has none. config: of the model.
-    report: which parts of the checkpoint were taken. saved: its configuration as it stands there."""
+class LoadedCheckpoint:
+    """model: in evaluation mode. tokenizer: as in training; None if the checkpoint has none. config: of the model.
+    report: which parts of the checkpoint were loaded. saved: the checkpoint's configuration."""
 
     model: PaddedModel
     tokenizer: Tokenizer | None
@@ -73,13 +72,13 @@ class Loaded:
 
     @property
     def task(self) -> JsonMapping | None:
-        """The section of the task that it was trained for, if one."""
+        """The section of the task it was trained for, or None."""
         task = self.saved.get("task")
         return task if isinstance(task, dict) else None
 
     def generate(self, prompts: Sequence[str], seed: int = 0, **settings: Any) -> list[str]:
-        """What the model writes to each prompt: a decoder's continuation, an encoder-decoder's answer. settings: fields
-        of `GenerationConfig` (max_new_tokens, temperature, beams, ...). UserError where it writes no text."""
+        """The model's text for each prompt: a decoder's continuation, an encoder-decoder's answer. settings: fields of
+        `GenerationConfig` (max_new_tokens, temperature, beams, ...). UserError if it generates no text."""
         head = dict(self.model.parts.heads.items()).get("lm")
         if self.tokenizer is None or not isinstance(head, LMHead):
             missing = "tokenizer" if self.tokenizer is None else "head that writes text"
@@ -92,8 +91,7 @@ class Loaded:
 
 
 class PaddedModel(nn.Module):
-    """A backbone and heads that read padded rows. Inside, the real tokens are packed end to end. start: the token that
-    a decoder's text starts with, where it is known."""
+    """A backbone and heads over padded rows, packed internally. start: first token of a decoder's text, if known."""
 
     def __init__(self, parts: CheckpointModel, start: int | None = None):
         super().__init__()
@@ -106,11 +104,11 @@ class PaddedModel(nn.Module):
         decoder_input_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
     ) -> ModelOutput:
-        """input_ids: (B, L) int64. attention_mask: (B, L), not zero where a token is real; None: everywhere. The real
-        tokens of a row stand together; their positions count from the first of them. decoder_input_ids: (B, L') of an
-        encoder-decoder, shifted already, all real; None for a task's head: its decoder reads the same text.
-        token_type_ids: (B, L), 1 at the second text of a pair; None: 0 everywhere. ValueError where a shape is wrong,
-        and for segments that the model does not have."""
+        """input_ids: (B, L) int64. attention_mask: (B, L), nonzero at real tokens; None: everywhere. A row's real
+        tokens are contiguous, and positions count from the first. decoder_input_ids: (B, L') of an encoder-decoder,
+        already shifted, all real; None for a task's head, whose decoder reads the same text. token_type_ids: (B, L),
+        1 in the second text of a pair; None: 0 everywhere. ValueError for a wrong shape, and for segments that the
+        model lacks."""
         two_stacks = self.parts.backbone.config.architecture == "encoder_decoder"
         shares_input = two_stacks and self.parts.task is not None and self.start is not None
         if two_stacks != (decoder_input_ids is not None) and not shares_input:
@@ -136,17 +134,16 @@ class PaddedModel(nn.Module):
             return None
         if segments_BL.shape != ids_BL.shape:
             raise ValueError(f"token_type_ids have the shape {tuple(segments_BL.shape)}, the ids {tuple(ids_BL.shape)}")
-        known = max(getattr(self.parts.backbone.config, "segments", 0), 1)
+        known = max(segments_of(self.parts.backbone.config), 1)
         if segments_BL.numel() and not 0 <= int(segments_BL.min()) <= int(segments_BL.max()) < known:
             raise ValueError(f"token_type_ids up to {int(segments_BL.max())}; the model has {known} segments")
         return segments_BL.to(ids_BL.device)
 
 
-def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
-    """A checkpoint to look at and to try: a run or a checkpoint of lmtool, a published folder or hf://org/name.
+def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> LoadedCheckpoint:
+    """Load a checkpoint for inspection and use: a run or a checkpoint of lmtool, a published folder or hf://org/name.
 
-    UserError where it cannot be read, where a part of the backbone is missing, and for a head that lmtool does not
-    have.
+    UserError if it cannot be read, if a part of the backbone is missing, or for a head that lmtool does not have.
     """
     checkpoint = str(checkpoint)
     folder = hf_folder(checkpoint, offline)
@@ -165,14 +162,14 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     special_ids = {} if tokenizer is None else tokenizer.roles
     if tokenizer is not None and parts.first_token is not None:
         tokenizer = tokenizer.with_tokens(FORMATS[parts.form.text_format].new, parts.first_token)
-    model = PaddedModel(parts, special_ids.get(getattr(saved.model, "start_role", ""))).to(device).eval()
-    return Loaded(model, tokenizer, saved.model, report, config)
+    model = PaddedModel(parts, special_ids.get(start_role(saved.model))).to(device).eval()
+    return LoadedCheckpoint(model, tokenizer, saved.model, report, config)
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a checkpoint says of its model, as `assemble` takes it. tensors: which heads there are. task: the section
-    of a task, with the form of its head."""
+    """A checkpoint's description of its model, for `assemble`. tensors: determine its heads. task: the section of a
+    task, with the form of its head."""
 
     model: ModelConfig
     tensors: Mapping[str, Tensor]
@@ -191,7 +188,7 @@ class SavedModel:
 
 
 def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tensor]) -> SavedModel:
-    """The model of a saved configuration. UserError where it is not decoded."""
+    """The model of a saved configuration. UserError if it cannot be decoded."""
     task = saved.get("task")
     return SavedModel(
         section(checkpoint, saved, Choice("model")),
@@ -203,7 +200,7 @@ def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tenso
 
 
 def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
-    """The configuration in a checkpoint, of its model at least; not decoded yet."""
+    """The configuration in a checkpoint, at least of its model; not decoded."""
     folder = hf_folder(checkpoint, offline)
     if folder is not None:
         return folder.saved_config()
@@ -216,7 +213,7 @@ def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
 
 
 def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any:
-    """The strictly decoded section of a component."""
+    """A component's section, strictly decoded."""
     try:
         return choice.validate(saved.get(choice.group))
     except ValidationError as error:
@@ -226,7 +223,7 @@ def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any
 
 
 def _real(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """(B, L) bool: where a token is real. ValueError for wrong shapes, and rows with holes."""
+    """(B, L) bool: real tokens. ValueError for wrong shapes, and for rows with gaps."""
     if ids_BL.ndim != 2:
         raise ValueError(f"ids have the shape {tuple(ids_BL.shape)}; (rows, length) is read")
     if mask_BL is None:
@@ -246,21 +243,18 @@ def _packed(ids_BL: Tensor, real_BL: Tensor, segments_BL: Tensor | None = None) 
 
 
 def _padded(values: Tensor, real_BL: Tensor) -> Tensor:
-    """(T, ...) back to (B, L, ...), zero where there is padding."""
+    """(T, ...) back to (B, L, ...), zero at padding."""
     padded = values.new_zeros(*real_BL.shape, *values.shape[1:])
     padded[real_BL] = values
     return padded
 
 
-# Weights of a tuned checkpoint as those of a plain model, what its method added folded in; or as those of a tuned one
-# without what its method needs in training alone.
+# A tuned checkpoint merged into a plain model, or without what its method needs only in training.
 
 
 def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
-    """The weights with what a tuning method added merged into the others; the same ones where it added nothing.
-
-    saved: the configuration of their checkpoint. UserError where the method cannot be merged.
-    """
+    """The weights with those of the tuning method merged in; unchanged if it added none. saved: the checkpoint's
+    configuration. UserError if the method cannot be merged."""
     model = saved_model(weights.origin, saved, weights.tensors)
     if model.tuned_by is None:
         return weights
@@ -270,7 +264,7 @@ def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
         _merge(planned, weights.origin)
         return weights
     parts, _ = assemble(model, None, trained=weights)
-    # Heads that stand for nothing outside of their training are in no model of a checkpoint.
+    # Heads that are only used in training are not in the model of a checkpoint.
     rest = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
     _merge(parts, weights.origin)
     tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
@@ -294,11 +288,11 @@ def _merge(parts: ModelWithHeads, origin: str) -> None:
         raise UserError(f"checkpoint={origin}: {error.message}", error.hint) from error
 
 
-def folded(weights: Weights, shares_input: Mapping[str, Tensor], saved: Mapping[str, object]) -> Folded | None:
-    """A tuned checkpoint with what training alone needs (the map of a prefix) replaced by what it computes; None where
+def folded(weights: Weights, own_tensors: Mapping[str, Tensor], saved: Mapping[str, object]) -> Folded | None:
+    """A tuned checkpoint in which what only training needs (the map of a prefix) is replaced by its result; None if
     there is no such thing.
 
-    weights: complete. own: of these the ones that the checkpoint holds. saved: its configuration.
+    weights: complete. own_tensors: the checkpoint's own tensors. saved: its configuration.
     """
     model = saved_model(weights.origin, saved, weights.tensors)
     if model.tuned_by is None:
@@ -309,6 +303,6 @@ def folded(weights: Weights, shares_input: Mapping[str, Tensor], saved: Mapping[
     if config == model.tuned_by:
         return None
     state = parts.state_dict()
-    tensors = {name: tensor for name, tensor in shares_input.items() if name not in before}
+    tensors = {name: tensor for name, tensor in own_tensors.items() if name not in before}
     tensors |= {name: state[name] for name in sorted(parts.added)}
     return Folded(tensors, {**saved, "tuning": config.model_dump(mode="json")})

@@ -21,17 +21,17 @@ from lmtool.system.files import Damaged
 from lmtool.system.secrets import masked
 from lmtool.types import part_of
 
-# Start a learner from a checkpoint's tensors, and say what was taken, dropped and made new.
+# Starting a learner from a checkpoint's tensors.
 #
-# Tensors are named `backbone.` (what finetuning starts from), `heads.NAME.` and `objective.`. The backbone is taken
-# whole or not at all: a partial load is an error. A head is taken where the checkpoint has one of that name and
-# shape; only heads may be new, and the report says so.
+# Tensors are named `backbone.` (what finetuning starts from), `heads.NAME.` and `objective.`. The backbone is loaded
+# completely or not at all: a partial load is an error. A head is loaded if the checkpoint has one of the same name and
+# shape; only heads may be new, which is reported.
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Parts by name ("backbone", "heads.pooler", ...), each with its number of values. ignored: what of a
-    published folder is not read (`weights.unread`)."""
+    """Parts by name ("backbone", "heads.pooler", ...), with their number of values. ignored: parts of a published
+    folder that are not read (`ignored_keys`)."""
 
     loaded: dict[str, int]
     dropped: dict[str, int]
@@ -56,7 +56,7 @@ def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def mismatched(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """What keeps `found` from being `expected`: names missing, names too many, shapes that differ."""
+    """Differences between `found` and `expected`: missing names, extra names, different shapes."""
     mismatches = [f"{name} is missing" for name in expected if name not in found]
     mismatches += [f"{name} is not in the model" for name in found if name not in expected]
     mismatches += [
@@ -68,11 +68,11 @@ def mismatched(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> l
 
 
 def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, require_all: bool = False) -> LoadReport:
-    """Copy a checkpoint's tensors into a learner, whose heads get tables of their own where the checkpoint has them.
+    """Copy a checkpoint's tensors into a learner, whose heads get separate tables if the checkpoint has them.
 
-    origin: what to call the checkpoint in errors. require_all: every part that learns must be there (to evaluate or to
-    predict); one of constants alone (BART's zeros) may be missing.
-    Raises UserError where the backbone, or with `require_all` any part, does not fit.
+    origin: the checkpoint in error messages. require_all: every trainable part must be present (to evaluate or to
+    predict); a part of constants only (BART's zeros) may be missing. Raises UserError if the backbone, or with
+    `require_all` any part, does not fit.
     """
     for name, module in learner.named_modules():
         table = tensors.get(f"{name}.output.weight")
@@ -118,9 +118,9 @@ BASE = "base.json"
 
 @dataclass(frozen=True)
 class Base:
-    """checkpoint: as it was typed. path: its folder then; revision: its commit, where it is on the hub. parts: of which
-    all tensors that the tuned checkpoint lacks are the base's. sha256: of these, see `digest`. tokenizer: the
-    fingerprint of the run's. names: of these tensors; a file does not carry them."""
+    """checkpoint: as typed. path: its folder at that time; revision: its commit on the hub. parts: parts whose tensors
+    come from the base, unless the tuned checkpoint has them. sha256: of those tensors, see `digest`. tokenizer:
+    fingerprint of the run's tokenizer. names: of those tensors, not stored in the file."""
 
     checkpoint: str
     path: str | None
@@ -132,26 +132,26 @@ class Base:
 
     @property
     def addresses(self) -> list[str]:
-        """What `checkpoint=` may name it by, the surest first."""
+        """Values of `checkpoint=` that may name it, the most specific first."""
         if self.revision is not None:
             return [f"{self.checkpoint.partition('@')[0]}@{self.revision}"]
         return [*([] if self.path is None else [self.path]), self.checkpoint]
 
     def address(self) -> str | None:
-        """The first of them that is there; None where it is gone."""
+        """The first address that exists, or None."""
         for place in self.addresses:
             if "://" in place or os.path.exists(os.path.expanduser(place)):
                 return place
         return None
 
     def base_tensors(self, tensors: Mapping[str, Tensor], own_names: Collection[str]) -> dict[str, Tensor]:
-        """Of a base's tensors those that a tuned checkpoint lacks. own: the names of the ones that it has."""
+        """The base's tensors that a tuned checkpoint lacks. own_names: names of the tensors it has."""
         return {
             name: tensor for name, tensor in tensors.items() if part_of(name) in self.parts and name not in own_names
         }
 
     def require_same(self, base_tensors: Mapping[str, Tensor], address: str, checkpoint: str) -> None:
-        """UserError where these tensors are not the base's. address: where they are from. checkpoint: the tuned one."""
+        """Raise UserError unless these tensors are the base's. address: their origin. checkpoint: the tuned one."""
         found = digest(base_tensors)
         if found != self.sha256:
             raise UserError(
@@ -161,7 +161,7 @@ class Base:
             )
 
     def to_plain(self) -> JsonObject:
-        """What base.json holds. A commit looks like a key, and is none."""
+        """Content of base.json. The commit is not masked: it only looks like a key."""
         plain = asdict(self)
         del plain["names"]
         path = None if self.path is None else masked(self.path)
@@ -169,9 +169,8 @@ class Base:
 
 
 def left_to_base(learner: BaseLearner, report: LoadReport) -> frozenset[str]:
-    """Names of the tensors of a learner, tuned and not trained yet, that stay what they are in the checkpoint that it
-    starts from: what was taken of it, without what learns and without the heads of what is learned, whose thresholds
-    are calibrated."""
+    """Names of a new tuned learner's tensors that stay as they are in its starting checkpoint: the loaded ones, except
+    trainable ones and the task's heads, whose thresholds are calibrated."""
     if learner.tuning is None:
         return frozenset()
     changed_names = learner.tuning.delta(learner) | {
@@ -182,12 +181,12 @@ def left_to_base(learner: BaseLearner, report: LoadReport) -> frozenset[str]:
     changed_names |= {name for name, parameter in named.items() if id(parameter) in learned}
     parts = set(report.loaded) - {f"heads.{term}" for term in learner.weights}
     frozen = {name for name in learner.state_dict() if name not in changed_names and part_of(name) in parts}
-    # A method that freezes no parameter has no base, whatever constants the model has.
+    # A method that freezes no parameter has no base, even if the model has constants.
     return frozenset(frozen) if frozen & named.keys() else frozenset()
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, types, shapes and bytes, in the order of the names: whatever file they are from."""
+    """sha256 over names, types, shapes and bytes, ordered by name, regardless of the file."""
     total = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -197,7 +196,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def saved_base(folder: Path) -> Base | None:
-    """The base of a checkpoint of lmtool; None where it holds everything. UserError where base.json is damaged."""
+    """The base of a checkpoint of lmtool; None if it is complete. UserError if base.json is damaged."""
     try:
         if BASE not in read_manifest(folder).files:
             return None

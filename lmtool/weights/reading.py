@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, whoever wrote it: a published folder, or a run of lmtool."""
+"""The tensors of a checkpoint: of a published folder or of a run of lmtool."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from lmtool.weights.task_heads import CLASSIFIER, head_of_class, is_multi_label
 
 def read_pickled(path: Path) -> dict[str, Tensor]:
     """The tensors of a `.bin` file, by name. torch's restricted reader builds tensors and containers and refuses
-    everything else, so nothing in the file is executed. UserError where it holds anything else, or is damaged."""
+    everything else, so nothing in the file is executed. UserError if it contains anything else, or is damaged."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as reason:  # the errors of a reader of pickles, whose module is not imported here
@@ -54,11 +54,10 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     return {str(name): tensor for name, tensor in content.items()}
 
 
-# What a published folder holds that lmtool neither reads nor knows to be without effect: keys of its JSON files, and
-# files.
+# Parts of a published folder that lmtool does not read and that might matter: keys of its JSON files, and files.
 #
-# A key that decides what a model computes is refused by its family, or by the tokenizer's class; what is listed here
-# may mean something all the same.
+# A key that changes what a model computes is rejected by its family or by the tokenizer's class; the keys listed here
+# may matter all the same.
 
 
 GENERATION = "generation_config.json"
@@ -101,10 +100,10 @@ _GENERATION_DEFAULTS: JsonObject = {
 `lmtool generate` has settings of its own."""
 _FILES = (
     CONFIG, GENERATION, *TOKENIZER, *WEIGHTS, MODULES, PROMPTS, *READING,
-    # Weights again, for others.
+    # Weights in other formats.
     "*.safetensors", "pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx",
     "onnx", "openvino", "coreml", "original",
-    # For people, and what a training left.
+    # Documentation and leftovers of training.
     "*.md", "LICENSE*", "NOTICE*", ".*", "*.png", "*.jpg", "*.svg", "*.gif", "*.pdf", "training_args.bin",
     "trainer_state.json", "optimizer*", "scheduler*", "scaler*", "rng_state*", "runs", "logs", "*.log",
     "*results*.json", "checkpoint-*", "requirements.txt",
@@ -114,9 +113,8 @@ _MOST = 8
 
 
 def ignored_keys(folder: HFFolder, generates_text: bool) -> tuple[str, ...]:
-    """A line a file, with its keys; the files last. The keys of config.json are those that nobody asked for before.
-    generates_text: whether the model writes text, so that settings of generation mean something. UserError for a file that
-    cannot be read."""
+    """One line per file with its ignored keys; ignored files last. The keys of config.json are those that have not been
+    read before. generates_text: whether generation settings matter. UserError for a file that cannot be read."""
     generation, of_model = folder.path / GENERATION, folder.config.ignored
     keys = {
         CONFIG: [name for name in of_model if name not in _GENERATION_DEFAULTS],
@@ -132,8 +130,8 @@ def ignored_keys(folder: HFFolder, generates_text: bool) -> tuple[str, ...]:
 
 
 def layout_warnings(tokenizer: Tokenizer, model: ModelConfig) -> tuple[str, ...]:
-    """That a tokenizer.json puts other tokens around texts than lmtool does, if so; of a model that writes text, which
-    stands there as it is."""
+    """A warning if tokenizer.json adds other special tokens than lmtool does; for a model that generates text, whose
+    prompts get none."""
     name = "plain" if model.architecture == "decoder" else model.text_format
     if not set(FORMATS[name].roles) <= set(tokenizer.roles):
         return ()
@@ -142,12 +140,12 @@ def layout_warnings(tokenizer: Tokenizer, model: ModelConfig) -> tuple[str, ...]
 
 
 def notes(checkpoint: str, ignored: Sequence[str]) -> list[str]:
-    """A warning, where anything is not read."""
+    """A warning if anything is ignored."""
     return [f"checkpoint={checkpoint}: not read: {'; '.join(ignored)}"] if ignored else []
 
 
 def _of_tokenizer(settings: Mapping[str, object]) -> list[str]:
-    """A token of any name is read."""
+    """Keys of any token are read."""
     return [
         key
         for key, value in settings.items()
@@ -167,7 +165,7 @@ def _of_generation(settings: Mapping[str, object], folder: HFFolder) -> list[str
 
 
 def _is_past_vocabulary(name: str, settings: Mapping[str, object], rows: Any) -> bool:
-    """Whether tokens that are not written are the last rows of the table, which lmtool never writes."""
+    """Whether suppressed tokens are the last rows of the table, which lmtool never generates."""
     tokens = settings.get("suppress_tokens")
     if not name.startswith("suppress_tokens") or not isinstance(tokens, list) or not isinstance(rows, int):
         return False
@@ -175,7 +173,7 @@ def _is_past_vocabulary(name: str, settings: Mapping[str, object], rows: Any) ->
 
 
 def _changed(settings: Mapping[str, object]) -> list[str]:
-    """Settings of generation that are not the default."""
+    """Generation settings that differ from the default."""
     return [
         f"{key}={json.dumps(settings[key])[:30]}"
         for key, default in _GENERATION_DEFAULTS.items()
@@ -184,7 +182,7 @@ def _changed(settings: Mapping[str, object]) -> list[str]:
 
 
 def _files(folder: HFFolder, generates_text: bool) -> list[str]:
-    """Of a sentence encoder the folders of its modules are read."""
+    """A sentence encoder's module folders are read."""
     modules = folder.path / MODULES
     known = [*_FILES, *(["[0-9]*_*"] if modules.is_file() or (folder.path / "1_Pooling").is_dir() else [])]
     known += [] if generates_text else ["chat_template*"]
@@ -200,9 +198,9 @@ def _these(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors under our names. folder: where tokenizer files lie too. origin: the `checkpoint=` that named them.
-    ignored: what of a published folder is not read (`ignored_keys`). revision: the commit on the hub. merged: whether they
-    were computed from a tuned checkpoint, so that no file holds them."""
+    """Tensors under our names. folder: also contains the tokenizer files. origin: the `checkpoint=` that named them.
+    ignored: what is not read of a published folder (`ignored_keys`). revision: the commit on the hub. merged:
+    whether they were computed from a tuned checkpoint, so that no file contains them."""
 
     tensors: dict[str, Tensor]
     folder: Path
@@ -213,8 +211,8 @@ class Weights:
 
 
 def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -> Weights:
-    """The weights a `checkpoint=` names, on the CPU; of a tuned run with those of its base. tuned: the checkpoints
-    whose base this is. UserError where they are missing, damaged or unreadable."""
+    """The weights that `checkpoint=` names, on the CPU; for a tuned run including its base. tuned: the checkpoints that
+    this is the base of. UserError if they are missing, damaged or unreadable."""
     folder_on_disk = hf_folder(checkpoint, offline)
     if folder_on_disk is None:
         folder = find(checkpoint)
@@ -242,8 +240,8 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
 def read_base(
     base: Base, own_names: Collection[str], checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()
 ) -> Weights:
-    """The weights that a tuned checkpoint was tuned on, complete. own: names of the tensors that it has itself.
-    checkpoint: what to call it in errors. UserError where its base is gone, or is not what it was."""
+    """The complete weights that a tuned checkpoint started from. own_names: names of the tensors it has itself.
+    checkpoint: its name in errors. UserError if its base is gone or has changed."""
     address = base.address()
     if address is None:
         raise UserError(
@@ -261,20 +259,19 @@ def read_base(
 
 
 def our_names(folder: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a published folder under our names, theirs where we have no place for them."""
+    """A published folder's tensors under our names; those that lmtool lacks keep theirs."""
     tensors_by_name: dict[str, Tensor] = folder.family().from_hf(tensors, folder.config)
     return tensors_by_name
 
 
 def their_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors under the names of a published model of a family; ours where there is no place for them. config: of
-    the model."""
+    """Our tensors under transformers' names; those that transformers lacks keep ours. config: of the model."""
     renamed: dict[str, Tensor] = builder_module(entry_of(config)).to_hf(tensors, config)
     return renamed
 
 
 def read_hf(folder: HFFolder, offline: bool = False) -> dict[str, Tensor]:
-    """The tensors of a published folder under their own names, of one file or of several shards."""
+    """A published folder's tensors under their own names, from one file or several shards."""
     first = weight_file(folder, offline)
     if not first.name.endswith(".index.json"):
         return read_file(first)
@@ -291,7 +288,7 @@ def read_hf(folder: HFFolder, offline: bool = False) -> dict[str, Tensor]:
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file. UserError where it is damaged."""
+    """The tensors of one file. UserError if it is damaged."""
     if path.suffix != ".safetensors":
         return read_pickled(path)
     try:
@@ -302,7 +299,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 
 def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Half precision as fp32, which training keeps its weights in; others as they are."""
+    """Half precision as fp32, in which training keeps weights; others unchanged."""
     return {
         name: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
         for name, tensor in tensors.items()

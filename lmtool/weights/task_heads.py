@@ -1,4 +1,4 @@
-"""The heads of tasks as transformers publishes them, and a published classifier's config.json. Imports no torch."""
+"""Task heads in transformers' format, and a classifier's config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.published import unnamed
 
-# The heads of tasks as transformers publishes them: a class a kind of output. Imports no torch.
+# Task heads in transformers, one class per kind of output.
 #
-# To add one: its line in `HEADS`, its class with its tensors in `HF_FORMAT.classes` of each family that has it, and
-# the section of a task that such a folder stands for, below.
+# To add one: a line in `HEADS`, its class with its tensors in `HF_FORMAT.classes` of each family that has it, and the
+# `task` section of such a folder, below.
 
 
 CLASSIFIER, QUESTION_ANSWERING, WORDS = "classifier", "question_answering", "token_classifier"
@@ -24,9 +24,9 @@ logits, and have no place in a published folder."""
 
 @dataclass(frozen=True)
 class TaskHead:
-    """name: of the head in our tensors where no task is known. suffix: the end of the class in transformers; XLNet's
-    class of question answering adds "Simple" to it. kinds: those of the tasks whose heads are exported so. tokens:
-    whether it gives logits of each token, not of a whole text."""
+    """name: of the head in our tensors if no task is known. suffix: end of the transformers class; XLNet's class for
+    question answering appends "Simple". kinds: task kinds whose heads are exported as this one. tokens: whether it
+    has logits for each token instead of a whole text."""
 
     name: str
     suffix: str
@@ -49,7 +49,7 @@ UNPUBLISHED: tuple[str, ...] = ("span_classification",)
 
 
 def head_of_class(config: JsonMapping) -> TaskHead | None:
-    """The head that a config.json says its folder has; None where it names no class, or one of no task."""
+    """The task head of a config.json's class; None if it names no class, or one without a task head."""
     classes = config.get("architectures")
     for name in classes if isinstance(classes, list) else ():
         for head in HEADS.values():
@@ -59,18 +59,18 @@ def head_of_class(config: JsonMapping) -> TaskHead | None:
 
 
 def head_of_task(task: JsonMapping) -> TaskHead | None:
-    """The published head of a `task` section, by its kind; None where transformers has none."""
+    """The transformers head for a `task` section, by its kind; None if there is none."""
     kind = task.get("kind")
     if kind in UNPUBLISHED:
         return None
     return next((head for head in HEADS.values() if kind in head.kinds), HEADS[CLASSIFIER])
 
 
-# What the config.json of a published text classifier says of its task, and back. Imports no torch.
+# A classifier's config.json and its task, both ways.
 #
-# transformers saves any head under its class: `...ForSequenceClassification` reads texts or pairs and gives one value
-# (one label) or a class (two labels or more, their names in `id2label`); where `problem_type` says so, any number of
-# classes, each from a probability of .5 on.
+# transformers saves every head under its class: `...ForSequenceClassification` reads texts or pairs and predicts one
+# value (one label) or a class (two or more labels, named in `id2label`); if `problem_type` says so, any number of
+# classes, each with a probability of at least .5.
 
 
 # What the labels alone say: one, or several.
@@ -81,9 +81,8 @@ NUM_CHOICES = "num_choices"
 
 
 def task_of(config: JsonMapping) -> JsonObject | None:
-    """The `task` section of a config.json with a task's head, as the decoder takes it; None where no task of lmtool is
-    like it (see `refusal`). Files of 2019 name no class: they are taken for classifiers, which their tensors alone
-    tell."""
+    """The `task` section for a config.json with a task head; None if lmtool has no such task (see `refusal`). Files
+    from 2019 name no class and are taken for classifiers, which only their tensors can tell."""
     if refusal(config) is not None:
         return None
     head = head_of_class(config)
@@ -110,7 +109,7 @@ def task_of(config: JsonMapping) -> JsonObject | None:
 
 
 def refusal(config: JsonMapping) -> str | None:
-    """Why a head is of no task that lmtool has, if it is not."""
+    """Why lmtool has no task for a head, or None."""
     head = head_of_class(config)
     if head is not None and head.name in (QUESTION_ANSWERING, CHOICES):
         return None
@@ -125,16 +124,14 @@ def refusal(config: JsonMapping) -> str | None:
 
 
 def is_multi_label(config: JsonMapping) -> bool:
-    """Whether a classifier's classes do not exclude each other."""
+    """Whether a classifier's classes are not exclusive."""
     head = head_of_class(config)
     return head is not None and head.name == CLASSIFIER and config.get("problem_type") == _MULTI_LABEL
 
 
 def label_names(config: JsonMapping) -> list[str]:
-    """The names of the classes in their order. Without `id2label` there are `num_labels` unnamed ones, or two.
-
-    UserError where the numbers are not 0, 1, ...
-    """
+    """Class names in order. Without `id2label` there are `num_labels` unnamed ones, or two. UserError unless the ids
+    are 0, 1, ..."""
     names = config.get("id2label")
     if not names:
         count = config.get("num_labels")
@@ -147,8 +144,8 @@ def label_names(config: JsonMapping) -> list[str]:
 
 
 def labels_of(task: JsonMapping) -> JsonObject:
-    """The keys of a config.json that say what a `task` section predicts: classes by number, one value, or the best of
-    so many choices."""
+    """The keys of config.json for what a `task` section predicts: classes by id, one value, or the best of several
+    choices."""
     if task.get("kind") == "multiple_choice":
         return {NUM_CHOICES: task["choices"]}
     names = task.get("labels") or [task.get("label") or unnamed(0)]

@@ -18,7 +18,7 @@ from lmtool.costs.plan import works_of
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.base import Inference
 from lmtool.models.configs import BertConfig, GptConfig
-from lmtool.nn.attention import attention_path
+from lmtool.nn.stack import attention_path
 from lmtool.objectives.configs import ClmConfig, MlmConfig
 from lmtool.runs.run_folder import RunFolder
 from lmtool.tasks.configs import ClassificationConfig

@@ -13,13 +13,13 @@ from kernel_stand_ins import flash_on_cpu
 from lmtool.config.tables import build
 from lmtool.models.encoder_configs import ModernbertConfig
 from lmtool.nn import attention, kernels
-from lmtool.nn.attention import SelfAttention, attend, attention_path, reference_attention
+from lmtool.nn.attention import SelfAttention, attend, reference_attention
 from lmtool.nn.dropout import DeviceRng, TokenRng
 from lmtool.nn.kernels import flash_attention, jagged_attention, kernel_for, serves
 from lmtool.nn.layout import Causal, Full, Layout, PrefixLM
 from lmtool.nn.positions import Alibi, Position
 from lmtool.nn.prefix import KeyPrefix
-from lmtool.nn.stack import Stack
+from lmtool.nn.stack import Stack, attention_path
 from lmtool.types import Packed, Segments
 
 LENGTHS = (7, 70, 1, 0, 16, 33, 7, 32, 17)

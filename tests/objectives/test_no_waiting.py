@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lmtool.config.tables import build
 from lmtool.models.heads import base
 from lmtool.nn import kernels
-from lmtool.nn.attention import attention_path
+from lmtool.nn.stack import attention_path
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.training.engine import Plain
 from lmtool.training.health import Health

@@ -12,13 +12,13 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
 from lmtool.weights.heads import form_of, format_of
-from lmtool.weights.load import Loaded
+from lmtool.weights.load import LoadedCheckpoint
 from lmtool.weights.sentence_encoders import SentenceEncoder, refused, sentence_encoder
 
 Layers = int | Literal["last", "all", "mean"]
 
 
-def layout_of(loaded: Loaded) -> str:
+def layout_of(loaded: LoadedCheckpoint) -> str:
     """The name of the format in which texts are read: as in training on a task, else as transformers reads them."""
     model = loaded.config
     if loaded.task is not None:
@@ -26,20 +26,20 @@ def layout_of(loaded: Loaded) -> str:
     return model.sequence_form(None if model.transformers_form is None else "transformers").text_format
 
 
-def longest_of(loaded: Loaded) -> int:
+def longest_of(loaded: LoadedCheckpoint) -> int:
     """Tokens of the longest text that is read at a time: of a task as in training, else what the model can."""
     longest, saved = loaded.model.parts.backbone.longest_text, loaded.saved
     return min(longest, int(saved["max_length"])) if loaded.task is not None and "max_length" in saved else longest
 
 
-def pooling_of(loaded: Loaded) -> tuple[Pooling, str]:
+def pooling_of(loaded: LoadedCheckpoint) -> tuple[Pooling, str]:
     """The pooling that a checkpoint stands for, and why: its task's head reads it; else the mean."""
     if loaded.task is not None and "pooling" in loaded.task:
         return form_of(loaded.config, loaded.task).place, "as its task reads a text"
     return "mean", "the checkpoint names none"
 
 
-def tokenizer_of(loaded: Loaded, checkpoint: str) -> Tokenizer:
+def tokenizer_of(loaded: LoadedCheckpoint, checkpoint: str) -> Tokenizer:
     """Its tokenizer. UserError where it has none."""
     if loaded.tokenizer is None:
         raise UserError(f"checkpoint={checkpoint} has no tokenizer", "give a folder with tokenizer.json")
@@ -47,7 +47,7 @@ def tokenizer_of(loaded: Loaded, checkpoint: str) -> Tokenizer:
 
 
 def embedder(
-    loaded: Loaded,
+    loaded: LoadedCheckpoint,
     checkpoint: str,
     layers: Layers,
     pooling: Pooling | Literal["auto"],
@@ -80,7 +80,7 @@ def embedder(
 
 
 def _of_sentences(
-    loaded: Loaded,
+    loaded: LoadedCheckpoint,
     states: HiddenStates,
     published: HFFolder,
     encoder: SentenceEncoder,

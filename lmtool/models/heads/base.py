@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lmtool.nn.regions import region
 
-# What every head that predicts has: a tap, for who watches a model from outside.
+# The base of every head that predicts: a tap for observers.
 #
 # Shape letters: M targets, C classes, H hidden width, V rows of the table, W its width.
 
@@ -55,17 +55,17 @@ class PredictingHead(nn.Module):
         return logits
 
 
-# Losses as sums, each divided once by the loop, and the cross entropy that never holds all its logits.
+# Losses as sums, which the loop divides once, and a cross entropy that never holds all its logits.
 #
 # Shape letters: M targets, H hidden width, V vocabulary, C classes.
 
 
-# Rows of logits in one matrix product, and of those in one softmax: a softmax's rows should stay in the cache of a
-# CPU, where this takes 0.5 to 0.6 of the time of the plain way at (1000 x 256) x 30522 in bf16, and the same at
-# narrow or small ones. On CUDA it bounds the memory.
+# Rows of logits per matrix product, and per softmax: the rows of a softmax should stay in a CPU's cache, where this
+# takes 0.5 to 0.6 of the time of the plain implementation at (1000 x 256) x 30522 in bf16, and the same for narrow or
+# small ones. On CUDA it bounds the memory.
 _CHUNKS = {"cpu": (512, 32), "cuda": (1024, 1024)}
 
-# Whose logarithm still has all its digits in fp32, whose smallest normal number is 1.2e-38.
+# Its logarithm is still exact in fp32, whose smallest normal number is 1.2e-38.
 _SMALLEST_SHARE = 1e-30
 
 

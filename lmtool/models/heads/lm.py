@@ -23,7 +23,7 @@ from lmtool.nn.feedforward import ACTIVATIONS, Activation
 from lmtool.nn.regions import region
 from lmtool.types import Packed, on_host, send
 
-# Rows of logits over a vocabulary that are held at a time.
+# Rows of logits over a vocabulary computed at once.
 _ROWS = 256
 
 
@@ -258,7 +258,7 @@ def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
 
 # Heads of a model that reads a generator's text (Clark et al., "ELECTRA", 2020).
 #
-# Shape letters: T tokens, M places that predict, H hidden width, V rows of the table.
+# Shape letters: T tokens, M predicting positions, H hidden width, V rows of the table.
 
 
 class ReplacedTokenHead(PredictingHead):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lmtool.models.heads.base import ForwardGradient, TokenLogits, linear_loss_sum
 
-# Rows of logits over a vocabulary that are held at a time.
+# Rows of logits over a vocabulary computed at once.
 ROWS = 256
 
 
@@ -96,7 +96,7 @@ class Classes(Predicted):
     def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
         logs_MC = (self.logits_MC.float() / temperature).log_softmax(-1)
         probabilities_MC = teacher.completed(logs_MC.detach(), temperature)
-        # What cannot be counts nothing: 0 times -inf is no number.
+        # Impossible classes contribute nothing: 0 times -inf is not a number.
         each_MC = torch.xlogy(probabilities_MC, probabilities_MC) - probabilities_MC * logs_MC.masked_fill(
             probabilities_MC == 0, 0.0
         )
@@ -212,7 +212,7 @@ class _LinearDivergenceSum(ForwardGradient):
                 rows = hidden_kind[first : first + ROWS]
                 logits = F.linear(rows, weight_kind).float()
                 logs = ((logits if bias is None else logits + bias) / temperature).log_softmax(-1)
-            # The teacher's products in its own number format, which the caller's context is.
+            # The teacher computes in the caller's autocast type.
             probabilities = teacher.completed(logs, temperature, first, first + ROWS)
             with torch.autocast(hidden.device.type, enabled=False):
                 total += (torch.xlogy(probabilities, probabilities) - probabilities * logs).sum()
@@ -229,7 +229,7 @@ class _LinearDivergenceSum(ForwardGradient):
         return total * temperature**2
 
 
-# What several models predict of the same targets, averaged.
+# The average of several models' predictions.
 #
 # Shape letters: M targets, C classes.
 
@@ -271,18 +271,18 @@ class Averaged(TargetProbabilities):
     def _mean(self, each: Sequence[Tensor]) -> Tensor:
         mean = self.weights[0] * each[0]
         for weight, tensor in zip(self.weights[1:], each[1:], strict=True):
-            # What cannot be in one of them cannot be in the others: -inf stays.
+            # A class that is impossible for one is impossible for all: -inf stays.
             mean = torch.add(mean, tensor, alpha=weight)
         return mean
 
 
-# What a teacher predicts over a vocabulary, cut to its k most probable words.
+# A teacher's predictions over a vocabulary, reduced to the k most probable words.
 #
-# The other words count as one class together, for teacher and student: the divergence is that of k + 1 classes, no
-# greater than the one over all words, and 0 where both predict the same. At every temperature the k words have the
-# shares that they have among all words: the sum over the vocabulary, too, is kept.
+# The other words form one class together, for teacher and student: the divergence is that of k + 1 classes, at most the
+# one over all words, and 0 if both predict the same. At every temperature the k words have their probabilities among
+# all words, because the sum over the vocabulary is stored too.
 #
-# Shape letters: M targets, V vocabulary, K words that are kept, S temperatures.
+# Shape letters: M targets, V vocabulary, K retained words, S temperatures.
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class TopWords(TargetProbabilities):
     def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
         probabilities_RK, words_RK = self._top_probabilities(temperature, first, last), self.words_MK[first:last].long()
         rest_RV = logs.exp().scatter_(1, words_RK, 0.0)
-        # What rounding leaves of a rest that is nothing is nothing.
+        # Rounding errors of an empty remainder are set to 0.
         left_R1 = (1.0 - probabilities_RK.sum(1, keepdim=True)).clamp_min(0.0)
         rest_RV *= left_R1 / rest_RV.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         return rest_RV.scatter_(1, words_RK, probabilities_RK)

@@ -25,7 +25,7 @@ from lmtool.nn.positions import Position
 from lmtool.random_streams import key
 from lmtool.types import send
 
-# Rows of logits that are held at a time.
+# Rows of logits computed at once.
 _ROWS = 512
 
 
@@ -91,7 +91,7 @@ class SampledLMHead(LMHead):
         time."""
         assert self.bias is not None
         table_VP, bias_V, ids_K = self.output_table, self.bias, sample.ids_K
-        # Looked up together, the table has one gradient and not two.
+        # One lookup gives the table one gradient instead of two.
         words = torch.cat([labels_M, ids_K])
         true_MP, sampled_KP = F.embedding(words, table_VP).split([len(labels_M), len(ids_K)])
         offsets_K = bias_V[ids_K] - sample.log_expected(ids_K).to(bias_V.dtype)
@@ -114,9 +114,9 @@ def _logsumexp(hidden_RP: Tensor, sampled_KP: Tensor, offsets_K: Tensor, labels_
     return logits_RK.masked_fill(labels_R[:, None] == ids_K, -torch.inf).logsumexp(-1)
 
 
-# How well a word goes with another: the output vectors of skip-gram, apart from the input vectors.
+# Scores of word pairs: the output vectors of skip-gram, separate from the input vectors.
 #
-# Shape letters: T tokens, M pairs, J words beside each, H hidden width, V vocabulary.
+# Shape letters: T tokens, M pairs, J context words per pair, H hidden width, V vocabulary.
 
 
 class WordPairsHead(nn.Module):

@@ -98,7 +98,9 @@ class SequenceHead(PredictingHead):
         return self.seen(self.output(self.dropout(summary_NH, rng)))
 
 
-# Vectors of spans and heads on them, and SpanBERT's span boundary objective.
+# Span vectors and heads on them, and SpanBERT's span boundary objective.
+#
+# Shape letters: T tokens, M spans, N examples, S spans of an example, H hidden width, C classes.
 
 
 # Vectors of spans, and a head on them.
@@ -132,10 +134,10 @@ class SpanHead(PredictingHead):
         return self.seen(self.output(self.dropout(torch.tanh(self.dense(spans_ND)), rng)))
 
 
-# Predict the tokens of a span from its two neighbours (Joshi et al., "SpanBERT", 2020, section 3.2).
+# Predict the tokens of a span from its two neighbors (Joshi et al., "SpanBERT", 2020, section 3.2).
 #
-# Shape letters: T tokens, M tokens to predict, H hidden width, B width of a place's vector, V rows of the table, W
-# its width.
+# Shape letters: T tokens, M target tokens, H hidden width, B width of a position vector, V rows of the table, W its
+# width.
 
 
 class SpanBoundaryHead(LMHead):

@@ -1,4 +1,4 @@
-"""`lmtool import` of a folder of PEFT: what was tuned, beside the base that it names."""
+"""`lmtool import` of a PEFT folder: the tuned weights, with a reference to their base."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TOKENS = "backbone.embed.token.weight"
 
 
 def import_adapter(config: ImportConfig, folder: Path) -> None:
-    """Write the checkpoint, read it again, print what is in it. UserError where the adapter does not fit its base."""
+    """Write the checkpoint, read it back and print its content. UserError if the adapter does not fit its base."""
     adapter = read_adapter(folder)
     address = _base_of(adapter)
     saved = saved_config(address, config.offline)
@@ -79,7 +79,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
 
 
 def _base_of(adapter: Adapter) -> str:
-    """The base that an adapter names, as `checkpoint=` takes it. UserError where it names none."""
+    """The adapter's base, as a value of `checkpoint=`. UserError if it names none."""
     name, revision = adapter.settings.base_model_name_or_path, adapter.settings.revision
     if not name:
         raise UserError(
@@ -94,7 +94,7 @@ def _base_of(adapter: Adapter) -> str:
 def _base_folder(
     adapter: Adapter, address: str, start: Weights, model: ModelConfig, offline: bool
 ) -> tuple[HFFolder, TaskHead | None]:
-    """The base as a published folder, of the class that the adapter is used as, and the task's head that this has."""
+    """The base as a published folder of the class that the adapter is used with, and that class's task head."""
     task_type = adapter.settings.task_type
     suffix = next((end for end, name in TASK_TYPES.items() if name == task_type), None)
     module = builder_module(entry_of(model))
@@ -113,8 +113,8 @@ def _base_folder(
 
 
 def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: ModelConfig) -> HFBase:
-    """The base under the names of the class that the adapter is used as: its head tells which, and modules without what
-    stands before them in a model with a head."""
+    """The base under the names of the class that the adapter is used with, which its head determines; without the
+    prefix of models with a head if the adapter has none."""
     renamed = our_names(_each_table(base_folder), adapter.others)
     tensors = {**start.tensors, **{name: tensor for name, tensor in renamed.items() if name.startswith("heads.")}}
     base = HFBase(model, tensors, their_names(model, tensors), hf_linears(model, tensors))
@@ -124,15 +124,14 @@ def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: Mod
 
 
 def _each_table(base_folder: HFFolder) -> HFFolder:
-    """The same, whose tables are read as they stand there: none has to."""
+    """The same folder with its tables read as they are: none is required."""
     return replace(base_folder, config=HFConfig({**base_folder.config, "tie_word_embeddings": True}))
 
 
 def _changed_tensors(
     adapter: Adapter, base_folder: HFFolder, base: HFBase, start: Weights, changed: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """What an adapter gives other values, and the heads that it brings, under our names. UserError where lmtool has no
-    place for a tensor."""
+    """Tensors that the adapter changes, and the heads it adds, under our names. UserError if lmtool lacks a tensor."""
     renamed = our_names(_each_table(base_folder), {**base.tensors, **changed})
     known = start.tensors
     own_tensors = {
@@ -153,7 +152,8 @@ def _changed_tensors(
 
 
 def _left_to_base(start: Weights, own_tensors: Mapping[str, Tensor], head: TaskHead | None) -> dict[str, Tensor]:
-    """What the checkpoint leaves to the base: with a task's head what is below it, and the head that the base has."""
+    """The tensors that the checkpoint leaves to its base: with a task's head, only the backbone, the pooler and that
+    head."""
     parts = {part_of(name) for name in start.tensors}
     if head is not None:
         parts &= {"backbone", "heads.pooler", f"heads.{head.name}"}
@@ -165,7 +165,8 @@ def _left_to_base(start: Weights, own_tensors: Mapping[str, Tensor], head: TaskH
 def _labelled(
     base_folder: HFFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
 ) -> tuple[HFFolder, bool]:
-    """The same with as many labels as the head has rows, and whether these have names: PEFT keeps none, lmtool does."""
+    """The folder with as many labels as the head has rows, and whether they have names: PEFT stores none, lmtool
+    does."""
     labelled = replace(base_folder, config=HFConfig({**base_folder.config, **adapter.labels}))
     rows = tensors.get(f"heads.{head.name}.output.weight")
     if rows is not None and len(labelled.label_names()) != len(rows):
@@ -178,7 +179,7 @@ def _labelled(
 def _require_complete(
     adapter: Adapter, model: ModelConfig, task: Mapping[str, object], tensors: Mapping[str, Tensor], head: TaskHead
 ) -> None:
-    """UserError where neither the adapter nor its base has what stands on the backbone."""
+    """Raise UserError if neither the adapter nor its base has the heads."""
     expected = [f"heads.{head.name}"] + (["heads.pooler"] if not head.tokens and form_of(model, task).pooled else [])
     missing = [part for part in expected if not any(part_of(name) == part for name in tensors)]
     if missing:
@@ -190,7 +191,7 @@ def _require_complete(
 
 
 def _require_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], output: Path) -> None:
-    """CheckFailed where the checkpoint, read again, has other tensors."""
+    """Raise CheckFailed if the checkpoint, read back, has other tensors."""
     for name, tensor in expected.items():
         if name in state and not state[name].equal(tensor):
             raise CheckFailed(f"{output} is not what was imported: {name} differs", "keep the adapter")

@@ -35,9 +35,9 @@ from lmtool.weights.load import load
 from lmtool.weights.reading import read
 
 POSITION, SEGMENT, TABLE = "backbone.embed.position.weight", "backbone.embed.segment.weight", "embed.segment"
-# Of these a family has its own number; their tables are cut or grow.
+# Sizes that differ by family; their tables are cut or extended.
 _RESIZED = frozenset({"name", "segments"})
-# Held by modules, and no part of a formula: which way a stack reads, what it keeps, the rows of tables.
+# Attributes that do not affect a module's formula: direction, recomputation, table sizes.
 _FREE = frozenset(
     {"training", "causal", "side", "recomputes", "offset", "max_positions", "num_embeddings", "states_read"}
 )
@@ -49,8 +49,8 @@ _COMPARABLE = (str, int, float, bool, tuple, type(None))
 
 @dataclass
 class ArchitectureConversion:
-    """The new model, and what became of the tensors, by name. taken: as they are. resized, new: how. left_out: of the
-    checkpoint. masks: how the tokens saw each other, and how they do now, where that differs."""
+    """The new model, and what happened to each tensor, by name. taken: copied unchanged. resized, new: with a
+    description. left_out: not copied. masks: attention before and after, if it changed."""
 
     model: CheckpointModel
     config: ModelConfig
@@ -61,7 +61,7 @@ class ArchitectureConversion:
     masks: tuple[str, str] | None = None
 
     def plain(self) -> JsonObject:
-        """As JSON has it."""
+        """As JSON."""
         changed = {"resized": self.resized, "new": self.new, "left_out": self.left_out}
         return {"taken": self.taken, **changed, "masks": self.masks}
 
@@ -69,7 +69,7 @@ class ArchitectureConversion:
 def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[str, Tensor]) -> ArchitectureConversion:
     """The model of another family with these weights. name: of the family. tensors: all of the checkpoint.
 
-    UserError where there is no such family, where it computes with other blocks, and where it is the checkpoint's own.
+    UserError if there is no such family, if its blocks compute something else, or if it is the checkpoint's own.
     """
     config = config_of(source, name)
     model = CheckpointModel(build(config, 0), source.state_dict())
@@ -81,7 +81,7 @@ def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[st
             f"model={name} computes with other blocks than {source.backbone.config.name}: {message}{more}",
             "its weights would mean something else there; train it from random weights, or distil from the checkpoint",
         )
-    # A head reads states of its own mask.
+    # A head only fits states of the same mask.
     same_architecture = config.architecture == source.backbone.config.architecture
     shared_heads = {head for head in model.heads if same_architecture and head in source.heads}
     shared_heads -= {head for head in shared_heads if list(_module_differences(source.heads[head], model.heads[head]))}
@@ -98,8 +98,8 @@ def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[st
 
 @torch.no_grad()
 def largest_difference(source: CheckpointModel, conversion: ArchitectureConversion) -> float:
-    """Of hidden states, between the two models: over one text where the mask is the same, else over texts of a token,
-    which sees itself either way."""
+    """Largest difference of hidden states: over one text if the mask is the same, otherwise over texts of one token,
+    which attends to itself in any case."""
     length = min(source.backbone.longest_text, conversion.model.backbone.longest_text, 24)
     tokens = torch.arange(length) * 7919 % source.backbone.config.vocab_size
     sample = Packed(tokens, (length,) if conversion.masks is None else (1,) * length)
@@ -112,7 +112,7 @@ def _stack(model: CheckpointModel) -> OneStack:
 
 
 def config_of(source: CheckpointModel, name: str) -> ModelConfig:
-    """The configuration of a family with the sizes of a checkpoint's. UserError where it cannot have them."""
+    """The family's configuration with a checkpoint's sizes. UserError if it does not support them."""
     old, entry = source.backbone.config, lookup("model", name)
     if entry is None:
         close = nearest(name, names("model"))
@@ -140,13 +140,13 @@ def config_of(source: CheckpointModel, name: str) -> ModelConfig:
 
 
 def _once(differences: Iterator[str]) -> list[str]:
-    """Those of all layers once, missing biases last."""
+    """Each difference once for all layers, missing biases last."""
     unique = dict.fromkeys(re.sub(r"layers\.\d+", "layers.*", problem) for problem in differences)
     return sorted(unique, key=lambda problem: problem.endswith(_BIAS))
 
 
 def _stack_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
-    """What two backbones compute in another way, in words."""
+    """Descriptions of what two backbones compute differently."""
     if not isinstance(source, OneStack) or not isinstance(model, OneStack):
         yield "one of them is no single stack of layers"
         return
@@ -176,7 +176,7 @@ def _module_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
 
 
 def _attribute_differences(name: str, old: nn.Module, new: nn.Module) -> Iterator[str]:
-    """What two modules of one class hold."""
+    """Differences between two modules of one class."""
     before, after = _settings(old), _settings(new)
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
@@ -186,7 +186,7 @@ def _attribute_differences(name: str, old: nn.Module, new: nn.Module) -> Iterato
 
 
 def _settings(module: nn.Module) -> JsonObject:
-    """The numbers and functions that a module holds."""
+    """A module's numeric and function attributes."""
     known = {key: value for key, value in vars(module).items() if not key.startswith("_") and key not in _FREE}
     return {key: value for key, value in known.items() if isinstance(value, _COMPARABLE) or callable(value)}
 
@@ -223,8 +223,8 @@ def _fill(conversion: ArchitectureConversion, source: CheckpointModel) -> None:
 
 
 def _positions(source: CheckpointModel, model: CheckpointModel, tensors: Mapping[str, Tensor]) -> tuple[Tensor, str]:
-    """The rows of learned positions, which begin elsewhere, and carry the segment of a text where the family has no
-    table of these."""
+    """The rows of learned positions, which may start at another row and include the segment if the family has no table
+    for it."""
     was, now = source.backbone.embed.position, model.backbone.embed.position
     if not isinstance(was, Learned) or not isinstance(now, Learned):
         return tensors[POSITION], ""
@@ -243,9 +243,9 @@ _KIND = {"Full": "every token sees the whole text", "Causal": "a token sees itse
 
 
 def import_architecture(config: ImportConfig, name: str) -> None:
-    """Write the checkpoint in the family, read it again, and print what became of each tensor.
+    """Write the checkpoint in the family, read it back, and print what happened to each tensor.
 
-    UserError where the checkpoint was tuned, and where the family computes with other blocks.
+    UserError if the checkpoint was tuned, or if the family's blocks compute something else.
     """
     for key in ("tokenizer", "data"):
         if getattr(config, key) is not None:
@@ -294,6 +294,6 @@ def _tell(folder: Path, before: str, conversion: ArchitectureConversion, differe
 
 
 def _these(names: Iterable[str]) -> str:
-    """The modules that tensors belong to, those of all layers once, and how many they are."""
+    """The modules of these tensors, once for all layers, with counts."""
     counts = Counter(re.sub(r"layers\.\d+", "layers.*", name.rpartition(".")[0]) for name in names)
     return ", ".join(f"{name} ({count})" for name, count in counts.items()) or "nothing"

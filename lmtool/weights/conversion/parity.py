@@ -23,15 +23,15 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
-from lmtool.weights.comparing import Comparison, difference, tokenized
+from lmtool.weights.comparing import CheckpointComparison, difference, tokenized
 from lmtool.weights.exporting import TokenizerSettings
 from lmtool.weights.folders import read_settings
-from lmtool.weights.heads import CheckpointModel, format_of
-from lmtool.weights.load import Loaded, PaddedModel
+from lmtool.weights.heads import CheckpointModel, format_of, segments_of, start_role
+from lmtool.weights.load import LoadedCheckpoint, PaddedModel
 from lmtool.weights.task_heads import CHOICES, head_of_class
 
-# An exported folder opened with transformers itself, where that is installed: what its class of the model makes of
-# random ids, beside what the checkpoint makes of them. A map that is wrong in both directions alike shows here alone.
+# An exported folder opened with transformers, if that is installed: outputs for random ids, compared with the
+# checkpoint's. Only this shows a mapping that is wrong in both directions.
 #
 # Shape letters: B rows, L the longest of them in tokens.
 
@@ -89,7 +89,7 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
     rows = sample(model, tokenizer)
     if original.task is not None:  # its decoder reads the same text
         rows.pop("decoder_input_ids", None)
-    mine = PaddedModel(original, tokenizer.roles.get(getattr(model, "start_role", ""))).eval()(**rows)
+    mine = PaddedModel(original, tokenizer.roles.get(start_role(model))).eval()(**rows)
     try:
         with _quiet(library):
             theirs, report = opens.from_pretrained(folder, output_loading_info=True, local_files_only=True)
@@ -123,7 +123,7 @@ def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
         rows["decoder_input_ids"] = ordinary[torch.arange(len(lengths) * _DECODER) % len(ordinary)].reshape(
             -1, _DECODER
         )
-    elif getattr(model, "segments", 0) > 1:
+    elif segments_of(model) > 1:
         rows["token_type_ids"] = (torch.arange(longest) >= lengths[:, None] // 2).long() * mask_BL
     ids_BL[~mask_BL] = tokenizer.roles.get("pad", 0)
     if model.architecture == "encoder" and model.summary.endswith("last"):  # which is at the end of a row there
@@ -176,10 +176,10 @@ def _quiet(library: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# An exported folder as a user of transformers would use it, beside what `lmtool predict` does with the checkpoint.
+# An exported folder as a transformers user reads it, compared with `lmtool predict` on the checkpoint.
 #
-# Tokenizer and settings are read from the folder's files as AutoTokenizer reads them, rows are padded, and the
-# folder's weights read those; on the other side texts are laid out and packed as in training.
+# On one side the folder's tokenizer and settings are read as AutoTokenizer does, with padded rows; on the other side
+# texts are formatted and packed as in training.
 
 
 _TEXTS = (
@@ -211,9 +211,9 @@ def reading_of(
 
 @torch.no_grad()
 def compare_texts(
-    comparison: Comparison,
+    comparison: CheckpointComparison,
     original: TaskLearner | CheckpointModel,
-    again: Loaded,
+    again: LoadedCheckpoint,
     folder: Path,
     layout: str,
     tokenizer: Tokenizer,
@@ -244,7 +244,7 @@ def _is_whole(original: TaskLearner, row: tuple[str, ...], longest: int) -> bool
 
 def _difference(
     original: TaskLearner | CheckpointModel,
-    again: Loaded,
+    again: LoadedCheckpoint,
     folder: Path,
     layout: str,
     tokenizer: Tokenizer,
@@ -287,8 +287,8 @@ def _difference(
     return float(torch.tensor(differences).max())  # no number where one is none
 
 
-def _has_segments(loaded: Loaded) -> bool:
-    return getattr(loaded.config, "segments", 0) > 1
+def _has_segments(loaded: LoadedCheckpoint) -> bool:
+    return segments_of(loaded.config) > 1
 
 
 def _predicted(original: TaskLearner | CheckpointModel, batch: Batch) -> list[Tensor | None]:

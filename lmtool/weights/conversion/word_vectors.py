@@ -27,10 +27,10 @@ from lmtool.tokenizers.trained import of_words
 from lmtool.weights.exporting import ImportedModel, write_folder_atomically, write_import
 from lmtool.weights.load import load, saved_config
 
-# Word vectors as text, a line a word and its numbers: the files of word2vec, GloVe and fastText.
+# Files of word2vec, GloVe and fastText: one line per word, with its numbers.
 #
-# word2vec's and fastText's first line is the number of words and the width, GloVe's is a word. A word may hold
-# spaces, as some of GloVe's do: the numbers are the last ones of a line.
+# The first line of word2vec and fastText has the number of words and the width; GloVe's is a word. A word may contain
+# spaces, as some of GloVe's do: the numbers are the last fields of a line.
 
 
 SUFFIXES = packed(".txt", ".vec")
@@ -132,11 +132,10 @@ def write_words(path: Path, words: Sequence[str], vectors: Tensor) -> None:
             file.write(f"{word} {' '.join(map(str, row))}\n")
 
 
-# Word vectors as text: `lmtool import` of such a file, whose words become the vocabulary and whose vectors
-# model=word_vectors, and `lmtool export format=vectors`; and `lmtool import model=` of vectors, as the token table of
-# another family.
+# `lmtool import` of such a file as a vocabulary and model=word_vectors, `lmtool export format=vectors`, and `lmtool
+# import model=` of vectors as the token table of another family.
 #
-# Shape letters: V entries of the vocabulary, H width of the vectors.
+# Shape letters: V vocabulary entries, H width of the vectors.
 
 
 _TABLE = "backbone.embed.token.weight"

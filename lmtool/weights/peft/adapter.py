@@ -37,14 +37,14 @@ _OTHERWISE = {
 
 
 def _incompatibility(name: str, task_type: str | None, model: ModelConfig) -> str | None:
-    """Why PEFT does not read the tensor of this name as lmtool does, if it does not."""
+    """Why PEFT reads the tensor of this name differently from lmtool, or None."""
     if task_type is None or _USED.get(name, {}).get(task_type) != model.architecture:
         return "only prompts of language models that write text, and prefixes of decoders that do, are read alike there"
     return _OTHERWISE.get((name, model.name))
 
 
 def prompt_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
-    """PEFT's configuration, and its one tensor. UserError where a text is read in another way there."""
+    """PEFT's configuration and its one tensor. UserError if PEFT reads texts differently."""
     name, model = next(iter(tuned.tensors)), tuned.base.model
     reason = _incompatibility(name, None if len(tuned.tensors) > 1 or tuned.learned else tuned.task_type, model)
     if reason is not None:
@@ -63,7 +63,7 @@ def prompt_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
 
 
 def _sizes(name: str, model: Any) -> dict[str, int]:
-    """What PEFT calls the sizes of a transformer. Of a prefix the heads are those of keys and values."""
+    """PEFT's names for a transformer's sizes. A prefix has the heads of keys and values."""
     prefix = name == _PREFIX
     heads = model.key_value_heads if prefix else model.num_heads
     width = heads * model.width_of_head if prefix else model.hidden_size
@@ -71,8 +71,8 @@ def _sizes(name: str, model: Any) -> dict[str, int]:
 
 
 def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
-    """The reverse: what an encoder has computed, as prompts without one. UserError where PEFT reads a text in another
-    way, and where the tensor is not what the configuration says."""
+    """The inverse: an encoder's result as prompts without an encoder. UserError if PEFT reads texts differently, or if
+    the tensor does not match the configuration."""
     name = _PREFIX if settings.peft_type == "PREFIX_TUNING" else _VIRTUAL
     stacks = settings.num_transformer_submodules or (2 if settings.task_type == "SEQ_2_SEQ_LM" else 1)
     reason = _incompatibility(name, settings.task_type, base.model)
@@ -143,12 +143,12 @@ TASK_TYPES = {
 
 
 def task_type_of(architecture: str) -> str | None:
-    """PEFT's name for what a class of transformers is used for; None where it has none."""
+    """PEFT's name for the use of a transformers class, or None."""
     return next((name for suffix, name in TASK_TYPES.items() if architecture.endswith(suffix)), None)
 
 
 def writer_of(method: str) -> Callable[[Tuned], Layout]:
-    """What writes a tuning method's layout. UserError where PEFT has none."""
+    """The function that writes a tuning method in PEFT's format. UserError if PEFT lacks the method."""
     if method not in WRITERS:
         raise UserError(
             f"tuning={method} has no layout in PEFT; these have: {', '.join(WRITERS)}",
@@ -165,8 +165,9 @@ def write_adapter(
     output: Path,
     write_files: Callable[[Path], None],
 ) -> None:
-    """Write the folder, whole or not at all. base: a folder or a name on the hub. labels: of a classifier, as a
-    config.json has them. write_files: writes other files. UserError for a method that PEFT lacks, or has in another way."""
+    """Write the folder, all of it or nothing. base: a folder or a name on the hub. labels: a classifier's, as in
+    config.json. write_files: writes further files. UserError for a method that PEFT lacks or implements
+    differently."""
     _require_linears(tuned)
     config, tensors = writer_of(str(tuned.section["name"]))(tuned)
     modules, saved = _saved_modules(tuned)
@@ -195,7 +196,7 @@ def write_adapter(
 
 
 def _require_linears(tuned: Tuned) -> None:
-    """UserError where a map that was tuned is none of the published model's, whose modules are what PEFT reaches."""
+    """Raise UserError if a tuned layer is no module of the transformers model, so that PEFT cannot reach it."""
     linears = {part.name for place in tuned.base.maps for part in place.parts}
     modules = {name.rpartition(".")[0] for name in tuned.tensors}
     missing = sorted(
@@ -203,16 +204,15 @@ def _require_linears(tuned: Tuned) -> None:
     )
     if missing:
         raise UserError(
-            f"in transformers {missing[0].removeprefix('backbone.')} of this model is no linear module, which PEFT could "
-            f"reach; nor are {len(missing) - 1} others that were tuned",
+            f"in transformers {missing[0].removeprefix('backbone.')} of this model is no linear module, which PEFT "
+            f"could reach; nor are {len(missing) - 1} others that were tuned",
             "format=delta writes what was tuned for lmtool; tuning.projections=[fc_in,fc_out] tunes what PEFT reaches",
         )
 
 
 def _saved_modules(tuned: Tuned) -> tuple[list[str], list[str]]:
-    """The modules that PEFT keeps complete, which it tells by the ends of their paths: its heads, whether they learned
-    or not, and others whose weights learned. And all tensors in them. A bias that learned alone is a tensor beside
-    them."""
+    """The modules that PEFT stores completely, identified by the ends of their paths: its heads, trained or not, and
+    others whose weights were trained; and all tensors in them. A bias trained alone is stored as a tensor."""
     heads = _HEADS.get(tuned.task_type, ())
     learned = {path.rpartition(".")[0] for path in tuned.learned if path.endswith(".weight")}
     modules = [*heads, *sorted(module for module in learned if not _is_within(module, heads))]
@@ -220,13 +220,13 @@ def _saved_modules(tuned: Tuned) -> tuple[list[str], list[str]]:
 
 
 def _is_within(module: str, ends: Sequence[str]) -> bool:
-    """Whether a module, or one that it is in, has a path with one of these ends."""
+    """Whether the path of a module, or of one that contains it, has one of these ends."""
     parts = module.split(".")
     return any(".".join(parts[: depth + 1]).endswith(tuple(ends)) for depth in range(len(parts)))
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder is PEFT's."""
+    """Whether a folder is in PEFT's format."""
     return (folder / CONFIG).is_file()
 
 

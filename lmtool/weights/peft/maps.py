@@ -1,7 +1,7 @@
-"""Where the linear maps of a backbone stand in its published model: several as one, transposed, or with their channels
-in another order, as the family has it.
+"""The linear layers of a backbone in its transformers format: joined, transposed, or with reordered channels, depending
+on the family.
 
-Shape letters: O outputs and I inputs of a map.
+Shape letters: O outputs and I inputs of a layer.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class LinearSlice:
 
 @dataclass(frozen=True)
 class HFLinear:
-    """A linear map of a published model. module: its path. transposed: whether it is stored as (inputs, outputs).
-    outputs: how many it has."""
+    """A linear layer in transformers. module: its path. transposed: whether it is stored as (inputs, outputs). outputs:
+    number of outputs."""
 
     module: str
     transposed: bool
@@ -56,7 +56,7 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
     edited = [name for name in tensors if ".layers." in name and name.endswith(_EDITED)]
     for name in (name.removesuffix(_WEIGHT) for name in edited):
         outputs, inputs = tensors[name + _WEIGHT].shape
-        # Other tensors have another type: what is made of these is known by theirs.
+        # Other tensors have another dtype, which identifies the results.
         rows[name + _WEIGHT] = torch.arange(total, total + outputs, dtype=torch.float64)[:, None].repeat(1, inputs)
         columns[name + _WEIGHT] = torch.arange(inputs, dtype=torch.float64).repeat(outputs, 1)
         first[name] = total
@@ -86,14 +86,14 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
     return maps
 
 
-# What was tuned, as the files of this package take it, and what they make of an adapter.
+# A tuned model and a restored adapter, as the modules of this package exchange them.
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """section: the `tuning` of a configuration. tensors: what the method added, without what training alone needs.
-    base: the model it was added to, with what learned of it. task_type: PEFT's name for what the model is used for;
-    None where it has none. learned: names of the base's published tensors that learned, heads and biases."""
+    """section: the `tuning` of a configuration. tensors: added by the method, without what only training needs. base:
+    the model it was added to, with its tuned values. task_type: PEFT's name for the model's use, or None. learned:
+    transformers' names of the base's tensors that were trained, such as heads and biases."""
 
     section: JsonMapping
     tensors: Mapping[str, Tensor]
@@ -104,9 +104,9 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Restored:
-    """An adapter as lmtool has it. section: the `tuning` of a configuration. added: what that method adds, under our
-    names. changed: published tensors of the base that the adapter gives other values: what it edits where the method
-    here edits nothing."""
+    """An adapter in lmtool's form. section: the `tuning` of a configuration. added: tensors of that method, under our
+    names. changed: tensors of the base, under transformers' names, that the adapter changes where our method has no
+    edit."""
 
     section: JsonObject
     added: dict[str, Tensor]
@@ -129,23 +129,23 @@ class HFBase:
         return {linear.module: linear for linear in self.maps}
 
     def has_separate_bias(self, linear: HFLinear) -> bool:
-        """Whether what is a bias of these maps here is added behind the published module (DeBERTa's)."""
+        """Whether the bias of these layers is added after the module in transformers (DeBERTa)."""
         return f"{linear.module}.bias" not in self.tensors and any(
             f"{part.name}.bias" in self.ours for part in linear.parts
         )
 
     def bare(self, prefix: str) -> HFBase:
-        """The same as the model without a head calls its tensors. prefix: what its names lack."""
+        """The same base under the names of the model without a head. prefix: removed from the names."""
         tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
         maps = [replace(linear, module=linear.module.removeprefix(prefix)) for linear in self.maps]
         return replace(self, tensors=tensors, maps=maps)
 
     def with_values(self, changed: Mapping[str, Tensor]) -> HFBase:
-        """The same with other values."""
+        """The same base with changed values."""
         return replace(self, tensors={**self.tensors, **changed})
 
     def weight_OI(self, module: str) -> Tensor:
-        """(O, I) of a linear map. UserError where the base has none of this path."""
+        """(O, I) of a linear layer. UserError if the base has none at this path."""
         weight = self.tensors.get(f"{module}.weight")
         if weight is None or weight.ndim != 2:
             raise UserError(
@@ -156,7 +156,7 @@ class HFBase:
         return weight.T if module in self.by_module and self.by_module[module].transposed else weight
 
     def stored(self, module: str, weight_OI: Tensor) -> Tensor:
-        """A weight as the published model holds it."""
+        """A weight as transformers stores it."""
         return (
             weight_OI.T if module in self.by_module and self.by_module[module].transposed else weight_OI
         ).contiguous()
