@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.lstm import Lstm
 from lmtool.nn.context import Context
 from lmtool.nn.layout import Full, Layout
 from lmtool.nn.positions import Position
@@ -130,7 +129,7 @@ def test_forget_gates_begin_open():
 
 def test_a_clip_needs_a_projection():
     with pytest.raises(ValueError, match="no projection"):
-        Lstm(3, 5, projection_clip=3.0)
+        LstmCell(3, 5, projection_clip=3.0)
 
 
 def test_a_gru_computes_in_the_type_of_its_weights() -> None:
