@@ -56,7 +56,7 @@ def holds(output: Path, done: subprocess.CompletedProcess[str]) -> int:
 
 BLIND = f"""
 import runpy, sys
-sys.path.insert(0, {str(SCRIPT.parents[1])!r})
+sys.path[:0] = [{str(SCRIPT.parents[1])!r}, {str(SCRIPT.parent)!r}]
 from lmtool.data import tables
 def padded(path, records, header, skip_ragged, before=tables._from_records):
     width = 0
