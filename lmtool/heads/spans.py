@@ -9,6 +9,7 @@ from lmtool.heads.base import PredictingHead
 from lmtool.heads.lm import LMHead
 from lmtool.nn.dropout import Draws, Dropout
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
+from lmtool.types import on_host
 
 # Vectors of spans, and a head on them.
 #
@@ -19,7 +20,9 @@ def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
     """(M, 3H) [start; end; mean] of the hidden states of spans. span_M2: flat inclusive borders."""
     starts_M, ends_M = span_M2.unbind(1)
     lengths_M = ends_M - starts_M + 1
-    owners = torch.arange(len(span_M2), device=span_M2.device).repeat_interleave(lengths_M)
+    first_M, last_M = on_host(span_M2).unbind(1)
+    tokens = int((last_M - first_M + 1).sum())  # with the size said, the device is not asked for it
+    owners = torch.arange(len(span_M2), device=span_M2.device).repeat_interleave(lengths_M, output_size=tokens)
     before_M = lengths_M.cumsum(0) - lengths_M
     places = torch.arange(len(owners), device=span_M2.device) - before_M[owners] + starts_M[owners]
     sums_MH = hidden_TH.new_zeros(len(span_M2), hidden_TH.shape[1]).index_add_(0, owners, hidden_TH[places])
