@@ -187,7 +187,9 @@ class ScaledOutputs(EditedLinear):
 
     def forward(self, x_TI: Tensor) -> Tensor:
         """(T, I) to (T, O)."""
-        return super().forward(x_TI) * self.ia3
+        out_TO = super().forward(x_TI)
+        # In the type of the product, as the queries that keys and values stand beside.
+        return (out_TO * self.ia3).to(out_TO.dtype)
 
     def fold(self) -> None:
         self.weight.mul_(self.ia3[:, None])

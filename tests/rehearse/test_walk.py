@@ -8,6 +8,7 @@ import json
 import math
 import shlex
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -162,8 +163,17 @@ def teacher() -> str:
     return "runs/teacher"
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt", "t5", "modernbert"])
-@pytest.mark.parametrize("method", matrix.METHODS)
+WITHOUT_BIASES = ("t5", "modernbert")
+
+
+@pytest.mark.parametrize(
+    ("method", "family"),
+    [
+        (method, family)
+        for method, family in product(matrix.METHODS, ["bert", "gpt", "t5", "modernbert"])
+        if not (method == "bitfit" and family in WITHOUT_BIASES)
+    ],
+)
 def test_a_tuning_method(method, family, cuda):
     name = f"{family}_{''.join(filter(str.isalnum, method))}"
     finetune(name, start(family), *SHORT, "precision=bf16", *matrix.METHODS[method])
@@ -217,7 +227,7 @@ COMMANDS = {
     "probe": "probe runs/start_bert target=sst2 task=sst2 task.path=rows",
     "inspect": "inspect pretrain model=bert_tiny data=text data.path=text.txt data.document=block n=2",
     "inspect attention": "inspect attention runs/start_bert text='The happy cat'",
-    "inspect word": "inspect word runs/start_bert word=cat text='The cat sat. | A cat.'",
+    "inspect word": "inspect word checkpoint=runs/start_bert word=cat text='The cat sat. | A cat.'",
     "doctor": "doctor trains=false",
     "plan": "plan finetune task=sst2 task.path=rows checkpoint=runs/start_bert",
     "profile": "profile finetune task=sst2 task.path=rows checkpoint=runs/start_bert steps=2 output=seen",
@@ -226,7 +236,8 @@ WITHOUT_DEVICE = ("inspect", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command(command, cuda):
+def test_a_command(command, cuda, monkeypatch):
+    monkeypatch.setattr("lmtool.commands.profile.product_rate", lambda *_: 1e12)  # of products that a GPU is filled by
     for family in ("bert", "gpt", "t5"):
         start(family)
     teacher()

@@ -14,6 +14,7 @@ from torch import nn
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads
+from lmtool.tuning.lora import ScaledOutputs
 from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
 from lmtool.weights.reading import Weights
@@ -319,3 +320,9 @@ def test_edited_keys_and_values_are_cached(family, tuning):
             encoded = backbone.encode(Packed(side().tokens[: sum(LENGTHS[:2])], LENGTHS[:2]))
             given = [backbone.decode(encoded, step, cache=cache) for step in steps]
     torch.testing.assert_close(torch.stack(given, 1).flatten(0, 1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_scaled_outputs_have_the_type_of_the_product():
+    """Keys and values stand beside queries, which are not scaled."""
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ScaledOutputs(nn.Linear(4, 4))(torch.ones(2, 4)).dtype == torch.bfloat16

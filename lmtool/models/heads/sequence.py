@@ -15,7 +15,7 @@ from lmtool.models.heads.base import PredictingHead
 from lmtool.models.heads.lm import LMHead
 from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
-from lmtool.types import Packed, send
+from lmtool.types import Packed, on_host, send
 
 
 def summary_index(packed: Packed, how: Literal["first", "last"]) -> Tensor:
@@ -112,7 +112,10 @@ def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
     """(M, 3H) [start; end; mean] of the hidden states of spans. span_M2: flat inclusive borders."""
     starts_M, ends_M = span_M2.unbind(1)
     lengths_M = ends_M - starts_M + 1
-    span_number = torch.arange(len(span_M2), device=span_M2.device).repeat_interleave(lengths_M)
+    first_M, last_M = on_host(span_M2).unbind(1)
+    tokens = int((last_M - first_M + 1).sum())  # with the size given, the device is not asked for it
+    numbers_M = torch.arange(len(span_M2), device=span_M2.device)
+    span_number = numbers_M.repeat_interleave(lengths_M, output_size=tokens)
     before_M = lengths_M.cumsum(0) - lengths_M
     index = torch.arange(len(span_number), device=span_M2.device) - before_M[span_number] + starts_M[span_number]
     sums_MH = hidden_TH.new_zeros(len(span_M2), hidden_TH.shape[1]).index_add_(0, span_number, hidden_TH[index])
