@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 PATIENCE_SECONDS = 5.0
 
@@ -12,6 +11,8 @@ PATIENCE_SECONDS = 5.0
 def answers(address: str, seconds: float = PATIENCE_SECONDS) -> bool:
     """Whether the server of an address (https://host:port/...) takes a connection in time; taken for granted behind a
     proxy."""
+    from urllib.request import getproxies  # with http and email, for a question that few commands ask
+
     server = urlsplit(address)
     if getproxies().get(server.scheme):
         return True
