@@ -9,33 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from lmtool.config.base import Auto as Auto
 from lmtool.config.base import Config
 from lmtool.config.tables import Choice, choices, lookup
 from lmtool.errors import Problem
 
 AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class Auto:
-    """Where a section comes from when its name is `auto`; the first source that exists is taken.
-
-    sources: "checkpoint" (the section of that name in the checkpoint's saved configuration), "teacher" (that of the
-    model it is distilled from), "SECTION.METHOD.KEYS" (what a method of another, already resolved section returns under
-    these keys), or a section itself.
-    hint: what to type where none exists. implied: a null section, and one without a name, are `auto` too.
-    agrees: a section that is typed must agree with the checkpoint's, but for the `free_fields` of its class.
-    """
-
-    sources: tuple[str | dict[str, Any], ...]
-    hint: str = ""
-    implied: bool = False
-    agrees: bool = False
 
 
 def resolve(
@@ -52,7 +35,7 @@ def resolve(
     """
     resolved, problems, left = dict(data), [], set()
     saved = {"checkpoint": checkpoint, "teacher": teacher}
-    table: dict[str, Auto] = getattr(command, "auto", {})
+    table = command.auto
 
     def named_by_another(named_choice: tuple[str, Choice]) -> bool:
         how = table.get(named_choice[0])
@@ -172,7 +155,7 @@ def _disagreements(section: str, value: dict[str, Any], saved: Any, choice: Choi
     if saved.get(choice.key) != here.get(choice.key):
         differing = [choice.key]
     else:
-        free = getattr(chosen, "free_fields", ())
+        free = chosen.free_fields
         there = {name: field.get_default() for name, field in chosen.model_fields.items()} | saved
         differing = [
             key for key in chosen.model_fields if key not in free and _listed(here[key]) != _listed(there[key])

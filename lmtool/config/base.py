@@ -5,11 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from lmtool.errors import Problem
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Where a section comes from when its name is `auto`; the first source that exists is taken.
+
+    sources: "checkpoint" (the section of that name in the checkpoint's saved configuration), "teacher" (that of the
+    model it is distilled from), "SECTION.METHOD.KEYS" (what a method of another, already resolved section returns under
+    these keys), or a section itself.
+    hint: what to type where none exists. implied: a null section, and one without a name, are `auto` too.
+    agrees: a section that is typed must agree with the checkpoint's, but for the `free_fields` of its class.
+    """
+
+    sources: tuple[str | dict[str, Any], ...]
+    hint: str = ""
+    implied: bool = False
+    agrees: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,13 @@ class Config(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
+
+    auto: ClassVar[dict[str, Auto]] = {}
+    """Of a command: where a section that is `auto` comes from."""
+    overlays: ClassVar[tuple[str, ...]] = ()
+    """Of a command: groups that set values of other sections and have none of their own."""
+    free_fields: ClassVar[tuple[str, ...]] = ()
+    """Of a component: fields that may differ from a checkpoint's."""
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -280,7 +280,7 @@ def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
 
 def known_fields(command: type[Config], data: dict[str, Any]) -> dict[str, list[FieldInfo | None]]:
     """Every key of `known_keys` with its fields, see `Fields`."""
-    known: dict[str, list[FieldInfo | None]] = {key: [None] for key in getattr(command, "overlays", ())}
+    known: dict[str, list[FieldInfo | None]] = {key: [None] for key in command.overlays}
     for key, field in _fields(command, "", data):
         known.setdefault(key, []).append(field)
     return known

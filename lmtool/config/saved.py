@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
+from yaml.reader import ReaderError
 
 from lmtool.config.base import Config
 from lmtool.errors import UserError
@@ -27,7 +28,7 @@ MAX_NODES = 20_000
 """Keys and values at most, each alias counted as all that it stands for. A configuration has about a hundred."""
 
 # libyaml's parser where PyYAML was built with it: a hundred times faster, and without recursion as the other one.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
 _PLAIN = "a configuration is plain YAML in UTF-8: keys, values and lists, as `lmtool show model=bert` prints them"
@@ -77,12 +78,13 @@ def beginning(path: Path) -> bytes:
 
 def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserError:
     """The error of a file of this name, with the line."""
-    mark = getattr(error, "problem_mark", None)
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     where = f"{name}:{mark.line + 1}" if mark is not None else name
     if isinstance(error, TooMuch):
         hint = "a configuration has about a hundred keys and values: see what this file is, and leave it out"
-    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not plain YAML"
-    return UserError(f"{where}: {problem}", hint or _PLAIN)
+    problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
+    problem = error.reason if isinstance(error, ReaderError) else problem
+    return UserError(f"{where}: {problem or 'not plain YAML'}", hint or _PLAIN)
 
 
 def check(text: str) -> None:

@@ -94,7 +94,7 @@ def _plain(annotation: Any, origin: Any, arguments: tuple[Any, ...]) -> str:
         return f"a section of {_many(arguments[1])} by name"
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return f"a section of {', '.join(annotation.model_fields)}"
-    return _KINDS.get(annotation, (getattr(annotation, "__name__", str(annotation)), ""))[0]
+    return _KINDS.get(annotation, (annotation.__name__ if isinstance(annotation, type) else str(annotation), ""))[0]
 
 
 def _many(annotation: Any) -> str:
@@ -113,21 +113,24 @@ def one_of(options: Any) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
 
 
+_LIMITS = {
+    "ge": ", at least {}",
+    "gt": ", above {}",
+    "le": ", at most {}",
+    "lt": ", below {}",
+    "min_length": ", {} or longer",
+    "max_length": ", {} at most",
+    "pattern": " that matches {}",
+    "multiple_of": ", a multiple of {}",
+}
+"""By the attribute of a constraint, what it says."""
+
+
 def bounds(metadata: list[Any]) -> str:
     """The bounds among a field's constraints: `, at least 1, below 10`."""
-    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    limits = []
-    for mark in [mark for item in metadata for mark in (item.metadata if isinstance(item, FieldInfo) else [item])]:
-        limits += [f", {word} {getattr(mark, name)}" for name, word in words.items() if hasattr(mark, name)]
-        if getattr(mark, "min_length", None) is not None:
-            limits.append(f", {mark.min_length} or longer")
-        if getattr(mark, "max_length", None) is not None:
-            limits.append(f", {mark.max_length} at most")
-        if getattr(mark, "pattern", None) is not None:
-            limits.append(f" that matches {mark.pattern}")
-        if getattr(mark, "multiple_of", None) is not None:
-            limits.append(f", a multiple of {mark.multiple_of}")
-    return "".join(limits)
+    marks = [mark for item in metadata for mark in (item.metadata if isinstance(item, FieldInfo) else [item])]
+    limits = ((form, getattr(mark, name, None)) for mark in marks for name, form in _LIMITS.items())
+    return "".join(form.format(limit) for form, limit in limits if limit is not None)
 
 
 def options(field: FieldInfo) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from lmtool.errors import Problem, UserError
 from lmtool.resolver import trunks
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.schema.base import CommandConfig
+from lmtool.resolver.schema.run import RunConfig
 from lmtool.resolver.schema.verbs import COMMANDS, VERBS
 from lmtool.resolver.shorthands import CommandLine, Data, sections_in_full
 
@@ -63,6 +64,6 @@ def _saved(line: CommandLine, offers: Offers) -> tuple[Data, list[Problem]]:
 def decoded_job(line: CommandLine, data: Data, problems: Sequence[Problem], running: bool) -> CommandConfig:
     """The configuration of one job of a sweep, from what was composed for it."""
     config = decoded(line.verb, sections_in_full(data, line), earlier=problems, running=running)
-    if (devices := getattr(config, "devices", None) or 1) > 1:
-        raise UserError(f"devices={devices} with -m: a job of a sweep runs in one process", "leave devices= out")
+    if isinstance(config, RunConfig) and (config.devices or 1) > 1:
+        raise UserError(f"devices={config.devices} with -m: a job of a sweep runs in one process", "leave devices= out")
     return config

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 # Read by torch's libraries when they are loaded; what the user has set stays.
 ENVIRONMENT = {
@@ -56,6 +55,8 @@ PATIENCE_SECONDS = 5.0
 def answers(address: str, seconds: float = PATIENCE_SECONDS) -> bool:
     """Whether the server of an address (https://host:port/...) takes a connection in time; taken for granted behind a
     proxy."""
+    from urllib.request import getproxies  # with http and email, for a question that few commands ask
+
     server = urlsplit(address)
     if getproxies().get(server.scheme):
         return True

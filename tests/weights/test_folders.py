@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 import lmtool
 from lmtool.errors import UserError
-from lmtool.system import environment
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import hf_folder, tokenizer_folder
 from lmtool.weights.reading import read
@@ -170,7 +169,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(environment, "getproxies", dict)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
     return attempts
 
 

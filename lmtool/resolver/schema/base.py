@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from lmtool.config.auto import Auto
 from lmtool.config.base import Config
 
 DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
@@ -15,14 +14,10 @@ DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
 class CommandConfig(Config):
     """The keys that every command shares."""
 
-    auto: ClassVar[dict[str, Auto]] = {}
-    """Where a section that is `auto` comes from."""
     verbatim: ClassVar[tuple[str, ...]] = ()
     """Keys whose value is text as it is typed: commas, quotes and brackets mean nothing in it."""
     alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs of keys of which one is typed: the other would not be read."""
-    overlays: ClassVar[tuple[str, ...]] = ()
-    """Groups that set values of other sections and have none of their own."""
 
     starts_with_checkpoint: ClassVar[bool] = True
     """Whether sections may be taken from what checkpoint= names: it is opened before the command begins."""

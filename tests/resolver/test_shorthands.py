@@ -1,0 +1,73 @@
+"""The table of shorthands: what each stands for, and that it stands for itself when it is read again."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from lmtool.cli import main as cli
+from lmtool.config.tables import imported
+from lmtool.errors import UserError
+from lmtool.resolver.schema.verbs import COMMANDS, VERBS
+from lmtool.resolver.shorthands import SECTIONS, WORDS, CommandLine, in_full, sections_in_full
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "full"),
+    [
+        ("predict", ["runs/a", "some words"], ["checkpoint=runs/a", "text=some words"]),
+        ("probe", ["runs/a", "target=sst2"], ["checkpoint=runs/a", "target=task", "task=sst2"]),
+        ("probe", ["target=next"], ["target=next"]),
+        ("pretrain", ["data=task:sst2", "seed=1"], ["data=task", "data.task.name=sst2", "seed=1"]),
+        ("pretrain", ["objective.task=sst2"], ["objective.task.name=sst2"]),
+        ("finetune", ["task=sst2", "task.domain=dann"], ["task=sst2", "task.domain.name=dann"]),
+        ("pretrain", ["data.members.wiki.weight=2"], ["data.with.wiki.weight=2"]),
+        ("pretrain", ["bert_tiny"], ["bert_tiny"]),
+    ],
+)
+def test_words_in_full_stand_for_themselves(verb: str, words: list[str], full: list[str]) -> None:
+    line = in_full(CommandLine(verb, tuple(words)))
+    assert list(line.words) == full and in_full(line) == line
+
+
+def test_a_task_by_its_file_is_read_with_what_other_shorthands_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text("text,label\n" + "".join(f"some text {n},{n % 2}\n" for n in range(8)))
+    full = ("task=custom", "task.kind=classification", "task.path=mine.csv")
+    assert in_full(CommandLine("check", ("mine.csv",))).words[:3] == full
+    assert in_full(CommandLine("probe", ("target=mine.csv",))).words[:4] == ("target=task", *full)
+    assert in_full(CommandLine("predict", ("task=mine.csv",))).words == ("task=mine.csv",)
+
+
+def test_each_row_names_commands_and_a_function() -> None:
+    for shorthand in (*WORDS, *SECTIONS):
+        assert set(shorthand.verbs) <= COMMANDS.keys() and callable(imported(f"lmtool.resolver.{shorthand.in_full}"))
+    assert all(verb.config is None or COMMANDS[name].__name__ for name, verb in VERBS.items())
+
+
+def test_random_weights_have_the_shape_of_one_checkpoint() -> None:
+    line = CommandLine("finetune", ("checkpoint=runs/a,runs/b,none",))
+    with pytest.raises(UserError, match="none has the shape of the checkpoint beside it, and there are 2"):
+        sections_in_full({"checkpoint": "none"}, line)
+    assert sections_in_full({"checkpoint": "runs/a"}, CommandLine("finetune", ("checkpoint=runs/a",))) == {
+        "checkpoint": "runs/a"
+    }
+
+
+def test_the_latest_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/first").mkdir(parents=True)
+    Path("runs/latest").symlink_to("first")
+    data = {"checkpoint": "runs/latest", "name": "latest", "distill": {"teachers": ["runs/latest/checkpoints"]}}
+    assert sections_in_full(data, CommandLine("pretrain", ())) == {
+        "checkpoint": "runs/first", "name": "latest", "distill": {"teachers": ["runs/first/checkpoints"]},
+    }  # fmt: skip
+    assert sections_in_full(data, CommandLine("evaluate", ())) == data
+
+
+def test_a_refused_command_leaves_the_collector_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pretrain", "model=brt"]) == 2 and gc.isenabled()
