@@ -1,4 +1,4 @@
-"""Compressed files as the bytes they hold, never unpacked to disk, and never without end.
+"""Compressed files read as a stream: never unpacked to disk, and limited in size.
 
 `.gz` is read by the standard library, `.zst` by pyarrow. A small file may stand for terabytes (a bomb): reading stops
 where what comes out is out of proportion.

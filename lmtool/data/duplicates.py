@@ -1,4 +1,4 @@
-"""Texts that occur twice: equal ones, and near-duplicates by MinHash (Broder 1997; Lee et al. 2022, "Deduplicating
+"""Duplicate texts: exact ones, and near-duplicates by MinHash (Broder 1997; Lee et al. 2022, "Deduplicating
 Training Data Makes Language Models Better").
 
 Two texts are equal where their words are, whatever their case, punctuation and spacing. They are near-duplicates where

@@ -11,17 +11,17 @@ import numpy as np
 from lmtool.data.store import TokenStore
 from lmtool.types import Batch
 
-# The data of one split, as a learner takes it: text, labelled rows, or both.
+# The data of one split: text, labeled rows, or both.
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Decoded rows of a table, labelled or not.
+    """Decoded rows of a table, labeled or not.
 
     ids: a row's own number in its file where it has one, else its place from 0. columns: by name and in the order in
     which a task reads them, one value a row: texts, lists of words, whatever its kind reads. labels: what is
     predicted, one a row in the form of its kind ((N,) int64 classes, (N,) float64 values, a list of anything else);
-    None where the split is unlabelled. origin: (file, line) of each row.
+    None where the split is unlabeled. origin: (file, line) of each row.
     """
 
     ids: list[str | int]
@@ -34,7 +34,7 @@ class Rows:
 
     @classmethod
     def of_texts(cls, **columns: list[str]) -> Rows:
-        """Unlabelled rows of texts by column that came from no file."""
+        """Unlabeled rows of texts by column that came from no file."""
         count = len(next(iter(columns.values())))
         return cls(list(range(count)), dict(columns), None, [("text", line + 1) for line in range(count)])
 
@@ -66,7 +66,7 @@ class SplitData:
     """What a learner learns from, or is scored on.
 
     split: train, validation, or the name a data set gives it. store: the text, and `documents` whether an example may
-    span several of its documents. rows: labelled rows by the name of their task, and `unlabelled` ones. stride: tokens
+    span several of its documents. rows: labeled rows by the name of their task, and `unlabelled` ones. stride: tokens
     between the starts of the windows of held-out text, of a learner that `slides`; None: windows as in training.
     members: of several texts, the data of each by its title; `fractions` of their examples, None: as many as there are.
     """
@@ -87,7 +87,7 @@ class SplitData:
         return self.store
 
 
-# The plan of an epoch: which examples there are and how long each is, before any of them is made.
+# The plan of an epoch: which examples it has and how long each is, before any of them is built.
 #
 # Shape letters: E examples of an epoch, N examples of a batch.
 
@@ -122,7 +122,7 @@ class Examples(Protocol):
     """What a loader reads: an objective's or a task's examples. Everything is a pure function of its arguments."""
 
     def plan(self, epoch: int) -> Plan:
-        """The plan of an epoch; cached by whoever makes it where it is dear."""
+        """The plan of an epoch; cached by the caller that makes it where it is dear."""
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         """The batch of (N,) rows of the plan, whose numbers in it are `examples` (N,)."""
@@ -132,7 +132,7 @@ class Examples(Protocol):
 
 
 def batch_boundaries(lengths: np.ndarray, examples: int | None = None, tokens: int | None = None) -> np.ndarray:
-    """Borders (B+1,) of consecutive batches over (E,) lengths, in their order.
+    """Borders (B+1,) of consecutive batches over (E,) lengths, in order.
 
     examples: that many a batch, fewer in the last. tokens: as many examples as fit, at least one, so that an example
     longer than the budget is a batch by itself. Both: whichever is reached first. None of both: one batch.

@@ -40,7 +40,7 @@ _STABLE_SECONDS = 10.0  # a file that was written in this time may be written ag
 @dataclass
 class Scan:
     """sizes: characters of each document. digest: a hash of all of their text. stamps: size and time of each file.
-    bytes: of the files. counts: what a kind of file counts, by the name that facts give it."""
+    bytes: of the files. counts: what a kind of file counts, by the name that metadata give it."""
 
     files: list[Path]
     sizes: array[int] = field(default_factory=lambda: array("q"))

@@ -1,4 +1,4 @@
-"""Text files read strictly: found or named, unpacked, decoded or refused with file, line and byte."""
+"""Strict reading of text files: errors name the file, line and byte."""
 
 from __future__ import annotations
 

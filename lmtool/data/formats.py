@@ -1,4 +1,4 @@
-"""What stands around a text: special tokens and columns, by the name a model's configuration gives (`text_format`).
+"""Text formats: the special tokens and columns around texts, by the name in a model's configuration (`text_format`).
 
 bert: [CLS] a [SEP], or [CLS] a [SEP] b [SEP], with the column "segment": 1 from the first token of b on
 (Devlin et al. 2019). roberta: <s> a </s>, or <s> a </s></s> b </s>, no columns (Liu et al. 2019). gpt: a <eos>, or

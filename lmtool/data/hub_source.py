@@ -105,7 +105,7 @@ def complete_shards(folder: Path) -> tuple[list[Path], StoredText] | None:
 
 
 class ShardWriter:
-    """Writes texts into a folder. As a context: what ends it early leaves the shard at hand, to be read on from there.
+    """Writes texts into a folder. As a context: what ends it early leaves the current shard, to be read on from there.
 
     origin: what the texts are of; where the folder holds others, they are cleared away. UserError naming cache_dir
     where it cannot be written.
@@ -153,11 +153,11 @@ class ShardWriter:
 
     @property
     def full(self) -> bool:
-        """Whether the shard at hand is to be closed."""
+        """Whether the current shard is to be closed."""
         return self._size >= SHARD
 
     def close(self, position: object) -> None:
-        """End the shard at hand. position: where the source reads on behind its last row."""
+        """End the current shard. position: where the source reads on behind its last row."""
         if self._file is None:
             return
         with writing(self._cache_dir):

@@ -1,4 +1,4 @@
-"""Batches in a planned order, from any step on.
+"""The loader: batches in a planned order, starting at any step.
 
 Shape letters: E examples of an epoch, B steps of an epoch.
 """
@@ -19,24 +19,24 @@ from lmtool.data.examples import Examples, Plan, batch_boundaries
 from lmtool.errors import UserError
 from lmtool.types import Batch, Step
 
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 
 _POLL_SECONDS = 0.1
 
 
-def prefetch(things: Iterable[Thing], ahead: int = 2) -> Iterator[Thing]:
-    """The same things in the same order, up to `ahead` of them made in advance by a thread.
+def prefetch(items: Iterable[Item], ahead: int = 2) -> Iterator[Item]:
+    """Iterate in the same order, with up to `ahead` items produced in advance by a thread.
 
-    An exception of the maker is raised here, at its place in the order. The thread ends when the things do, or soon
+    An exception of the producer is raised here, at its position in the order. The thread ends with the items, or soon
     after this iterator is closed or dropped.
     """
-    ready: queue.Queue[tuple[str, Thing | BaseException | None]] = queue.Queue(maxsize=ahead)
+    ready: queue.Queue[tuple[str, Item | BaseException | None]] = queue.Queue(maxsize=ahead)
     closed = threading.Event()
 
-    def hand(kind: str, thing: Thing | BaseException | None) -> bool:
+    def put(kind: str, item: Item | BaseException | None) -> bool:
         while not closed.is_set():
             try:
-                ready.put((kind, thing), timeout=_POLL_SECONDS)
+                ready.put((kind, item), timeout=_POLL_SECONDS)
                 return True
             except queue.Full:
                 continue
@@ -44,34 +44,34 @@ def prefetch(things: Iterable[Thing], ahead: int = 2) -> Iterator[Thing]:
 
     def work() -> None:
         try:
-            for thing in things:
-                if not hand("thing", thing):
+            for item in items:
+                if not put("item", item):
                     return
-        except BaseException as problem:  # handed on whole: the reader raises it
-            hand("problem", problem)
+        except BaseException as error:  # the reader raises it
+            put("error", error)
         else:
-            hand("end", None)
+            put("end", None)
 
     thread = threading.Thread(target=work, name="lmtool-prefetch", daemon=True)
     thread.start()
     try:
         while True:
-            kind, thing = ready.get()
+            kind, item = ready.get()
             if kind == "end":
                 return
-            if kind == "problem":
-                raise thing  # type: ignore[misc]
-            yield thing  # type: ignore[misc]
-            del thing
+            if kind == "error":
+                raise item  # type: ignore[misc]
+            yield item  # type: ignore[misc]
+            del item
     finally:
         closed.set()
         thread.join()
 
 
-# How the processes that train together share the examples of a step, so that all of them have as much to do.
+# Dividing the examples of a step among the processes of a group, so that all have about the same amount of work.
 #
-# Each computes all shares from the lengths of the step, and needs no word from the others. Shape letters: N examples
-# of the step, S of a share, B its forwards.
+# Each process computes all parts from the lengths of the step, without communication. Shape letters: N examples of the
+# step, S examples of a part, B forwards of a part.
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,16 @@ class Share:
 
 
 def share_of(lengths: np.ndarray, rank: int, ranks: int, micro_batch_tokens: int | None) -> Share:
-    """The share of a process. lengths: (N,) tokens of each example. micro_batch_tokens: in one forward, at most."""
-    indices = [np.arange(len(lengths))] if ranks == 1 else dealt(lengths, ranks)
+    """The part of a process. lengths: (N,) tokens of each example. micro_batch_tokens: the limit of one forward."""
+    indices = [np.arange(len(lengths))] if ranks == 1 else assign(lengths, ranks)
     boundaries = [batch_boundaries(lengths[local], None, micro_batch_tokens) for local in indices]
     most = max(map(len, boundaries))
     return Share(indices[rank], boundaries[rank], most - len(boundaries[rank]))
 
 
-def dealt(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """By process, the places of its examples: the longest are dealt first, in turns that go back and forth, so that
-    shares differ by one example at most, and by little more than the spread of lengths in a turn in tokens."""
+def assign(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
+    """By process, the indices of its examples. The longest examples are assigned first, in rounds that alternate in
+    direction: parts differ by at most one example, and in tokens by little more than the lengths in one round."""
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     turn, seat = np.divmod(np.arange(len(order)), ranks)
     owner = np.empty(len(order), dtype=np.int64)
@@ -105,12 +105,12 @@ def dealt(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
     return [np.flatnonzero(owner == rank) for rank in range(ranks)]
 
 
-# Running text cut into lanes: how a model reads it that carries state from one batch to the next.
+# Lanes: contiguous streams of text for a model that carries state from one batch to the next.
 #
-# The text of a split, its documents laid end to end, is cut into as many contiguous lanes as a step has examples.
-# Step t reads segment t of every lane, so that what a model keeps of a lane's segment is of the text right before the
-# next one (Mikolov et al. 2010 and every recurrent language model since; Dai et al. 2019, "Transformer-XL", section
-# 3.2). The order is the text's own, in every epoch; each epoch begins all lanes anew.
+# The documents of a split are joined, and the text is cut into as many contiguous lanes as a step has examples. Step t
+# reads segment t of every lane, so that the state after one segment belongs to the text right before the next one
+# (Mikolov et al. 2010; Dai et al. 2019, "Transformer-XL", section 3.2). The order is that of the text in every epoch,
+# and each epoch starts all lanes with the initial state.
 #
 # Shape letters: L lanes, S segments of the longest lane, E segments of all lanes.
 
@@ -131,8 +131,8 @@ class LanedExamples(Examples, Protocol):
 
 @runtime_checkable
 class CutInLanes(Protocol):
-    """Examples of running text, for a model that carries state. A loader reads them in lanes; whoever wants some of
-    them in another order reads them as they are, without state."""
+    """Examples of running text, for a model that carries state. A loader reads them in lanes; other readers may take
+    them in any order, without state."""
 
     def in_lanes(self, lanes: int) -> LanedExamples:
         """The same text in this many lanes, or as many as it has places."""
@@ -349,7 +349,7 @@ class PackedLoader:
                 order = order[self._began[1] :]
             sizes = (self._batch_examples, self._batch_tokens) if self._lanes is None else (self._lanes, None)
             boundaries = batch_boundaries(plan.lengths[order], *sizes)
-            # Of the others only the first epoch (facts, steps in an epoch) is asked for again.
+            # Of the others only the first epoch (metadata, steps in an epoch) is asked for again.
             recent = {number: entry for number, entry in self._epochs.items() if number in (0, epoch - 1)}
             cached = _Epoch(plan, order, boundaries)
             self._epochs = {**recent, epoch: cached}

@@ -64,7 +64,7 @@ def modules(package: str) -> list[Module]:
 
 
 def read(requested: Iterable[Module]) -> Iterator[Docs]:
-    """The docstrings of modules, in their order; a few portions are read ahead, in a process each."""
+    """The docstrings of modules, in order; a few portions are read ahead, in a process each."""
     workers = min(os.cpu_count() or 1, 8)
     portions = _portions(requested)
     with ThreadPoolExecutor(workers) as pool:

@@ -1,4 +1,4 @@
-"""Rows of .parquet files: all of them as a table, or texts one after another.
+"""Rows of .parquet files, as a table or as a stream of texts.
 
 Classes that the library datasets wrote as numbers are read by their names.
 """

@@ -57,7 +57,7 @@ class PhasedLoader:
     """Implements `types.Phased`.
 
     loaders: one a phase. same_text: whether it reads the text of the phase before it: one that cuts the same examples
-    out of it continues in their order where the other ended; any other begins a pass of its own, and `Step.epoch`
+    out of it continues in order where the other ended; any other begins a pass of its own, and `Step.epoch`
     counts anew. A cursor is that of the phase's loader, with the phase, the steps of the run before it, and the epoch
     in which the phase began, at which place of its order.
     """
@@ -75,7 +75,7 @@ class PhasedLoader:
 
     def steps(self, cursor: dict[str, int] | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
         """Steps from the cursor on, without end: the last phase does not end. rank, ranks: as of `PackedLoader`;
-        UserError too, and where the phase of the cursor has not begun in a run of this length."""
+        UserError too, and where the phase of the cursor has not started in a run of this length."""
         at = cursor or _START
         if self._ends is not None and at["phase"] and at["step"] < self._ends[at["phase"] - 1]:
             raise UserError(
@@ -144,7 +144,7 @@ class PhasedLoader:
             iterator = self._loader(at).steps(_within(at), rank, ranks)
 
     def _end(self, at: dict[str, int]) -> float:
-        """The last step of the phase at hand."""
+        """The last step of the current phase."""
         return math.inf if self._ends is None else self._ends[at["phase"]]
 
     def _enter_phase(self, at: dict[str, int]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Rows of .csv, .tsv and .jsonl files one after another, read strictly; none is held.
+"""Strict streaming readers of .csv, .tsv and .jsonl files.
 
 A line that does not fit is named, never shifted or turned into nothing.
 """
@@ -193,7 +193,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number
 
 
 def object_of(path: Path, number: int, line: str) -> dict[str, object]:
-    """A line as the object it holds. UserError where it is not one, or holds a key twice or half a character."""
+    """A line as the object it holds. UserError if it is not one, or holds a key twice or half a character."""
     try:
         row = _DECODER.decode(line)
     except _Refused as error:

@@ -1,4 +1,4 @@
-"""Where sentences end: a few rules, for the pairs of next-sentence prediction and for cutting long texts.
+"""Sentence boundaries by a few rules, for next-sentence prediction and for splitting long texts.
 
 A sentence ends behind . ! ? or … and closing quotes or brackets, before white space and something that is not a small
 letter, or before the end of a line; not behind a title, a common abbreviation or an initial. It ends before a blank

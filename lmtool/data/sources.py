@@ -17,8 +17,6 @@ from lmtool.config.tables import build
 from lmtool.data.configs import DataConfig, MixtureTextConfig
 from lmtool.errors import UserError
 
-# What a source of text offers, and which documents are held out.
-#
 # Shape letters: D documents.
 
 
@@ -88,7 +86,7 @@ def held_out(sizes: np.ndarray, fraction: float) -> np.ndarray:
     """(D,) bool: the documents held out for validation, of (D,) sizes; D is 2 or more.
 
     A seeded share of the documents. Where that is less than one, the document whose size is nearest to that share
-    of the text, so that neither side is left with next to nothing.
+    of the text, so that neither side is left with almost nothing.
     """
     count = len(sizes)
     chosen = np.zeros(count, dtype=bool)

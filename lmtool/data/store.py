@@ -105,7 +105,7 @@ class StoreDraft:
     # --- writing ---------------------------------------------------------------------------------------------------
 
     def write(self, source: Source, split: str, progress: OnStage | None) -> dict[str, object]:
-        """Tokenize a split, from where an earlier build came to. Returns the facts of the store."""
+        """Tokenize a split, from where an earlier build came to. Returns the metadata of the store."""
         total, stage = max(source.characters(split), 1), f"tokenizing {split}"
         before = Counts(**asdict(self._counts))
         began = time.perf_counter()
@@ -250,15 +250,15 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return json.loads(content) if hashlib.sha256(content).hexdigest().encode() == digest else None
 
 
-VERSION = 4  # of the layout, of its facts and of how text becomes tokens and sentences: raise it when one changes
+VERSION = 4  # of the layout, of its metadata and of how text becomes tokens and sentences: raise it when one changes
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """tokens: all ids, documents laid end to end, uint16 or uint32. document_offsets: (D+1,) their borders in it.
-    sentence_offsets: (S+1,) borders of sentences in tokens. document_sentences: (D+1,) borders of documents among
+    """tokens: all ids, documents laid end to end, uint16 or uint32. document_offsets: (D+1,) their boundaries in it.
+    sentence_offsets: (S+1,) boundaries of sentences in tokens. document_sentences: (D+1,) boundaries of documents among
     the sentences. No document and no sentence is without tokens. All are read-only maps of files.
-    rows: labelled rows that are learned beside the text, by the name of their task.
+    rows: labeled rows that are learned beside the text, by the name of their task.
     """
 
     tokens: np.ndarray

@@ -13,7 +13,7 @@ from lmtool.data.files import no_such_file, read_lines, refuse
 from lmtool.data.rows import DELIMITERS, described, header_of, objects, ragged, records, seen_delimiter
 from lmtool.errors import UserError
 
-# Rows of labelled data, read strictly: a line that does not fit is named, never shifted or turned into nothing.
+# Rows of labeled data, read strictly: a line that does not fit is named, never shifted or turned into nothing.
 #
 # (`datasets` 5.2 reads a csv line of one column too many by shifting all columns, "NA" as nothing, and a missing last
 # column as nothing, each silently.)

@@ -111,7 +111,7 @@ class _Document:
         self._size += len(text) + at_start
 
     def close(self) -> Iterator[tuple[str, bool]]:
-        """The end of the document, where one was begun."""
+        """The end of the document, where one was started."""
         if self._lines:
             yield "\n".join(self._lines), True
             self._lines, self._size, self.parted = [], 0, False

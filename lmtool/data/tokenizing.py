@@ -1,4 +1,4 @@
-"""Portions of text into ids, over processes: a process each for as many portions as there are cores.
+"""Tokenizing portions of text in parallel processes, one per core.
 
 A child is a Python of its own that imports neither torch nor the program that started it, and is spoken to through its
 standard input and output: whatever the parent holds (threads, a device) is not copied into it, and it ends with the
@@ -120,7 +120,7 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
 
 
 def tokenized(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype[Any]) -> Tokenized:
-    """The ids of a portion and the borders of its sentences. encode: of the tokenizer, the same for all portions.
+    """The ids of a portion and the boundaries of its sentences. encode: of the tokenizer, the same for all portions.
     dtype: of an id in the store."""
     size = TextSize()
     sentences: list[list[str]] = []
@@ -158,7 +158,7 @@ def workers_for(characters: int) -> int:
 
 
 def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) -> Generator[Tokenized]:
-    """What portions become, in their order. workers: processes; 1: this one. No more than two portions a process are
+    """What portions become, in order. workers: processes; 1: this one. No more than two portions a process are
     held. ChildDied where one ends early; UserError of the tokenizer."""
     if workers <= 1:
         # As the children have it: a score of a vocabulary may be read with an error in its last digit.

@@ -1,4 +1,4 @@
-"""A tokenizer trained on a run's text: on a sample of it where there is much."""
+"""A tokenizer trained on a run's text, or on a sample of a large one."""
 
 from __future__ import annotations
 

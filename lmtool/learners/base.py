@@ -1,4 +1,4 @@
-"""What every learner is: a backbone, its heads, and what the loop, the evaluator and the commands ask of both.
+"""The base class of learners: a backbone, its heads, and what the loop, the evaluator and the commands call.
 
 An objective, a task, a mixture of them: each is a subclass. In a checkpoint its tensors are named `backbone.`,
 `heads.NAME.` and `objective.` (further networks of an objective).
@@ -247,7 +247,7 @@ class BaseLearner(ModelWithHeads, ABC):
         return []
 
     def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
-        """Unlabelled rows of a table, for `respond`. UserError where a column is missing or holds no text."""
+        """Unlabeled rows of a table, for `respond`. UserError where a column is missing or holds no text."""
         missing = [name for name in self.reads if name not in columns]
         if missing:
             raise UserError(
@@ -284,7 +284,7 @@ class BaseLearner(ModelWithHeads, ABC):
         return None
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """What `respond` gives, and the scores of it where the rows are labelled."""
+        """What `respond` gives, and the scores of it where the rows are labeled."""
         return Answers(self.respond(rows, inference))
 
     def line(self, record: dict[str, Any]) -> str:

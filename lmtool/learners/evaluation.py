@@ -1,4 +1,4 @@
-"""The one evaluator: it runs a learner over held-out batches and hands each to the scorer that the learner gave."""
+"""The evaluator: runs a learner over held-out batches and passes their outputs to the learner's scorer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Scorer(ABC):
     a batch.
 
     A batch is scored in two parts: `outputs` runs the learner, `take` enters what came of it. Of several processes each
-    runs it on its own batches, and takes what came of all of them in their order: so all have the same result.
+    runs it on its own batches, and takes what came of all of them in order: so all have the same result.
 
     calibrates: whether its result may tune what turns scores into decisions (a threshold): in training, on the
     development rows that choose the best checkpoint. selects: whether its scores choose among checkpoints, in training

@@ -1,4 +1,4 @@
-"""The held-out splits of a run: their examples, what reading nothing scores on them, and what a learner does."""
+"""The held-out splits of a run: their examples, their baseline, and the scores of a learner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def evaluation_tokens(config: Any) -> int:
 
 
 class HeldOut:
-    """A split to score on: its data, and all of its examples in their order."""
+    """A split to score on: its data, and all of its examples in order."""
 
     def __init__(self, learner: BaseLearner, data: SplitData, max_length: int, batch_tokens: int, seed: int):
         self.data = data

@@ -1,4 +1,4 @@
-"""What `lmtool inspect` asks of a learner: its examples as plain data, and statistics beside their definitions.
+"""Inspection: the examples of a learner as plain data, and their statistics compared with the definitions.
 
 What holds of any examples is here. What an objective promises besides is a subclass of `Inspector`, which the learner's
 `inspector` gives.
@@ -299,7 +299,7 @@ class Inspector:
         return self.label(values[0] if len(values) == 1 else values, False)
 
     def _target(self, batch: Batch, target: Target, documents: range) -> object:
-        """For each place its position, its label, and the borders it is read from."""
+        """For each place its position, its label, and the boundaries it is read from."""
         if target.labels is None or target.at is None:
             return _MADE
         side = batch.inputs if target.side == "inputs" else batch.outputs

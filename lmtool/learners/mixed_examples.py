@@ -1,4 +1,4 @@
-"""The examples of several learners in one epoch, drawn in proportion to their shares.
+"""Epochs that mix the examples of several learners in given fractions.
 
 As T5 mixes its tasks (Raffel et al. 2020, section 3.5.2).
 
@@ -30,7 +30,7 @@ MIXED = np.dtype([("member", "i4"), ("row", "i8"), ("again", "i4")])
 @dataclass(frozen=True)
 class MixedBatch(Batch):
     """members: by name, the batch of each objective that has examples in it. The other fields lay them end to end for
-    whoever counts tokens or joins examples; no model reads them."""
+    the caller that counts tokens or joins examples; no model reads them."""
 
     members: tuple[tuple[str, Batch], ...] = ()
 
@@ -307,7 +307,7 @@ def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictor
 
 
 def _counted(data: SplitData) -> TokenStore:
-    """A store without tokens whose facts are those of all members together."""
+    """A store without tokens whose metadata are those of all members together."""
     metadata = [part.text.metadata for part in data.members.values()]
     sums: dict[str, object] = {
         name: sum(own[name] for own in metadata) for name in ("tokens", "words", "bytes", "documents", "characters")

@@ -1,4 +1,4 @@
-"""Several objectives in one run, by weights: each step has examples of all of them, each is logged apart.
+"""A weighted mixture of objectives: each step has examples of all of them, and each is logged separately.
 
 As T5 mixes its tasks (Raffel et al. 2020, section 3.5.2), examples are drawn in proportion to the weights; each
 objective's losses are means over its own targets, and the weights add them up.

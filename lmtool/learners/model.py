@@ -1,4 +1,4 @@
-"""A backbone and the heads on it, edited by a tuning method where there is one: what a learner is in a checkpoint.
+"""A backbone and its heads, edited by a tuning method if there is one: the part of a learner that a checkpoint holds.
 
 Shape letters: T tokens, M of them that are read, F width of what heads read.
 """
@@ -191,7 +191,7 @@ def add_exits(learner: ModelWithHeads, depths: Collection[int]) -> None:
 
 
 def exits_of(learner: ModelWithHeads) -> list[int]:
-    """The layers behind which a learner has heads of their own, in their order."""
+    """The layers behind which a learner has heads of their own, in order."""
     names = (name.removeprefix(_EXIT) for name in learner.heads if name.startswith(_EXIT))
     return sorted(int(name) for name in names if name.isdecimal())
 
@@ -281,8 +281,7 @@ def some_documents(batch: Batch, kept_N: Tensor) -> Batch:
     return some.to(device)
 
 
-def entropy_share(logits_MC: Tensor) -> Tensor:
-    """(M,) the entropy of classes as a share of the largest that there can be: 0 where one is certain, 1 where all are
-    alike."""
+def normalized_entropy(logits_MC: Tensor) -> Tensor:
+    """(M,) the entropy of the classes divided by its maximum: 0 for a certain class, 1 for a uniform prediction."""
     logs_MC = logits_MC.float().log_softmax(-1)
     return -(logs_MC.exp() * logs_MC).sum(-1) / math.log(max(logits_MC.shape[-1], 2))

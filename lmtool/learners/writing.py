@@ -1,4 +1,4 @@
-"""A language model on held-out text and as a writer: perplexity; text in, text out."""
+"""Language models in use: perplexity on held-out text, and writers, which turn prompts into text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PerplexityScorer(TermScorer):
 
 
 class TextScorer(PerplexityScorer):
-    """Adds the scores of words and bytes, where the text's are known. text: facts of its store. end: the token that
+    """Adds the scores of words and bytes, where the text's are known. text: metadata of its store. end: the token that
     ends documents."""
 
     def __init__(

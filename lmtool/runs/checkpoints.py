@@ -1,4 +1,4 @@
-"""A checkpoint on disk: written completely or not at all, verified on every load, no pickle.
+"""Checkpoints on disk: written atomically, verified on every load, no pickle.
 
     step_00001000/  model.safetensors      the learner's tensors, tied ones once; of a tuned run what its base lacks
                     optimizer.safetensors  KIND.PARAMETER

@@ -1,4 +1,4 @@
-"""The files of a run and those that a user asks for: rows, tables and JSON, each in one move."""
+"""Output files: rows, tables and JSON, each replaced atomically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder of a process that trains together with others and is not the first of them: that one writes."""
+"""The run folder as seen by ranks above 0: rank 0 writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes two configurations the same run, the names of runs, and whether one is done. Imports no torch."""
+"""The identity of a run: equal configurations, its name, and whether it is finished. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LOCK: one process a run folder.
+"""The file LOCK: one process per run folder.
 
 Two guards together: an advisory lock on the open file, which the system gives up when the process dies, and the
 owner's host, boot and process written inside, for filesystems and hosts between which advisory locks do not reach.

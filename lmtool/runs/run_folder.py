@@ -1,4 +1,4 @@
-"""The run folder: names, the lock, the configuration it was started with, rows, results.
+"""The run folder: its lock, configuration, rows of metrics, and results.
 
 runs/NAME/  LOCK  config.yaml  environment.json  log.txt  metrics.jsonl  checkpoints/  result.json
 runs/latest  a link to the newest
@@ -175,7 +175,7 @@ class RunFolder:
 
     @property
     def extends(self) -> bool:
-        """Whether the run has larger budgets than it was started with, and has not begun to use them."""
+        """Whether the run has larger budgets than it was started with, and has not started to use them."""
         return self._extended_text is not None
 
     @property

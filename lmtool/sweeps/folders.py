@@ -1,4 +1,4 @@
-"""The folder of a sweep: which job stands in which of its folders, so that a sweep typed again resumes.
+"""The folder of a sweep: the folder of each job, so that rerunning the command resumes the sweep.
 
 A job is known by its configuration, else by what it varies, never by its number: a grid may grow. Its folder is named
 once, NUMBER_key-value_..., and found again by the submitted.json in it.
@@ -215,7 +215,7 @@ def folder_name(number: int, varied: dict[str, str]) -> str:
     return "_".join([str(number), *filter(None, words)])[:LONGEST].rstrip("-._")
 
 
-# A search by optuna that is typed again: what its jobs have given stands in their folders, and is given back to it.
+# Resuming a search by optuna: the results in the folders of its jobs are passed to a new study.
 #
 # Optuna's own storage is not used: the version Hydra's sweeper needs does not work with today's SQLAlchemy.
 

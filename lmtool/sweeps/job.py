@@ -1,4 +1,4 @@
-"""A job of a sweep in the process its launcher put it into: run, write down how it ended, give back its metric."""
+"""One job of a sweep, in the process that its launcher started: run it, record its outcome, return its metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps: Hydra's own launchers and sweepers run one command many times.
+"""Sweeps: one command run many times by Hydra's launchers and sweepers.
 
 One folder a sweep with one child a job. Each child has a `job.json` (what was varied, how it ended), so that the
 summary at the end reads the same whichever process a launcher ran a job in, and a sweep typed again resumes.

@@ -1,4 +1,4 @@
-"""One start of a sweep: its jobs, without those that are done, handed to a launcher of Hydra.
+"""One start of a sweep: its unfinished jobs are passed to a launcher of Hydra.
 
 What a job is given is complete: its configuration is resolved here, and a launcher whose jobs start later runs them on
 a copy of the code.
@@ -174,7 +174,7 @@ class Launch:
         return [float(value) if isinstance(value, int | float) else math.nan for value in values]
 
     def _is_left(self, entry: JobEntry) -> bool:
-        """Whether a job is to be run; what is not, or was begun before, is said."""
+        """Whether a job is to be run; what is not, or was started before, is said."""
         record = records.read(entry.folder)
         name = f"job {entry.number} ({entry.folder.name})"
         if records.done(entry.folder, self.has_result):

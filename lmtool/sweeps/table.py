@@ -1,4 +1,4 @@
-"""What a sweep says while it runs, and the summary that ends it."""
+"""The lines that a sweep prints while it runs, and its summary."""
 
 from __future__ import annotations
 

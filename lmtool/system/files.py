@@ -1,4 +1,4 @@
-"""Writing so that a crash at any moment leaves the old content or the new, and so that no link is followed.
+"""Atomic writes of files and folders: a crash leaves the old content or the new, and no link is followed.
 
 What replaces a file is written beside it, under a name of this process's own, and moved there: a link that has the name
 is replaced, and what it leads to stays as it is. What is appended to is opened without following a link, and where the

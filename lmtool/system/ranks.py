@@ -28,7 +28,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 LAUNCHER = "LMTOOL_LAUNCHER"
 """In the environment of a process that `devices=` started: the process that did."""
 PID = "pid"
-"""The file in which a process says, beside its last words, that it has begun."""
+"""The file in which a process says, beside its last words, that it has started."""
 START_AGAIN = "start it with `torchrun --nproc-per-node=N -m lmtool ...`"
 
 JOINT_SECONDS = 20.0

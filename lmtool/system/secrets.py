@@ -1,4 +1,4 @@
-"""Secrets, found in any text that is written or shown, and masked. Standard library only."""
+"""Masks secrets in all text that is written or printed. Standard library only."""
 
 from __future__ import annotations
 

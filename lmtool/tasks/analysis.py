@@ -18,15 +18,11 @@ from lmtool.models.base import OneStack
 from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner, TaskOutputs, TaskScorer
 from lmtool.types import Batch
 
-# What an evaluation shows beyond a score: intervals by resampling the rows, the difference of two systems on the same
-# rows with its interval, and the rows that a model finds hardest. Plain data for screens and files.
-
-
 HARDEST = 20
 
 
 def analysis(evaluation: TaskEvaluation) -> dict[str, Any]:
-    """Of a labelled split: `n`, `loss`, `metrics` by name ({"value", "low", "high"}: the 95% bootstrap interval over
+    """Of a labeled split: `n`, `loss`, `metrics` by name ({"value", "low", "high"}: the 95% bootstrap interval over
     rows), `hardest` (records with their `loss`, the largest first), `warnings`, and the details of the kind."""
     kind, rows = evaluation.kind, evaluation.rows
     assert kind is not None and rows is not None and evaluation.losses is not None
@@ -100,8 +96,11 @@ class EarlyEvaluation(TaskEvaluation):
 
 
 class EarlyExitScorer(TaskScorer):
-    """views: by depth, what predicts there; the last takes all that is left. entropy: the largest, as a share of what
-    it can be, with which a text leaves before that."""
+    """Scores rows that leave the model early.
+
+    views: by depth, the learner that ends there; the last one takes all remaining texts. entropy: a text leaves at an
+    earlier depth if its normalized entropy is at most this.
+    """
 
     def __init__(self, *arguments: Any, views: Mapping[int, TaskLearner], entropy: float = 0.0):
         super().__init__(*arguments)
@@ -123,7 +122,7 @@ class EarlyExitScorer(TaskScorer):
             documents = len(batch.inputs.lengths)
             sure_N = torch.ones(documents, dtype=torch.bool)
             if depth != last:
-                sure_N = view.doubts(outputs, batch).cpu() <= self.entropy
+                sure_N = view.uncertainty(outputs, batch).cpu() <= self.entropy
             left.append((self.task_outputs(view, batch, outputs), sure_N))
             if bool(sure_N.all()):
                 break
@@ -175,7 +174,7 @@ def leaving(learner: Any, checkpoint: str, depth: int | None, entropy: float | N
         view = at_exit(learner, depth)
         view.scored_by = partial(EarlyExitScorer, views={depth: view})
         return view
-    if type(learner).doubts is TaskLearner.doubts:
+    if type(learner).uncertainty is TaskLearner.uncertainty:
         raise UserError(
             f"exit_entropy={entropy}: task={learner.config.name} is {learner.config.kind}, whose predictions are no "
             "classes with an entropy",

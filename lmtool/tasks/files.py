@@ -1,4 +1,4 @@
-"""The data files of a task: their layouts, and which file is which split."""
+"""The data files of a task: their layouts, and the file of each split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task's head in a checkpoint, under the labels of a task that it is used for: classes are matched by name.
+"""Loading a task's head for a task with other labels: classes are matched by name.
 
 Published classifiers number their classes as they like (MNLI's three in several orders), so a place says nothing. Names
 that differ in case alone are the same; transformers' LABEL_0, LABEL_1, ... are no names, and match by their numbers.

@@ -1,4 +1,4 @@
-"""The labelled data of a task: from local files, the hub, or what every machine has.
+"""The labeled data of a task, from local files, the hub, or installed packages.
 
 A local folder holds train, dev and test files; `task.files` and `task.validation` say where a data set names them
 otherwise. Without a development split a seeded tenth of the training rows is held out, rows of equal text together.
@@ -264,7 +264,7 @@ def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = F
 
 
 def target_rows(config: Any, cache_dir: str | Path, offline: bool) -> Rows:
-    """The unlabelled texts of another domain that a task is learned beside. UserError as `load_task` has it."""
+    """The unlabeled texts of another domain that a task is learned beside. UserError as `load_task` has it."""
     elsewhere = config.model_copy(update={"path": config.domain.target})
     try:
         tables, _ = read_tables(elsewhere, cache_dir, offline)
@@ -385,7 +385,7 @@ def _labels(rows: Rows) -> list[object]:
 
 
 def _checksum(rows: Rows) -> str:
-    """The hash of rows: their texts and labels, in their order."""
+    """The hash of rows: their texts and labels, in order."""
     return _sha256([list(rows.columns.values()), _labels(rows)])
 
 

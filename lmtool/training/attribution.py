@@ -1,4 +1,4 @@
-"""The profiler's events as what a step spends on each part of a learner.
+"""Attribution of the profiler's events to the parts of a learner.
 
 An operator of the forward belongs to the range it lies in, one of the backward to that of the operation it is the
 gradient of: both have the same number of autograd's sequence. Time that is inside no operator is Python's, and the

@@ -1,4 +1,4 @@
-"""When a run ends, and the horizon of its schedule.
+"""The budgets that end a run, and the horizon of its schedule.
 
 Budgets in steps and epochs are exact. One in tokens or operations has to know how long a step is: that is measured once
 over a few early steps, kept in state.json and read when the run resumes: the schedule never bends. With a budget in

@@ -1,4 +1,4 @@
-"""Whether a run's regions are compiled (`nn/regions`), and the training under it.
+"""Compilation of a run's regions (`nn/regions`).
 
 Chosen once and stated. It takes about a minute at the start and changes nothing beyond rounding.
 """

@@ -1,4 +1,4 @@
-"""Whether all ranks agree: on code, configuration, data, checkpoint and model."""
+"""Consistency checks: all ranks must have the same code, configuration, data, checkpoint and model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that a run may be planned for without being there, by what their makers publish. Imports no torch.
+"""Published specifications of devices that a run can be planned for. Imports no torch.
 
 Dense rates, without sparsity, accumulated in fp32; memory and bandwidth in decimal units, as datasheets have them.
 """

@@ -1,4 +1,4 @@
-"""What runs a learner's forward and adds gradients up over the processes of a group.
+"""Engines: they run a learner's forward and sum gradients over the processes of a group.
 
 The loop asks an engine and never knows which: `Plain` is one process, `Ddp` torch's own DistributedDataParallel, where
 each process holds all weights, `sharded.Fsdp` its FSDP2, where each holds its rows of them. What processes add up are

@@ -18,17 +18,15 @@ from torch import Tensor
 from lmtool.errors import UserError
 from lmtool.system.ranks import ADDRESS, PORT, START_AGAIN, RankInfo, rank_info
 
-# The processes that train together: how many there are, which one this is, and what they say to each other.
-#
-# One process is a group of its own; what asks a group is ready for several. Those of several processes: processes.py.
-
-
 Value = TypeVar("Value")
 
 
 class ProcessGroup(Protocol):
-    """rank: of this process, from 0. size: how many there are. Every process calls the same of these methods in the
-    same order, with plain objects (what pickle takes) that travel between the hosts: no device waits for them."""
+    """The processes that train together. rank: of this process, from 0. size: their number.
+
+    All processes call the same methods in the same order. Values are plain objects that pickle accepts; they travel
+    between the hosts, so that no device waits for them.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -37,19 +35,19 @@ class ProcessGroup(Protocol):
     def size(self) -> int: ...
 
     def sum(self, counts: Mapping[str, float]) -> dict[str, float]:
-        """Counts by name, added up over all processes; a name that one of them lacks is 0 there."""
+        """Counts by name, summed over all processes; a name missing in a process counts as 0."""
 
     def first(self, value: Value) -> Value:
-        """The value of rank 0, on all."""
+        """The value of rank 0, on all ranks."""
 
     def all(self, value: Value) -> list[Value]:
-        """The values of all, by rank."""
+        """The values of all ranks, in order."""
 
     def wait(self) -> None:
-        """Return once all have called it, however long one of them works before that."""
+        """Return once all processes have called it, however long that takes."""
 
     def add_up(self, tensor: Tensor) -> Tensor:
-        """The tensor, summed in place over all processes by their devices: the host does not wait for it."""
+        """Sum the tensor in place over all processes on their devices; the host does not wait."""
 
 
 class SingleProcess:
@@ -76,7 +74,7 @@ ALONE = SingleProcess()
 
 
 def added(counts: list[Mapping[str, float]]) -> dict[str, float]:
-    """Counts by name, added up in their order, so that all processes have the same sums."""
+    """Counts by name, summed in a fixed order, so that all processes get the same sums."""
     totals: dict[str, float] = {}
     for part in counts:
         for name, count in part.items():
@@ -84,18 +82,17 @@ def added(counts: list[Mapping[str, float]]) -> dict[str, float]:
     return totals
 
 
-# Several processes as a group: what torchrun says of them in the environment, and torch's process group under it.
-#
-# What hosts say to each other goes over gloo, what devices add up over NCCL on CUDA and over gloo on a CPU.
+# Several processes: torchrun's environment variables, and torch's process group. Hosts talk over gloo; devices sum over
+# NCCL on CUDA and over gloo on a CPU.
 
 
 TIMEOUT = timedelta(minutes=10)
-"""How long a process waits for what the others add up or say. A process that dies is noticed at once, by its closed
-connection; this ends a run in which one hangs."""
+"""How long a process waits for the others. One that dies is noticed at once, by its closed connection; the timeout
+ends a run in which a process hangs."""
 PATIENCE = timedelta(days=7)
-"""How long `wait` does: rank 0 may tokenise a corpus meanwhile."""
+"""How long `wait` waits: rank 0 may be tokenizing a corpus."""
 
-# Counts travel in one message of so many bytes, where torch's functions for objects send two: each step waits for them.
+# Counts travel in one message of this many bytes; torch's functions for objects send two, and each step waits for them.
 _FRAME, _HEAD = 512, 8
 
 
@@ -146,10 +143,10 @@ def _length(frame: bytes) -> int:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[ProcessGroup]:
-    """The group that this process was started in: of one process where the environment names no others.
+    """The group that this process was started in; a single process if the environment names no others.
 
-    device: where this process computes. UserError where torch lacks what the processes would talk by, where the port
-    that they meet at is in use, and where not all of them come within TIMEOUT.
+    device: where this process computes. UserError where torch lacks the backend, the rendezvous port is in use, or not
+    all processes arrive within TIMEOUT.
     """
     process = rank_info(os.environ)
     if process.size == 1:
@@ -182,7 +179,7 @@ def _store(process: RankInfo) -> dist.Store:
 
 
 def backend_of(device: torch.device) -> str:
-    """What the processes talk by. UserError where this torch has it not."""
+    """The communication backend. UserError where this build of torch lacks it."""
     needed = {"gloo": dist.is_available() and dist.is_gloo_available()}
     if device.type == "cuda":
         needed["nccl"] = dist.is_available() and dist.is_nccl_available()
@@ -196,7 +193,7 @@ def backend_of(device: torch.device) -> str:
 
 
 def _never_met(process: RankInfo, error: Exception) -> UserError:
-    """The processes did not meet: why, as far as torch says it."""
+    """The error for processes that did not meet, with the reason that torch gives."""
     address, port = os.environ[ADDRESS], os.environ[PORT]
     who = f"rank {process.rank} of {process.size}"
     text = str(error)

@@ -1,4 +1,4 @@
-"""Whether a run still learns: non-finite and exploded losses end it, and the batch that did it is kept."""
+"""Divergence: non-finite and exploded losses end a run, and the offending batch is saved."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _times(reference: float) -> str:
 
 
 def save_batch(folder: Path, step: int, data: Step, metadata: Mapping[str, object]) -> Path:
-    """`diverged/step_N.safetensors` with the tensors of every micro-batch, and `.json` with lengths and facts."""
+    """`diverged/step_N.safetensors` with the tensors of every micro-batch, and `.json` with lengths and metadata."""
     place = real_folder(folder / "diverged")
     tensors: dict[str, Tensor] = {}
     lengths: list[dict[str, object]] = []

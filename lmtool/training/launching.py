@@ -122,7 +122,7 @@ def _environment(processes: int) -> Iterator[None]:
 
 @contextmanager
 def _handing_on(folder: Path, processes: int) -> Iterator[list[int]]:
-    """Signals go to all processes; what ends them is theirs to say. Before all of them have begun, they are ended.
+    """Signals go to all processes; what ends them is theirs to say. Before all of them have started, they are ended.
     Gives those that came."""
     from torch.distributed.elastic.multiprocessing import SignalException
 

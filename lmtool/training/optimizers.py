@@ -1,4 +1,4 @@
-"""What all optimizers share: the learner's parameter groups as torch's, their state as flat named tensors.
+"""Parameter groups and state shared by all optimizers: torch's groups, layer-wise learning rates, named state tensors.
 
 The state is saved by parameter name (`exp_avg.backbone.layers.0.ffn.fc_in.weight`), so that neither the order of the
 groups nor that of the parameters matters when a run resumes.

@@ -1,5 +1,4 @@
-"""Where a run computes and in which number format: chosen once, stated, and never changing what is learned beyond
-rounding.
+"""The device and the number format of a run: chosen once, reported, and equal to fp32 up to rounding.
 
 Weights, gradients and optimizer state stay fp32; bf16 and fp16 are those of the matrix products under autocast.
 """

@@ -1,4 +1,4 @@
-"""A training under torch's profiler: the parts of its learner as named ranges, and a loader that ends it.
+"""Training under torch's profiler: named ranges for the parts of a learner, and a loader that stops after some steps.
 
 A range is put around methods of the learner's modules from outside and taken away again, by the names that modules have
 in every family. No forward hook is used, and no projection of an attention is touched: what joins them asks whether

@@ -1,4 +1,4 @@
-"""What a run is asked for, how far it is, and what comes out: plain numbers, no tensors."""
+"""The settings, the progress and the result of a training, as plain numbers."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """Several listeners as one: a bar, trackers. Each hears everything, in their order."""
+    """Several listeners as one: a bar, trackers. Each hears everything, in order."""
 
     def __init__(self, listeners: Sequence[Listener] = ()):
         self.listeners = tuple(listeners)

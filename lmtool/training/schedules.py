@@ -89,7 +89,7 @@ def build_inverse_sqrt(config: InverseSqrtConfig) -> Schedule:
 
 def build_wsd(config: WsdConfig) -> Schedule:
     """1 between the warm-up and the last steps, which decay: the first of them has the full rate. Where the end is not
-    known they have not begun."""
+    known they have not started."""
     final = config.final_fraction
 
     def factor(step: int, total: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtool import types
-from lmtool.data.loader import PackedLoader, dealt, share_of
+from lmtool.data.loader import PackedLoader, assign, share_of
 from lmtool.data.phases import PhasedLoader, PhaseFractions
 
 from .data_fixtures import DrawnExamples
@@ -54,7 +54,7 @@ def test_shares_are_balanced_by_tokens() -> None:
     chance = np.random.default_rng(0)
     for _ in range(50):
         lengths, ranks = chance.integers(1, 200, chance.integers(1, 70)), int(chance.integers(2, 9))
-        fractions = dealt(lengths, ranks)
+        fractions = assign(lengths, ranks)
         tokens, counts = [int(lengths[own].sum()) for own in fractions], [len(own) for own in fractions]
         assert sorted(np.concatenate(fractions)) == list(range(len(lengths)))
         assert max(tokens) - min(tokens) <= lengths.max() and max(counts) - min(counts) <= 1

@@ -135,7 +135,7 @@ def test_the_least_sure_token_says_how_sure_a_text_is(tokens, tmp_path):
     unsure = -(shares * shares.log()).sum(-1) / torch.tensor(float(outputs.shape[-1])).log()
     documents = batch.inputs.documents[batch.targets[learner.term].at]
     expected = torch.stack([unsure[documents == number].max() for number in range(4)])
-    assert torch.allclose(learner.doubts(outputs, batch), expected, atol=1e-6)
+    assert torch.allclose(learner.uncertainty(outputs, batch), expected, atol=1e-6)
     some = some_documents(batch, kept)
     assert torch.allclose(learner.outputs(some, 0), outputs[kept[documents]], atol=1e-5)
     assert torch.equal(learner.labels(some), learner.labels(batch)[kept[documents]])

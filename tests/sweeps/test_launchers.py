@@ -113,15 +113,15 @@ def test_each_process_takes_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     taken = []
     for _ in range(3):  # as many processes, each with locks of its own
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-        monkeypatch.setattr(job, "_held", [])
+        monkeypatch.setattr(job, "_device_locks", [])
         job.take_device(tmp_path, "auto")
-        taken.append((os.environ["CUDA_VISIBLE_DEVICES"], job._held))
+        taken.append((os.environ["CUDA_VISIBLE_DEVICES"], job._device_locks))
     assert [name for name, _ in taken[:2]] == ["4", "7"] and taken[2][0] in ("4", "7") and not taken[2][1]
     for _, held in taken:
         for handle in held:
             os.close(handle)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    monkeypatch.setattr(job, "_held", [])
+    monkeypatch.setattr(job, "_device_locks", [])
     job.take_device(tmp_path, "cuda:1")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
 

@@ -47,7 +47,7 @@ def test_what_follows_from_another_end_is_not_printed(ends):
 def test_of_two_bugs_the_first_is_printed(ends):
     assert ends[1].last_traceback(1, ("KeyError: 'x'",)) == "rank 1: "
     assert ends[0].last_traceback(1, ("KeyError: 'x'",)) is None
-    assert [ends[0].all()[number].said for number in (0, 1)] == [False, True]
+    assert [ends[0].all()[number].reported for number in (0, 1)] == [False, True]
 
 
 def test_a_killed_process_is_left_to_the_launcher(ends):

@@ -208,7 +208,7 @@ def test_the_threshold_is_tuned_in_training_and_stored(tokenizers, tmp_path):
     predictions = [
         Prediction(PredictedAnswer(np.array(spans, SPANS), null), 1.0) for spans, null in zip(best, nulls, strict=True)
     ]
-    assert [row.value.given for row in learner.decided(predictions)] == [False] * len(rows)  # the threshold is 0
+    assert [row.value.answered for row in learner.decided(predictions)] == [False] * len(rows)  # the threshold is 0
     learner.calibrate(rows, predictions)
     assert learner.state_dict()["heads.squad_v2.null_threshold"].item() == pytest.approx(1.5)
     scores = learner.kind.metrics(rows, learner.decided(predictions))

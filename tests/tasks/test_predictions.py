@@ -86,7 +86,7 @@ def test_scoring_keeps_few_bytes_a_row(name, most, tmp_path):
         gc.collect()
         tracemalloc.start()
         evaluation = evaluate(learner, scorer, watched(batches, scorer))
-        assert len(evaluation.predictions) == count and not scorer.begun
+        assert len(evaluation.predictions) == count and not scorer.partial_rows
         del scorer
         gc.collect()
         kept.append(tracemalloc.get_traced_memory()[0])
@@ -98,4 +98,4 @@ def watched(batches, scorer):
     """Batches; behind each, what a row gave is kept until its other parts have come, and no longer."""
     for batch in batches:
         yield batch
-        assert all(len(parts) < scorer.parts_N[row] for row, parts in scorer.begun.items())
+        assert all(len(parts) < scorer.parts_N[row] for row, parts in scorer.partial_rows.items())

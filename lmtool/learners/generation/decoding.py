@@ -1,4 +1,4 @@
-"""Texts under way over one cache: every step gives the logits of the next token of each.
+"""Incremental decoding over a key/value cache: each step returns the logits of the next token of each text.
 
 A decoder continues its prompts, an encoder-decoder answers its inputs. Prompts of different length are read packed,
 and every text has its own length in the cache: what a text becomes does not depend on those beside it.

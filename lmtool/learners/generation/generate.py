@@ -1,4 +1,4 @@
-"""Text from a model: prompts in, tokens out, in batches over one cache.
+"""Text generation: prompts in, tokens out, in batches over a key/value cache.
 
 Prompts of about equal length are generated together; each text is what its prompt would give by itself.
 """

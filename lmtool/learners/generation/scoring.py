@@ -1,4 +1,4 @@
-"""How probable given texts are behind prompts, without generating any: log-probabilities of candidates, in batches.
+"""Scoring: the log-probabilities of candidate texts after prompts, in batches, without generating text.
 
 What several prompts begin with is read once and kept, and so is each prompt for all of its candidates. What a candidate
 scores does not depend on what it is scored beside.

@@ -1,4 +1,4 @@
-"""How the next tokens are chosen: the best one, a drawn one, or by search over beams (beam.py).
+"""Decoding strategies: greedy, sampling, and beam search.
 
 Shape letters: N prompts, R texts under way, V vocabulary, K best tokens.
 """
@@ -198,7 +198,7 @@ def draw_keys(seed: int, prompts: Sequence[Sequence[int]]) -> np.ndarray:
     return keys.view(np.int64)
 
 
-# Beam search: of each prompt the most probable texts are kept, and searched on from.
+# Beam search: for each prompt the most probable texts are extended, the others dropped.
 #
 # The form of Hugging Face's `generate`, which its results equal: twice as many candidates as beams, so that enough go
 # on where the best ones end; ended texts are compared by log-probability / length ** length_penalty.
@@ -212,7 +212,7 @@ _NEVER = -1e9
 
 @dataclass
 class FinishedTexts:
-    """The best ended texts of N prompts. scores_NB: normalised. tokens_NBL, lengths_NB: their tokens. valid_NB: whether
+    """The best ended texts of N prompts. scores_NB: normalized. tokens_NBL, lengths_NB: their tokens. valid_NB: whether
     there is one."""
 
     scores_NB: Tensor

@@ -1,4 +1,4 @@
-"""How sure a mean is."""
+"""Standard errors and bootstrap intervals."""
 
 from __future__ import annotations
 

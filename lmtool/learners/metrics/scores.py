@@ -1,4 +1,4 @@
-"""Scores of predictions against gold, over numpy arrays."""
+"""Scores of predictions against gold labels, over numpy arrays."""
 
 from __future__ import annotations
 

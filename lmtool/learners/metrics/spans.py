@@ -115,7 +115,7 @@ def total(scores: dict[str, EntityScores]) -> EntityScores:
 
 
 # Answers against gold answers, as the official scripts of SQuAD 1.1 and 2.0 score them (Rajpurkar et al. 2016,
-# section 6.1; Rajpurkar, Jia, Liang 2018, section 5), as shares of 1 instead of 100.
+# section 6.1; Rajpurkar, Jia, Liang 2018, section 5), as fractions instead of percentages.
 #
 # A gold answer is a list of texts; none at all: the question has no answer. Shape letters: N questions.
 

@@ -1,4 +1,4 @@
-"""How a checkpoint reads texts to be turned into vectors: their layout, length, layers and pooling."""
+"""How a checkpoint embeds texts: their layout, length, layers and pooling."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _of_sentences(
     notes = [f"of the prompts {', '.join(encoder.prompts)} none is put before the texts"] if encoder.prompts else []
     stated = f"layers=last of {states.depth} · pooling={' + '.join(encoder.modes)} (the checkpoint's {encoder.file})"
     stated += "".join(f" · {name}" for name in encoder.further)
-    # The modules pool; the name is for whoever asks whether there is a vector a text.
+    # The modules pool; the name is for the caller that asks whether there is a vector a text.
     embeds = Embedder(states, tokenizer, layout, "mean", False, longest, batch_tokens, modules)
     return replace(embeds, prompt=encoder.prompt, notes=tuple(notes)), stated
 

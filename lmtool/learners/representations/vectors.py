@@ -1,4 +1,4 @@
-"""Texts as vectors: of each of their tokens, or one of each text.
+"""Embeddings of texts: one vector per token or per text.
 
 Shape letters: W layers, L tokens of a text, T of a packed batch, N texts of one, H hidden width.
 """
@@ -205,7 +205,7 @@ class Embedder:
     def vectors(
         self, rows: Rows, progress: Callable[[int, int], None], warn: Callable[[str], None]
     ) -> Iterator[Vectors]:
-        """Of rows of one text or two, in their order; beyond rounding no text depends on those around it. progress: is
+        """Of rows of one text or two, in order; beyond rounding no text depends on those around it. progress: is
         given how many rows of how many are done. warn: reports texts that are cut. UserError naming file and line of a
         text without tokens."""
         portion = _TOKENISED if self.pooling == "none" else _TEXTS

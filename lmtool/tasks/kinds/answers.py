@@ -21,9 +21,6 @@ from lmtool.tasks.kinds.texts import AlignedTexts, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
-# Answers in a context: their column, the search for the best one, and what a row is predicted.
-
-
 # The column of the answers: read in the layouts that people have, and checked against the contexts.
 
 
@@ -189,7 +186,7 @@ class PredictedAnswer:
 #
 # A context that does not fit beside its question is read in overlapping windows; each is a document of its own:
 # question and window, laid out as a pair. Two columns say which characters of the context each token stands for, so
-# that whoever scores the tokens of a window knows the text behind them.
+# that the caller that scores the tokens of a window knows the text behind them.
 #
 # Shape letters: E rows, W windows, N windows of a batch, T tokens.
 
@@ -298,7 +295,7 @@ class QuestionWindows:
 
     def labels(self, rows: np.ndarray) -> np.ndarray:
         """(N, 2) places of the answer's first and last token within each window's document; that of the null answer
-        twice where the window does not hold all of it. rows: (N,) of the plan, of labelled data."""
+        twice where the window does not hold all of it. rows: (N,) of the plan, of labeled data."""
         assert self._spans_E is not None
         spans_N2, before_N = self._spans_E[rows["row"]], self._before(rows)
         places_N2 = spans_N2 - rows["start"][:, None] + before_N[:, None]

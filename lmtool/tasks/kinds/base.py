@@ -1,4 +1,4 @@
-"""What a task kind is: from the columns of a table to rows, from what its learner gives to predictions and scores.
+"""The base class of task kinds: columns of a table to rows, outputs of a learner to predictions and scores.
 
 A kind is built from its configuration alone and needs no model. Rows are read, checked and decoded before a model is
 built; what the learner says of the parts of a row (windows of a long text, choices) is joined into one prediction a
@@ -44,7 +44,7 @@ class TaskKind(ABC):
         cannot be read."""
 
     def labels_of_predictions(self, columns: Mapping[str, list[object]]) -> list[object]:
-        """What a file of predictions says, as a file of labelled rows has it. columns: with `prediction`."""
+        """What a file of predictions says, as a file of labeled rows has it. columns: with `prediction`."""
         return columns["prediction"]
 
     def fitted(self, train: Rows) -> Any:
@@ -88,7 +88,7 @@ class TaskKind(ABC):
         )
 
     def right_answers(self, rows: Rows) -> list[str]:
-        """Of labelled rows, as demonstrations show them."""
+        """Of labeled rows, as demonstrations show them."""
         labels = np.asarray(rows.labels)
         return [texts[label] for texts, label in zip(self.candidates(rows) or [], labels, strict=True)]
 
@@ -108,13 +108,13 @@ class TaskKind(ABC):
         return ()
 
     def join(self, parts: Sequence[Any]) -> Prediction:
-        """One row's prediction, from what the learner says of its parts, in their order."""
+        """One row's prediction, from what the learner says of its parts, in order."""
         (prediction,) = parts
         return prediction
 
     @abstractmethod
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """The scores that the configuration names. rows: labelled."""
+        """The scores that the configuration names. rows: labeled."""
 
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]

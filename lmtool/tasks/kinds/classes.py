@@ -13,7 +13,7 @@ from torch import Tensor
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.metrics import by_class, calibration, compute, confusion
-from lmtool.learners.model import entropy_share
+from lmtool.learners.model import normalized_entropy
 from lmtool.models.heads.base import loss_sum, losses
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
@@ -112,8 +112,8 @@ class ClassLearner(TaskLearner):
         documents = torch.arange(len(labels_N), device=labels_N.device)
         return Scores(losses(outputs, labels_N), labels_N, outputs.argmax(-1), documents)
 
-    def doubts(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return entropy_share(outputs)
+    def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return normalized_entropy(outputs)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """The best class of each text, its probability, and those of all classes."""

@@ -131,12 +131,12 @@ class PromptedLearner(ClassLearner):
         return StepOutput({self.term: loss(self._of_words(hidden[self.term])), TERM: of_text}, self.weights)
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
-        """With auxiliary language modelling, also what guessing among all tokens loses."""
+        """With auxiliary language modeling, also what guessing among all tokens loses."""
         of_text = self.weights.get(TERM, 0.0) * math.log(self.backbone.config.vocab_size)
         return super().baseline_loss(batches, predictors) + of_text
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        """The words of the classes, and with auxiliary language modelling those of the texts, come of one head."""
+        """The words of the classes, and with auxiliary language modeling those of the texts, come of one head."""
         return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, TokenPredictions(logits))
 
     def places(self, batch: Batch) -> Tensor:

@@ -160,7 +160,7 @@ class ExtractiveQa(TaskKind):
             yield summarized(self.config.metrics, drawn, drawn_raw, answered_N[numbers], null_N[numbers])
 
     def tuned_threshold(self, rows: Rows, predictions: Sequence[Prediction]) -> float:
-        """The threshold of the best f1 on labelled rows."""
+        """The threshold of the best f1 on labeled rows."""
         raw, null_N = self._raw(rows, predictions)
         return best_threshold(raw["f1"], self._gold(rows)[1], null_N).value
 
@@ -331,7 +331,7 @@ class ExtractiveQaLearner(TaskLearner):
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:
-        """Tune the threshold of no answer on labelled rows; it is stored with the head."""
+        """Tune the threshold of no answer on labeled rows; it is stored with the head."""
         if self.config.unanswerable and self.config.null_threshold is None:
             self.heads[self.term].get_buffer("null_threshold").fill_(self.kind.tuned_threshold(rows, predictions))
 

@@ -1,4 +1,4 @@
-"""Columns of a table as texts, class numbers and values, each refused with file:line where it is none."""
+"""Columns of a table as texts, class numbers and values; an invalid cell is an error with file:line."""
 
 from __future__ import annotations
 

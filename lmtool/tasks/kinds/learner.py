@@ -1,4 +1,4 @@
-"""The base of the learners of task kinds, and their scorer: from rows to examples, to outputs, to one prediction a row.
+"""The base class of task learners, and their scorer: rows to examples, to outputs, to one prediction per row.
 
 A task kind's learner is a learner like any other. What it says of the parts of a row is joined by its kind, and every
 row is predicted exactly once.
@@ -134,15 +134,15 @@ class TaskLearner(BaseLearner):
 
     @abstractmethod
     def parts(self, outputs: Tensor, batch: Batch) -> list[Any]:
-        """What each document of the batch says of its row, on the host: what the kind's `join` reads."""
+        """The output of each document of the batch, on the host, in the form that the kind's `join` reads."""
 
-    def doubts(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """(N,) how unsure the prediction of each document is: the entropy of its classes as a share of the largest; of
-        several predictions that of the least sure. TypeError where there are no classes."""
+    def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """(N,) the normalized entropy of each document's prediction; of several predictions the largest. TypeError if
+        the task has no classes."""
         raise TypeError(f"what {type(self).__name__} predicts has no entropy")
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing
-        """Tune on labelled development rows what turns scores into decisions, and keep it among the tensors of the
+        """Tune on labeled development rows what turns scores into decisions, and keep it among the tensors of the
         head. predictions: as `join` gives them."""
 
     def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
@@ -155,7 +155,7 @@ class TaskLearner(BaseLearner):
         return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
 
     def labels(self, batch: Batch) -> Tensor:
-        """The labels of a labelled batch."""
+        """The labels of a labeled batch."""
         labels = batch.targets[self.term].labels
         if labels is None:
             raise ValueError("the batch has no labels")
@@ -237,7 +237,7 @@ class TaskLearner(BaseLearner):
         return self.answers(rows, inference).records
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """Records of the rows, as in predictions.jsonl, and their scores where they are labelled."""
+        """Records of the rows, as in predictions.jsonl, and their scores where they are labeled."""
         data = SplitData("input", rows={self.config.name: rows})
         max_length, warn = inference.max_length, inference.warn
         examples = self.examples(data, max_length)
@@ -266,7 +266,7 @@ class TaskLearner(BaseLearner):
 
 @dataclass(frozen=True)
 class TaskEvaluation(Evaluation):
-    """A split of a task, with the prediction of each of its rows. Of unlabelled rows there are only these."""
+    """A split of a task, with the prediction of each of its rows. Of unlabeled rows there are only these."""
 
     kind: TaskKind | None = None
     rows: Rows | None = None
@@ -304,7 +304,7 @@ class TaskOutputs:
 
 class TaskScorer(Scorer):
     """Joins what the learner says of the parts of a row as soon as all have come, and keeps the numbers of its
-    prediction alone: whole outputs are of the rows that are begun.
+    prediction alone: whole outputs are of the rows that are started.
 
     parts_N: (N,) how many parts each row has. predictor: the constant that is scored on the same targets, or None.
     """

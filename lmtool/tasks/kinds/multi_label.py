@@ -171,7 +171,7 @@ class MultiLabelLearner(SequenceLearner):
         return list(map(Prediction, probabilities_NC.cpu().numpy(), best_N))
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:
-        """Tune the thresholds on labelled rows; they are stored with the head."""
+        """Tune the thresholds on labeled rows; they are stored with the head."""
         if self.config.thresholds is None:
             thresholds_C = best_thresholds(np.asarray(rows.labels), np.asarray(values_of(predictions)))
             self.heads[self.term].get_buffer("thresholds").copy_(torch.from_numpy(thresholds_C))

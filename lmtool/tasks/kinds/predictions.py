@@ -1,4 +1,4 @@
-"""The predictions of a split in columns, so that a row takes the bytes of its numbers: no object, and no text twice.
+"""The predictions of a split, stored by column in arrays rather than as one object per row.
 
 Shape letters: N rows, C classes.
 """

@@ -129,7 +129,7 @@ class Seq2Seq(TaskKind):
 
 
 def by_source(rows: Rows) -> Rows:
-    """The first row of every source, in their order; labelled rows with the targets of all rows of that source."""
+    """The first row of every source, in order; labeled rows with the targets of all rows of that source."""
     (sources,) = rows.columns.values()
     first: dict[str, int] = {}
     targets: dict[str, list[str]] = {}

@@ -254,7 +254,7 @@ class SequenceLearner(TaskLearner):
         return f"{self.term}_domain"
 
     def examples(self, data: SplitData, max_length: int) -> Any:
-        """Rows tokenised, cut and laid out for this backbone; in training each beside one of the other domain."""
+        """Rows tokenized, cut and laid out for this backbone; in training each beside one of the other domain."""
         own, other = self.rows(data), data.rows.get(unlabelled(self.term))
         examples = self._examples(own, data.split, max_length)
         if self.adaptation is None or other is None or data.split != "train":

@@ -80,7 +80,7 @@ def read_step_by_step(
 
 
 class TextPairs:
-    """A row is a source and, where the rows are labelled, its first target. Either is cut at its end where it is too
+    """A row is a source and, where the rows are labeled, its first target. Either is cut at its end where it is too
     long: an encoder-decoder's source to max_length, a decoder's to what the target leaves of it; an encoder-decoder's
     target to `longest_answer`, the tokens of the longest one it reads."""
 

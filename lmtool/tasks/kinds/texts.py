@@ -26,7 +26,7 @@ _ALIGNED_TEXTS = 1024
 
 
 class AlignedTexts:
-    """The different texts of a column, tokenised once: ids and characters laid end to end."""
+    """The different texts of a column, tokenized once: ids and characters laid end to end."""
 
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer):
         numbers: dict[str, int] = {}
@@ -84,10 +84,10 @@ class Windows:
 def windows(lengths: np.ndarray, room: int | np.ndarray, overlap: int | np.ndarray = 0) -> Windows:
     """The windows of E texts of these lengths in tokens.
 
-    room: tokens of a window at most, a number or (E,), above `overlap`. overlap: tokens that neighbours share. The last
+    room: tokens of a window at most, a number or (E,), above `overlap`. overlap: tokens that neighbors share. The last
     window ends with its text and may be shorter. A text of no token has one empty window.
 
-    Of two neighbours that hold a token the one answers for it in which it stands further from the edge: their border is
+    Of two neighbors that hold a token the one answers for it in which it stands further from the edge: their border is
     the middle of what they share (the maximum context of Devlin et al. 2019, `run_squad.py`). ValueError where windows
     would not advance.
     """
@@ -108,7 +108,7 @@ def windows(lengths: np.ndarray, room: int | np.ndarray, overlap: int | np.ndarr
     return Windows(text, part, start, end, own_start, own_end)
 
 
-# Rows as packed batches: tokenised once, cut to length, laid out in the backbone's format.
+# Rows as packed batches: tokenized once, cut to length, laid out in the backbone's format.
 #
 # Shape letters: E rows, N of them in a batch.
 
@@ -120,7 +120,7 @@ _SIDES = ("first", "second")
 
 
 class EncodedTexts:
-    """E texts as ids laid end to end, with their (E,) borders."""
+    """E texts as ids laid end to end, with their (E,) boundaries."""
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, lengths: np.ndarray) -> EncodedTexts:

@@ -13,7 +13,7 @@ from lmtool.data.examples import Plan, Rows, SplitData
 from lmtool.data.formats import assemble, ragged_ranges
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, Predictor
-from lmtool.learners.model import entropy_share
+from lmtool.learners.model import normalized_entropy
 from lmtool.models.base import Backbone
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
 from lmtool.models.heads.base import loss_sum, losses
@@ -113,7 +113,7 @@ def bio_labels(tags: Iterable[str]) -> tuple[str, ...]:
     return (OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
 
 
-# Sentences of words as packed batches: tokenised once, long ones read in overlapping windows, so that every word
+# Sentences of words as packed batches: tokenized once, long ones read in overlapping windows, so that every word
 # predicts exactly once.
 #
 # Shape letters: E sentences, W windows, N windows of a batch, T tokens, M tokens that predict.
@@ -268,7 +268,7 @@ class TokenLearner(TaskLearner):
         self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
 
     def examples(self, data: SplitData, max_length: int) -> TaggedWindows:
-        """Sentences tokenised, laid out for this backbone and cut into windows."""
+        """Sentences tokenized, laid out for this backbone and cut into windows."""
         model, learns = self.backbone.config, data.split == "train" and self.config.train_on == "all"
         start = None
         if model.token_states == "outputs" and isinstance(self.backbone, EncoderDecoder):
@@ -309,9 +309,11 @@ class TokenLearner(TaskLearner):
         labels_M, at_M = self.labels(batch), self._places(batch)
         return Scores(losses(outputs, labels_M), labels_M, outputs.argmax(-1), batch.inputs.documents[at_M])
 
-    def doubts(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
         unsure_N = outputs.new_zeros(len(batch.inputs.lengths), dtype=torch.float32)
-        return unsure_N.scatter_reduce(0, batch.inputs.documents[self._places(batch)], entropy_share(outputs), "amax")
+        return unsure_N.scatter_reduce(
+            0, batch.inputs.documents[self._places(batch)], normalized_entropy(outputs), "amax"
+        )
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Of each window the numbers of its words in order, their best tags and the probabilities of these."""
