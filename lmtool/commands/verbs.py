@@ -26,7 +26,7 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "pretrain": Verb("learn a language from text", "lmtool pretrain model=bert_tiny", "pretrain"),
-    "finetune": Verb("learn a task from labeled text", "lmtool finetune task=pydocs checkpoint=runs/NAME", "finetune"),
+    "finetune": Verb("learn a task from labelled text", "lmtool finetune task=pydocs checkpoint=runs/NAME", "finetune"),
     "evaluate": Verb("score a checkpoint", "lmtool evaluate runs/NAME", "evaluate", ("checkpoint", "against")),
     "predict": Verb(
         "label texts, fill masks", 'lmtool predict runs/NAME text="..."', "predict", ("checkpoint", "text")
