@@ -33,8 +33,8 @@ ROW_BYTES, FOLDER_BYTES = 250, 200_000
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a part of a learner. share: fraction of a batch's tokens that it runs at. values: of its matrices; one
-    that is used twice counts twice. attention: layers times the width of their heads; context: mean number of
+    """The work of a part of a learner. share: fraction of a batch's tokens that it runs at. values: of its matrices;
+    one used twice counts twice. attention: layers times the width of their heads; context: mean number of
     tokens that a token attends to. passes: 3 with gradients, 2 if the matrices are frozen, 1 without gradients.
     """
 

@@ -33,7 +33,7 @@ from lmtool.reporting.drawing import (
     thin,
     tidy,
 )
-from lmtool.reporting.run_files import RunFiles, comparable_loss, loss_terms, phase_starts, series
+from lmtool.reporting.run_files import Baseline, RunFiles, comparable_loss, loss_terms, phase_starts, series
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, shortened, title
 from lmtool.system.terminal import counted
 
@@ -104,16 +104,17 @@ def loss_caption(run: RunFiles) -> str:
     return " ".join(sentences)
 
 
-def _end_labels(axes: Axes, train: Any, validation: Any, baseline: Mapping[str, Any], narrow: bool) -> None:
+def _end_labels(axes: Axes, train: Any, validation: Any, baseline: Baseline, narrow: bool) -> None:
     """narrow: in few words."""
     labels = []
     if train[0]:
         labels.append((smooth(train[1])[-1], "training", QUIET))
     if validation[0]:
         labels.append((validation[1][-1], f"validation {number(validation[1][-1])}", VALIDATION))
-    if isinstance(baseline.get("value"), (int, float)):
+    value = baseline.get("value")
+    if isinstance(value, (int, float)):
         name = "baseline" if narrow else title(str(baseline.get("name", "baseline")))[:24]
-        labels.append((float(baseline["value"]), f"{name} {number(float(baseline['value']))}", BASELINE))
+        labels.append((float(value), f"{name} {number(float(value))}", BASELINE))
     label_ends(axes, axes.get_xlim()[1], labels, 0.1 if narrow else 0.065)  # where the baseline ends
 
 
@@ -149,12 +150,10 @@ def small_figure(run: RunFiles, metric: str | None = None, width: float = WIDE) 
             if name in ("learning rate", "tokens per second"):
                 axes.set_ylim(bottom=0)
                 axes.yaxis.set_major_formatter(_RATE if name == "learning rate" else EngFormatter(sep=""))
-            elif (
-                color == VALIDATION
-                and run.baseline.get("metric") == metric
-                and isinstance(run.baseline.get("value"), (int, float))
-            ):
-                axes.axhline(run.baseline["value"], color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
+                continue
+            value = run.baseline.get("value")
+            if color == VALIDATION and run.baseline.get("metric") == metric and isinstance(value, (int, float)):
+                axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
     return figure
 
 

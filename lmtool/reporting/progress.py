@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lmtool.reporting.console import Output
+from lmtool.reporting.run_files import Baseline
 from lmtool.reporting.scores import CONSTANTS
 from lmtool.reporting.text import clock, count, exponent, lower_is_better, number, plain, title
 
@@ -36,13 +37,13 @@ class ProgressDisplay:
         output: Output,
         metric: str = "loss",
         log_every: int = 1,
-        baseline: Mapping[str, Any] | None = None,
+        baseline: Baseline | None = None,
         now: Callable[[], float] = time.monotonic,
     ):
         self.output = output
         self.metric = metric
         self.log_every = log_every
-        self.baseline = baseline or {}
+        self.baseline: Baseline = baseline or {}
         self.best: float | None = None
         self._now = now
         self._bar: Bar | None = None
@@ -216,8 +217,8 @@ class ProgressDisplay:
         if self._bar is not None:
             heads = "".join(f"{title(key):>{self._width(key)}}" for key in self._scores)
             baseline_text = ""
-            if self.baseline.get("value") is not None:
-                baseline_text = f"   ({title(str(self.baseline.get('name')))} {number(self.baseline['value'])})"
+            if (value := self.baseline.get("value")) is not None:
+                baseline_text = f"   ({title(str(self.baseline.get('name')))} {number(value)})"
             self.output.line(f"{'step':>8}{'train loss':>12}{heads}{baseline_text}", "dim")
 
     def on_checkpoint(self, step: int, path: str) -> None:

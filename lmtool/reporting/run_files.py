@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import yaml
 
@@ -20,6 +20,16 @@ from lmtool.system.terminal import counted
 
 LONGEST = 100_000_000
 """Bytes of the longest file that is read at once."""
+
+
+class Baseline(TypedDict, total=False):
+    """The score of a constant prediction, as facts.json has it. value: None if unknown. members: by member of a mixture
+    its own."""
+
+    name: str
+    metric: str
+    value: float | None
+    members: dict[str, Baseline]
 
 
 @dataclass
@@ -44,10 +54,10 @@ class RunFiles:
         return self.run_dir.resolve().name
 
     @property
-    def baseline(self) -> dict[str, Any]:
+    def baseline(self) -> Baseline:
         """{"name", "metric", "value"} as facts.json has it, {} where it has none."""
         baseline = self.metadata.get("baseline")
-        return baseline if isinstance(baseline, dict) else {}
+        return cast(Baseline, baseline) if isinstance(baseline, dict) else {}
 
     @property
     def plugins(self) -> tuple[str, ...]:

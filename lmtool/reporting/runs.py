@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from lmtool.config import saved
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.run_files import RunFiles, read_object
+from lmtool.reporting.run_files import Baseline, RunFiles, read_object
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.sweep_files import DONE_JOB, is_sweep, last_step_text, read_sweep
 from lmtool.reporting.text import duration, size, title
@@ -71,7 +71,9 @@ def _of_run(folder: Path) -> RunLine | None:
     baseline = read_object(files, "facts.json", needed=False).get("baseline")
     examples = result.get("validation_examples")
     score = score_of(
-        result, baseline if isinstance(baseline, dict) else None, examples if isinstance(examples, int) else None
+        result,
+        cast(Baseline, baseline) if isinstance(baseline, dict) else None,
+        examples if isinstance(examples, int) else None,
     )
     written, taken = _written_and_size(folder)
     seconds = result.get("seconds")

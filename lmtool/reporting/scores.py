@@ -11,6 +11,7 @@ from typing import Any
 from lmtool.errors import UserError
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.run_files import Baseline
 from lmtool.reporting.text import count, lower_is_better, number, plain, shortened, title
 from lmtool.runs.files import replace_text, to_json
 from lmtool.system.files import real_folder
@@ -103,9 +104,7 @@ def _finite(value: Any) -> float | None:
     return float(value) if known else None
 
 
-def score_of(
-    result: Mapping[str, Any], baseline: Mapping[str, Any] | None, examples: int | None = None
-) -> Score | None:
+def score_of(result: Mapping[str, Any], baseline: Baseline | None, examples: int | None = None) -> Score | None:
     """The headline score of a run, or None where the run has none.
 
     result: result.json ("metric", "value", optionally "standard_error"). baseline: {"name", "metric", "value"}.

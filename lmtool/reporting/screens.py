@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from lmtool import __version__
 from lmtool.reporting.console import Output
 from lmtool.reporting.costs import RunPlan
+from lmtool.reporting.run_files import Baseline
 from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, stopped_by, test_scores
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, shortened, size, title
 from lmtool.system.terminal import plural
@@ -82,7 +83,20 @@ def _learning_text(learns: Mapping[str, Mapping[str, int]]) -> list[tuple[str, s
     return [("learns" if number == 0 else "", text) for number, text in enumerate(texts)]
 
 
-def rate_text(row: Mapping[str, Any]) -> str:
+class RateRow(TypedDict):
+    """The settings of parameters that learn alike, as facts.json has them. group: "layer 12 to layer 7". learning_rate:
+    before the schedule. without_decay: parameters (norms, biases). from_step: the first step in which they learn; None:
+    not in this run."""
+
+    group: str
+    parameters: int
+    learning_rate: float
+    weight_decay: float
+    without_decay: int
+    from_step: int | None
+
+
+def rate_text(row: RateRow) -> str:
     """A row of the learning rates by depth: 'layer 2: 198 272 · rate 0.0001 · decay 0.01 (1 280 without) · from step
     1'."""
     without = f" ({count(row['without_decay'])} without)" if row["weight_decay"] and row["without_decay"] else ""
@@ -92,11 +106,12 @@ def rate_text(row: Mapping[str, Any]) -> str:
     return " · ".join([parameters, f"rate {row['learning_rate']:.3g}", decay, first])
 
 
-def baseline_text(baseline: Mapping[str, Any] | None) -> str:
-    """'unigram: loss 6.931'. The baseline is {"name", "metric", "value"}."""
-    if not baseline or baseline.get("value") is None:
+def baseline_text(baseline: Baseline | None) -> str:
+    """'unigram: loss 6.931'."""
+    value = None if baseline is None else baseline.get("value")
+    if baseline is None or value is None:
         return "none known"
-    return f"{title(str(baseline.get('name')))}: {title(str(baseline.get('metric')))} {number(baseline['value'])}"
+    return f"{title(str(baseline.get('name')))}: {title(str(baseline.get('metric')))} {number(value)}"
 
 
 @dataclass(frozen=True)
@@ -115,10 +130,10 @@ class StartScreen:
     data: Mapping[str, Any]
     model: Mapping[str, Any]
     plan: RunPlan
-    baseline: Mapping[str, Any]
+    baseline: Baseline
     machine: Mapping[str, Any]
     trainable: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    rates: Sequence[Mapping[str, Any]] = ()
+    rates: Sequence[RateRow] = ()
     resumed_step: int | None = None
     branch: str | None = None
 
@@ -173,7 +188,7 @@ def end_screen(
     output: Output,
     *,
     result: Mapping[str, Any],
-    baseline: Mapping[str, Any] | None,
+    baseline: Baseline | None,
     run_dir: str,
     report: str | None,
     next_commands: Sequence[str],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
+from lmtool.reporting.run_files import Baseline
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.checkpoints import load_weights, read_weights
@@ -69,7 +70,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
     learner.begin(session.loader.steps_in_epoch)
     held_out = session.held_out
     plan = replace(session.plan, evaluation_tokens=held_out.tokens)
-    baseline = held_out.baseline(session.phases[-1].data["train"])
+    baseline = cast(Baseline, held_out.baseline(session.phases[-1].data["train"]))
     settings = session.settings(held_out.baseline_loss(baseline))
     metadata: dict[str, dict[str, Any]] = {"data": dict(session.metadata), "model": {}, "run": {}}
     if session.loaded is not None and session.loaded.ignored:
@@ -103,7 +104,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
     return screens.finish(opened, result, baseline, session.next_commands)
 
 
-def result_rows(session: Session, training: TrainingResult, baseline: Mapping[str, Any]) -> dict[str, Any]:
+def result_rows(session: Session, training: TrainingResult, baseline: Baseline) -> dict[str, Any]:
     """The rows of result.json that every run has beside its scores."""
     learner, loader = session.learner, session.loader
     rows = {"baseline": baseline["value"], "compiled": session.compilation.on}

@@ -17,7 +17,8 @@ from lmtool.nn.stack import attention_path
 from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.progress import ProgressDisplay
 from lmtool.reporting.report import write_report
-from lmtool.reporting.screens import StartScreen, end_screen, print_start
+from lmtool.reporting.run_files import Baseline
+from lmtool.reporting.screens import RateRow, StartScreen, end_screen, print_start
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun
 from lmtool.session.session import Session
@@ -41,10 +42,9 @@ class _Kind(NamedTuple):
     first: int | None
 
 
-def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[dict[str, Any]]:
-    """Rows from the head down, levels that are treated alike together: {"group": "layer 12 to layer 7" ("all" of a
-    single row), "parameters", "learning_rate" (before the schedule), "weight_decay", "without_decay" (parameters: norms
-    and biases), "from_step" (None: not within these many steps)}. What does not learn is in none."""
+def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[RateRow]:
+    """Rows from the head down; levels with the same settings share a row, called "all" if it is the only one. Frozen
+    parameters are in no row."""
     decay = getattr(optimizer, "weight_decay", getattr(optimizer, "l2", 0.0))
     of_name = {
         name: (group.learning_rate_scale, decay * group.weight_decay_scale, parameter.numel())
@@ -79,9 +79,9 @@ def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[
     ]
 
 
-def never_trained_warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
+def never_trained_warning(rows: Sequence[RateRow]) -> str | None:
     """A warning where the run ends before everything that should learn does."""
-    names = [str(row["group"]) for row in rows if row["from_step"] is None]
+    names = [row["group"] for row in rows if row["from_step"] is None]
     if not names:
         return None
     hint = "give more epochs, or tuning.schedule.every_steps="
@@ -134,9 +134,7 @@ def _devices(config: RunConfig, precision: Precision, group: ProcessGroup) -> di
     return {"device": precision.device.type, "processes": f"{group.size} ({config.parallel}{each})"}
 
 
-def begin(
-    session: Session, metadata: Mapping[str, Mapping[str, Any]], plan: RunPlan, baseline: Mapping[str, Any]
-) -> None:
+def begin(session: Session, metadata: Mapping[str, Mapping[str, Any]], plan: RunPlan, baseline: Baseline) -> None:
     """Write facts.json and show the first screen. metadata: by section, "data", "model" and "run"."""
     opened, learner, compilation = session.run, session.learner, session.compilation
     config, data = opened.config, metadata["data"]
@@ -176,7 +174,7 @@ def begin(
 
 
 def _warn(
-    session: Session, warnings: Sequence[str], learning_rates: Sequence[Mapping[str, Any]], state: Mapping[str, Any]
+    session: Session, warnings: Sequence[str], learning_rates: Sequence[RateRow], state: Mapping[str, Any]
 ) -> None:
     """The warnings below the first screen. state: of the checkpoint that the run resumes from."""
     opened, config = session.run, session.config
@@ -204,14 +202,14 @@ def _missing_rows(run: OpenRun, state: Mapping[str, Any]) -> str | None:
 
 
 def updated_baseline(
-    run: OpenRun, baseline: Mapping[str, Any], weights: Mapping[str, float], metrics: Mapping[str, float]
-) -> dict[str, Any]:
-    """The baseline as the evaluation found it, in facts.json too: of labels that the model makes (which tokens are
-    replaced) it is known only then."""
+    run: OpenRun, baseline: Baseline, weights: Mapping[str, float], metrics: Mapping[str, float]
+) -> Baseline:
+    """The baseline after the evaluation, in facts.json too. A baseline over labels that the model itself makes (which
+    tokens are replaced) is known only then."""
     baselines = {term: metrics.get(f"{term}_baseline") for term in weights}
     if any(value is None for value in baselines.values()):
-        return dict(baseline)
-    updated = {**baseline, "value": sum(weights[term] * (value or 0.0) for term, value in baselines.items())}
+        return baseline
+    updated: Baseline = {**baseline, "value": sum(weights[term] * (value or 0.0) for term, value in baselines.items())}
     if run.folder.writes:
         path = run.folder.path / "facts.json"
         run.folder.write_json(path.name, {**json.loads(path.read_text(encoding="utf-8")), "baseline": updated})
@@ -236,7 +234,7 @@ def warnings_of(metadata: Mapping[str, Any]) -> Iterator[str]:
             yield from warnings_of(value)
 
 
-def listener(run: OpenRun, metric: str, baseline: Mapping[str, Any]) -> ProgressDisplay:
+def listener(run: OpenRun, metric: str, baseline: Baseline) -> ProgressDisplay:
     """The display of the steps: a bar on a terminal, plain lines elsewhere."""
     return ProgressDisplay(run.output, metric, run.config.log_every, baseline)
 
@@ -279,9 +277,7 @@ def result_of(
     }
 
 
-def finish(
-    run: OpenRun, result: dict[str, Any], baseline: Mapping[str, Any], next_commands: Sequence[str]
-) -> dict[str, Any]:
+def finish(run: OpenRun, result: dict[str, Any], baseline: Baseline, next_commands: Sequence[str]) -> dict[str, Any]:
     """Write result.json and the report, and show the screen that says what happened."""
     if not run.folder.writes:
         return result

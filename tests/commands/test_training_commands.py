@@ -126,7 +126,7 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     words = ["predict", f"checkpoint={folder}", "input=in.csv", "probabilities=true", "precision=fp32"]
     assert cli.main([*words, "output=out.csv"]) == 0
     said = capsys.readouterr().out
-    assert "2 rows: out.csv; accuracy 0.500 on 2 labelled rows" in said and "has learned" not in said
+    assert "2 rows: out.csv; accuracy 0.500 on 2 labeled rows" in said and "has learned" not in said
     assert cli.main([*but_for(words, ["input=rows/train.tsv"]), "output=known.csv"]) == 0
     assert "warning: the model has learned from rows of rows/train.tsv: lmtool evaluate" in capsys.readouterr().out
     with Path("out.csv").open() as file:
