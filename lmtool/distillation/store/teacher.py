@@ -168,7 +168,7 @@ def _same_every_epoch(examples: Examples) -> bool:
 
 @dataclass(frozen=True)
 class Passes:
-    """What of the examples a run reads. metadata: the same as plain data. epochs: whole ones; 0: the first steps of one,
+    """The examples that a run reads. metadata: the same as plain data. epochs: whole epochs; 0: the first steps of one,
     up to `steps`. documents: about how many these are, for progress."""
 
     reading: Reading
