@@ -113,7 +113,9 @@ def test_tokens_beside_the_examples_count_in_a_forward_alone():
     forwards = [batch.inputs.lengths for step in both[0] for batch in step.batches]
     assert max(sum(lengths) + 6 * len(lengths) for lengths in forwards if len(lengths) > 1) <= 40
     assert len(forwards) > sum(len(step.batches) for step in both[1])
-    scored = [batch.inputs.lengths for batch in PackedLoader(DrawnExamples(60), 3, None, 40, virtual_tokens=6).epoch_batches()]
+    scored = [
+        batch.inputs.lengths for batch in PackedLoader(DrawnExamples(60), 3, None, 40, virtual_tokens=6).epoch_batches()
+    ]
     assert max(sum(lengths) + 6 * len(lengths) for lengths in scored if len(lengths) > 1) <= 40
 
 
