@@ -107,7 +107,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
 def result_rows(session: Session, training: TrainingResult, baseline: Baseline) -> dict[str, Any]:
     """The rows of result.json that every run has beside its scores."""
     learner, loader = session.learner, session.loader
-    rows = {"baseline": baseline["value"], "compiled": session.compilation.on}
+    rows: dict[str, Any] = {"baseline": baseline["value"], "compiled": session.compilation.on}
     rows |= {name: loader.metadata()[name] for name in screens.WASTE if name in loader.metadata()}
     term = learner.metric.name.removesuffix("_loss")
     error = f"{term}_gain_standard_error" if term in learner.weights else "standard_error"
