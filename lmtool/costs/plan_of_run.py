@@ -28,9 +28,9 @@ from lmtool.data.phases import Shares
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.reporting.plan import PhasePlan, RunPlan
 from lmtool.reporting.text import size
+from lmtool.resolver.matcher import reads_lanes
 from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import PretrainConfig, RunConfig
-from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.training.budgets import MOST_STEPS, kept_checkpoints, rows_an_interval
 from lmtool.training.configs import AdafactorConfig

@@ -56,6 +56,10 @@ class LlamaConfig(TransformerConfig):
     def gated(self) -> bool:
         return True
 
+    @property
+    def learned_output(self) -> bool:
+        return not self.tied
+
     def with_heads(self, heads: int) -> dict[str, int]:
         share = heads * self.num_key_value_heads // self.num_heads
         return {"num_key_value_heads": next(number for number in range(max(share, 1), 0, -1) if heads % number == 0)}

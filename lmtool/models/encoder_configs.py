@@ -219,8 +219,6 @@ class XlnetConfig(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {}
     free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "memory_length")
     query_stream: ClassVar[bool] = True
-    segments: ClassVar[int] = 3
-    """Those of its texts; attention knows whether two tokens are of the same one."""
 
     name: Literal["xlnet"] = Field("xlnet", description="XLNet.")
     vocab_size: Vocabulary = Field(32000, description=_VOCABULARY)
@@ -238,6 +236,11 @@ class XlnetConfig(TransformerConfig):
         description="States of each layer that are kept of the tokens that objective=plm reuses, without gradient, for "
         "the next text of a lane (mem_len; published: 384). 0 for none: examples are by themselves, in any order.",
     )
+
+    @property
+    def segment_types(self) -> int:
+        """Those of its texts; attention knows whether two tokens are of the same one."""
+        return 3
 
     @property
     def carries_state(self) -> bool:

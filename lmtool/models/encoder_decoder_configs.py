@@ -19,11 +19,9 @@ class EncoderDecoderConfig(ModelConfig):
     summary: ClassVar[Summary] = "last"
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = None
     start_role: ClassVar[str] = "pad"
-    """The special token that the decoder's input starts with: a role of the tokenizer."""
 
     @property
     def layers_of_decoder(self) -> int:
-        """Layers of the decoder."""
         return self.num_layers
 
     @property
@@ -81,6 +79,10 @@ class T5Config(TwoTransformersConfig):
     @property
     def gated(self) -> bool:
         return self.feedforward == "gated_gelu"
+
+    @property
+    def learned_output(self) -> bool:
+        return not self.tied
 
 
 class PostNormConfig(TwoTransformersConfig):

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.needs import refusal
 from lmtool.config.rules import rule
-from lmtool.config.tables import entries
-from lmtool.distillation.configs import DistillConfig
+from lmtool.distillation.configs import DistillConfig, ModelPair
 from lmtool.errors import Problem
-from lmtool.learners.configs import ObjectiveConfig
+from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.resolver.compatibility import fitting_objectives
+from lmtool.resolver.matcher import fitting_objectives
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import Known, Saved, differing_tokenizer, one_vocabulary, task_of
 from lmtool.tasks.configs import GlueConfig, TaskConfig
@@ -24,23 +24,21 @@ from lmtool.tokenizers.configs import TokenizerConfig
 
 @rule(PretrainConfig, "distill", "model", "objective")
 def distillation_fits(distill: DistillConfig, model: ModelConfig, objective: ObjectiveConfig) -> Iterator[Problem]:
-    """A mode of distillation and its terms have what they need, and go with what is learned."""
-    yield from _misfits(distill, model, objective)
+    """What a student learns from a teacher beside, it reads as its teacher does."""
+    yield from _other_inputs(distill, model, objective)
 
 
 @rule(FinetuneConfig, "distill", "model", "task")
 def distillation_fits_task(distill: DistillConfig, model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
     """So with a task."""
-    yield from _misfits(distill, model, task)
+    yield from _other_inputs(distill, model, task)
 
 
-def _misfits(distill: DistillConfig, model: ModelConfig, learned: Any) -> Iterator[Problem]:
-    problem = distill.misfit(model, learned)
-    if problem is not None:
-        yield problem
-        return
+def _other_inputs(distill: DistillConfig, model: ModelConfig, learned: LearnedConfig) -> Iterator[Problem]:
+    if refusal(distill, learned=learned, model=model) is not None:
+        return  # told already
     for part in learned.parts() if distill.same_batches or one_vocabulary(distill, learned) else ():
-        learns: Any = task_of(part) or part
+        learns = task_of(part) or part
         if learns.makes_inputs:
             written, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
             if isinstance(learns, ObjectiveConfig):
@@ -65,7 +63,7 @@ def teachers_are_named(distill: DistillConfig) -> Iterator[Problem]:
 @rule(RunConfig, "distill", running=True)
 def predictions_are_there(distill: DistillConfig) -> Iterator[Problem]:
     """So have hard labels of a file."""
-    path = getattr(distill, "predictions", None)
+    path = distill.label_file
     if path is not None and not Path(path).expanduser().is_file():
         hint = f"lmtool predict checkpoint=TEACHER input=ROWS output={path}"
         yield Problem("distill.predictions", f"distill.predictions={path}: no such file", hint)
@@ -164,9 +162,8 @@ def _unreadable(distill: DistillConfig, model: ModelConfig, max_length: int, tea
 def teachers_fit_model(distill: DistillConfig, model: ModelConfig, teachers: Saved) -> Iterator[Problem]:
     """What a student learns from a teacher's model can be learned with its own."""
     for teacher in _known(distill, teachers):
-        misfit = None if teacher.model is None else distill.misfit_of_teacher(model, teacher.model)
-        if misfit is not None:
-            yield misfit
+        if teacher.model is not None:
+            yield from distill.refusals_of_pair(ModelPair(model, teacher.model))
 
 
 @rule(RunConfig, "distill", "model", "tokenizer", "checkpoint", "teachers")
@@ -214,7 +211,7 @@ def _other_vocabulary(
 ) -> Iterator[Problem]:
     starts_anew = checkpoint in (None, "none")
     for teacher in _known(distill, teachers):
-        theirs, rows = teacher.tokenizer, getattr(teacher.model, "vocab_size", None)
+        theirs, rows = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size
         named = f"{_key(distill)}={teacher.path}"
         differing = differing_tokenizer(tokenizer, theirs)
         if differing is not None:
@@ -236,9 +233,8 @@ _ANOTHER = "give another teacher"
 
 def _without_inputs(model: ModelConfig) -> str:
     """The nearest objective that goes with a model and makes no part of what it reads."""
-    published = [*fitting_objectives(model, None), "mlm"]
-    sections = {entry.name: entry.config for entry in entries("objective")}
-    return next(name for name in published if not getattr(sections[name], "makes_inputs", False))
+    fitting = fitting_objectives(model, None)
+    return next((objective.name for objective in fitting if not objective.makes_inputs), "mlm")
 
 
 def _known(distill: DistillConfig, teachers: Saved) -> list[Known]:
@@ -246,12 +242,12 @@ def _known(distill: DistillConfig, teachers: Saved) -> list[Known]:
 
 
 def _key(distill: DistillConfig) -> str:
-    return "distill.teachers" if getattr(distill, "teachers", ()) else "distill.teacher"
+    return distill.teacher_key
 
 
 def _reading(model: ModelConfig) -> tuple[str, str, str | None]:
     """What decides how a batch is laid out for a model."""
-    return model.architecture, model.text_format, getattr(model, "start_role", None)
+    return model.architecture, model.text_format, model.start_role
 
 
 def _trained_for(teacher: Known) -> str:
@@ -270,5 +266,5 @@ def _other_head(section: Mapping[str, Any], task: TaskConfig) -> str:
     """How a head of the same name differs from what a student's task needs."""
     if section.get("kind") != task.kind:
         return f"its task {section.get('name')} is of kind {section.get('kind')}, the student's of kind {task.kind}"
-    theirs, ours = section.get("labels") or (), getattr(task, "labels", None) or ()
+    theirs, ours = section.get("labels") or (), task.class_names or ()
     return f"its labels are {', '.join(map(str, theirs))}, the student's {', '.join(ours)}"

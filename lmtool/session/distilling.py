@@ -12,7 +12,7 @@ from torch import nn
 from lmtool.config.tables import build
 from lmtool.costs.memory_of_run import model_of_peers
 from lmtool.distillation.configs import CodistillationConfig
-from lmtool.distillation.configs.modes import reads_otherwise
+from lmtool.distillation.configs.base import reads_alike
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.hard_labels import HardLabels
 from lmtool.distillation.seen import Teacher
@@ -65,9 +65,9 @@ def _of_peers(config: TrainingConfig, distill: CodistillationConfig, tokenizer: 
     if distill.checkpoint is None:
         return config
     model = model_of_peers(config, distill)
-    problem = reads_otherwise(f"distill.checkpoint={distill.checkpoint}", model, config.model)
-    if problem is not None:
-        raise UserError(problem.message, "give another checkpoint, or leave it out")
+    for need in reads_alike(f"distill.checkpoint={distill.checkpoint}", model):
+        if not need.offer.holds(config.model):
+            raise UserError(need.problem(config.model).message, "give another checkpoint, or leave it out")
     config = config.model_copy(update={"model": model, "checkpoint": distill.checkpoint})
     own = starting_tokenizer(config)
     if own is not None and not own.cuts_alike(tokenizer):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from lmtool.config.needs import refusal
 from lmtool.config.tables import build
 from lmtool.data.configs import DataConfig
 from lmtool.data.file_source import FileSource
@@ -223,7 +224,7 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
     before = trained.config
     if config.shots != 0 or not isinstance(before, PretrainConfig) or before.model.architecture != "encoder":
         return None
-    if config.task is None or not getattr(config.task, "prompted", False):
+    if config.task is None or not config.task.fills_prompts:
         return None
     require_absent(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots=0")
     if config.normalisation == "calibrated":
@@ -232,10 +233,10 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
             "leave normalisation= out, or prompt a decoder or an encoder-decoder",
         )
     task = config.task.model_copy(update={"head": PROMPT})
-    problem = task.misfit(before.model)
+    problem = refusal(task, model=before.model)
     if problem is not None:
         raise UserError(problem.message, problem.hint)
-    known = getattr(task, "labels", None) is not None
+    known = task.class_names is not None
     data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=known)
     longest = _longest(config, trained, before)
     return FilledPrompts(trained.learner(data.config), data, longest, before.seed, trained.precision)

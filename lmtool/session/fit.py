@@ -17,8 +17,8 @@ from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
+from lmtool.resolver.matcher import reads_lanes
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.checkpoints import load_weights, read_weights
 from lmtool.session import screens
 from lmtool.session.branches import begin_branch

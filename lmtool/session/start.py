@@ -9,7 +9,7 @@ from pathlib import Path
 from lmtool.config.checkpoint import find
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.resolver.compatibility import lacks_around, lacks_tokens
+from lmtool.resolver.matcher import missing_token, tokens_around
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import Known, differing_tokenizer
 from lmtool.runs.checkpoints import tensor_names
@@ -80,8 +80,8 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
     parts = config.objective.parts() if isinstance(config, PretrainConfig) else ()
     tasks = config.task.parts() if isinstance(config, FinetuneConfig) else ()
     layouts: list[str | None] = [task.text_format(model) for task in tasks]
-    around = [lacks_around(model, roles, layout) for layout in layouts or [None]]
-    for problem in (*around, *(lacks_tokens(part, roles) for part in parts)):
+    around = [missing_token(tokens_around(model, layout), roles) for layout in layouts or [None]]
+    for problem in (*around, *(missing_token(part.needs(), roles) for part in parts)):
         if problem is not None:
             have = ", ".join(sorted(roles)) or "none"
             raise UserError(

@@ -19,7 +19,7 @@ from lmtool.nn.prefix import KeyPrefix, VirtualTokens
 from lmtool.nn.stack import Stack
 from lmtool.random_streams import Permutation
 from lmtool.tuning.base import TuningMethod, draw_as_torch, freeze, made_for, stacks
-from lmtool.tuning.configs import PromptConfig
+from lmtool.tuning.configs import SoftPromptConfig
 from lmtool.types import ParameterGroup
 
 # Soft prompts (Lester et al. 2021): virtual tokens of the input learn.
@@ -243,4 +243,4 @@ class PTuning(TuningMethod):
         folded.weight.copy_(vectors_PE)
         embed.virtual = folded
         learner.added = frozenset({f"{NAME}weight"})
-        return PromptConfig(length=len(vectors_PE))
+        return SoftPromptConfig(length=len(vectors_PE))

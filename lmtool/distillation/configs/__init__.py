@@ -2,6 +2,7 @@
 
 from lmtool.distillation.configs.base import DistillConfig as DistillConfig
 from lmtool.distillation.configs.base import LayerMap as LayerMap
+from lmtool.distillation.configs.base import ModelPair as ModelPair
 from lmtool.distillation.configs.base import NoDistillConfig as NoDistillConfig
 from lmtool.distillation.configs.base import TermConfig as TermConfig
 from lmtool.distillation.configs.base import layer_map as layer_map

@@ -116,8 +116,8 @@ class AttentionTerm(LayerTerm):
         stacks = [module for module in student.backbone.modules() if isinstance(module, Stack)]
         if student.virtual_tokens or any(stack.ahead for stack in stacks):
             raise UserError(
-                f"distill.terms.{config.term}: the tuning method puts tokens into what the student attends to, and the "
-                "teacher has none there",
+                f"distill.terms.{entry_of(config).name}: the tuning method puts tokens into what the student attends "
+                "to, and the teacher has none there",
                 "give tuning=full, or take terms over states: distill.terms.hidden.weight=1",
             )
 

@@ -309,7 +309,8 @@ def _positions_taken(data: dict[str, Any]) -> int:
         tuning, model = (Choice(key).validate(data.get(key)) for key in ("tuning", "model"))
     except ValidationError:
         return 0
-    return tuning.positions_taken(model) if isinstance(tuning, TuningConfig) else 0
+    sound = isinstance(tuning, TuningConfig) and isinstance(model, ModelConfig)
+    return tuning.positions_taken(model) if sound else 0
 
 
 class TokenizerCommandConfig(CommandConfig):

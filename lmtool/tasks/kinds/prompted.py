@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.config.needs import refusal
 from lmtool.data.assembly import Template as Layout
 from lmtool.data.assembly import assemble
 from lmtool.data.formats import text_format, truncate_texts
@@ -57,7 +58,7 @@ class PromptedLearner(ClassLearner):
     def __init__(self, kind: WrittenKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
         config: ClassificationConfig = kind.config
-        problem = config.unasked(backbone.config)
+        problem = refusal(config, model=backbone.config)
         if problem is not None:
             raise UserError(problem.message, problem.hint)
         self.fills = backbone.config.architecture == "encoder"

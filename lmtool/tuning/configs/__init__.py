@@ -10,8 +10,8 @@ from lmtool.tuning.configs.methods import (
     LastLayersConfig,
     LoraConfig,
     PrefixConfig,
-    PromptConfig,
     PTuningConfig,
+    SoftPromptConfig,
 )
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "OfPretrainedConfig",
     "PTuningConfig",
     "PrefixConfig",
-    "PromptConfig",
+    "SoftPromptConfig",
     "Ia3Config",
     "LastLayersConfig",
     "LoraConfig",

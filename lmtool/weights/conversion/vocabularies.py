@@ -15,7 +15,7 @@ from lmtool.errors import CheckFailed, UserError
 from lmtool.learners.held_out import EVALUATION_TOKENS, HeldOutSplits
 from lmtool.learners.metrics.texts import of_text
 from lmtool.reporting.console import Output
-from lmtool.resolver.compatibility import lacks_around
+from lmtool.resolver.matcher import missing_token, tokens_around
 from lmtool.resolver.schema.run import EvaluateConfig, ImportConfig, PretrainConfig
 from lmtool.session.evaluation import text_to_score
 from lmtool.session.start import hub_tokenizer, require_fit
@@ -140,7 +140,7 @@ def _with_head(config: ImportConfig, saved: Mapping[str, Any], weights: Weights)
 def _require_roles(trained: Trained | None, model: Any, new: Tokenizer, path: str) -> None:
     hint = "give one that has it: `lmtool tokenizer` with the kind of the model, or with tokenizer.special_tokens="
     if trained is None:
-        problem = lacks_around(model, new.roles)
+        problem = missing_token(tokens_around(model), new.roles)
         if problem is not None:
             raise UserError(f"tokenizer={path} {problem}", hint)
         return
