@@ -309,8 +309,9 @@ def _positions_taken(data: dict[str, Any]) -> int:
         tuning, model = (Choice(key).validate(data.get(key)) for key in ("tuning", "model"))
     except ValidationError:
         return 0
-    sound = isinstance(tuning, TuningConfig) and isinstance(model, ModelConfig)
-    return tuning.positions_taken(model) if sound else 0
+    if not (isinstance(tuning, TuningConfig) and isinstance(model, ModelConfig)):
+        return 0
+    return tuning.positions_taken(model)
 
 
 class TokenizerCommandConfig(CommandConfig):
