@@ -161,7 +161,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
         warnings.warn(note, stacklevel=2)
     parts: dict[str, Any] = {field.name: getattr(base, field.name) for field in fields(base)}
     if base.tokenizer is not None:
-        segments = getattr(base.config, "segments", 0) > 1
+        segments = base.config.segment_types > 1
         parts["tokenizer"] = CallableTokenizer(base.tokenizer, layout_of(base), segments, base.task is not None)
     return Loaded(**parts, checkpoint=str(checkpoint), offline=offline)
 

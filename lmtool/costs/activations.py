@@ -189,8 +189,8 @@ def kept_of(
     memory: states of earlier text in front of an example."""
     total = Kept()
     for backbone in backbones_of(learner):
-        share = read if backbone is getattr(learner, "backbone", backbone) else 1.0
-        asked = share if getattr(getattr(learner, "config", None), "query_stream", False) else 0.0
+        share = read if backbone is learner.backbone else 1.0
+        asked = share if learner.query_stream else 0.0
         total = total + _of_backbone(backbone, formats, length, outputs, share, memory / length, asked)
     return total
 

@@ -248,9 +248,9 @@ def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> 
     return f"give model.num_layers={low}, or a smaller model" if low else "take a smaller model: `lmtool list model`"
 
 
-def saved_values(config: RunConfig, learner: nn.Module) -> int | None:
+def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
     """Parameters in a checkpoint of a run; None for all of them: a tuned run leaves some to what it starts from."""
-    tuning = getattr(learner, "tuning", None)
+    tuning = learner.tuning
     if tuning is None or config.checkpoint in (None, "none"):
         return None
     delta = tuning.delta(learner)

@@ -167,12 +167,11 @@ def works_of(
     an encoder-decoder the share of its decoder.
     """
     yield from _body(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
-    if getattr(getattr(learner, "config", None), "query_stream", False):
+    if learner.query_stream:
         yield _asking(learner.backbone, predicted, length)
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
-    own = getattr(learner, "objective", None)
-    if isinstance(own, nn.ModuleDict):
-        parts |= {f"objective.{name}": module for name, module in own.items()}
+    if learner.objective is not None:
+        parts |= {f"objective.{name}": module for name, module in learner.objective.items()}
     for name, part in parts.items():
         if isinstance(part, Backbone):
             yield from _body(part, length, outputs, places.get(name, 1.0), 3)

@@ -26,6 +26,7 @@ from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, Work, pla
 from lmtool.costs.rate import Place, StepWork, here
 from lmtool.data.phases import Shares
 from lmtool.distillation.configs import CodistillationConfig
+from lmtool.learners.model import ModelWithHeads
 from lmtool.reporting.plan import PhasePlan, RunPlan
 from lmtool.reporting.text import size
 from lmtool.resolver.matcher import reads_lanes
@@ -139,7 +140,7 @@ def devices_of(config: RunConfig) -> int:
     return config.devices or int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _sizes(config: RunConfig, learner: nn.Module, teachers: Sequence[Any], place: Place) -> Sizes:
+def _sizes(config: RunConfig, learner: ModelWithHeads, teachers: Sequence[Any], place: Place) -> Sizes:
     learned = {
         name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
     }
@@ -182,7 +183,7 @@ def _forward(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], pl
         of_heads = [share for name, share in config.objective.places.items() if name.startswith("heads.")]
         read = min(1.0, max(of_heads, default=1.0))
     else:
-        read, memory = 1.0 if getattr(learner, "scores_tokens", True) else 1 / length, 0
+        read, memory = 1.0 if learner.scores_tokens else 1 / length, 0
     kept = kept_of(learner, formats, length, predicted or 0.5, read, memory)
     return Forward(tokens, kept, head_bytes(learner, formats, predicted * tokens), place.cuda)
 

@@ -93,8 +93,9 @@ class BaseLearner(ModelWithHeads, ABC):
     whether it makes a part of what it reads itself, so that examples cannot be shown without its weights.
     scores_part: whether its scores in training are of a part of the rows. slides: whether it can be scored over
     windows that overlap, see `SplitData.stride`. pretrained: heads that say nothing until a checkpoint brings them.
-    reads_text: whether its examples are made of the text of a split. trained_beside: predictions that training counts
-    and an evaluation does not, in words.
+    reads_text: whether its examples are made of the text of a split. query_stream: whether it predicts by a stream of
+    queries too. scores_tokens: whether its heads read every token of a text. trained_beside: predictions that training
+    counts and an evaluation does not, in words. objective: further networks that learn.
     """
 
     weights: dict[str, float]
@@ -105,11 +106,14 @@ class BaseLearner(ModelWithHeads, ABC):
     scores_part: bool = False
     slides: bool = False
     reads_text: bool = True
+    query_stream: bool = False
+    scores_tokens: bool = True
     trained_beside: str = ""
     pretrained: tuple[str, ...] = ()
 
     def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
         super().__init__(backbone, seed)
+        self.objective: nn.ModuleDict | None = None
         self.config: Any = config
         self.tokenizer: Any = tokenizer
 

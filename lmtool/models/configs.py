@@ -138,6 +138,11 @@ class ModelConfig(Component):
         return 0
 
     @property
+    def memory_states(self) -> int | None:
+        """States of each layer that are kept of the segments before, in training; None where the state is another."""
+        return None
+
+    @property
     def depths(self) -> dict[Side, int]:
         """By the side of a batch, how many layers the stack that reads it has whose states can be compared with those
         of another model's; none where the model is no stack of layers."""

@@ -168,6 +168,10 @@ class TransformerXlConfig(TransformerConfig):
         return self.remembers > 0
 
     @property
+    def memory_states(self) -> int:
+        return self.memory_length
+
+    @property
     def remembers(self) -> int:
         return max(self.memory_length, self.evaluated_memory)
 

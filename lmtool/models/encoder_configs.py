@@ -247,5 +247,9 @@ class XlnetConfig(TransformerConfig):
         return self.remembers > 0
 
     @property
+    def memory_states(self) -> int:
+        return self.memory_length
+
+    @property
     def remembers(self) -> int:
         return self.memory_length

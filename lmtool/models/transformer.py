@@ -49,6 +49,7 @@ from lmtool.models.encoder_decoder_configs import Transformer2017Config
 from lmtool.models.family import PublishedClass
 from lmtool.models.keymap import EMPTY, KeyMap
 from lmtool.models.published import expect
+from lmtool.nn.configs import SinusoidalPositionsConfig
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, initialize_each, normal
 from lmtool.nn.stack import Stack
@@ -147,7 +148,7 @@ def _channels(width: int, to_theirs: bool) -> Tensor:
 def published_config(config: Transformer2017Config) -> dict[str, Any]:
     """UserError besides for another base of the positions, and for an odd width."""
     published = PUBLISHED.published_config(config)
-    base = getattr(config.positions, "base", _BASE)
+    base = config.positions.base if isinstance(config.positions, SinusoidalPositionsConfig) else _BASE
     if base != _BASE:
         raise UserError(
             f"model.positions.base={base} has no place in a published Marian, which has {_BASE}",

@@ -34,6 +34,7 @@ class PermutationLanguageModel(MaskFiller):
     """The one term `plm`. The query stream runs for the predicted tokens alone, and no others are scored."""
 
     config: PlmConfig
+    query_stream = True
 
     def __init__(self, config: PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtool import random_streams
 from lmtool.data.assembly import Assembled
@@ -58,6 +58,7 @@ class GeneratedTextLearner(MaskFiller):
     """
 
     makes_inputs = True
+    objective: nn.ModuleDict
     term: ClassVar[str]
     masks: ClassVar[type[TokenMasks]]
 

@@ -93,7 +93,7 @@ def distilled(
         return build(config.distill, student, peers_of(config, config.distill, tokenizer, taken))
     if not config.distill.checkpoints and config.distill.name == "none":
         return None
-    predictions = getattr(config.distill, "predictions", None)
+    predictions = config.distill.label_file
     if predictions is not None and isinstance(config, FinetuneConfig):
         labels = HardLabels(student, precision, predictions, relabel=partial(relabelled, config, predictions))
         return build(config.distill, student, [labels])

@@ -117,7 +117,7 @@ def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> N
 
 
 def _carried(facts: Mapping[str, Any], max_length: int, backbone: Backbone) -> str:
-    memory, apart = getattr(backbone, "memory_length", None), facts.get("segments_apart")
+    memory, apart = backbone.memory_length, facts.get("segments_apart")
     kept = "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
     windows = f"segments of {max_length} tokens" if apart is None else f"windows of {max_length} tokens, {apart} apart"
     return f"{counted(facts['lanes'], 'lane')} in {windows}, {kept}"

@@ -13,6 +13,7 @@ from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig
 from lmtool.session.start import starts_from
 from lmtool.session.trained import Trained
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
+from lmtool.tasks.configs.sequence import SequenceConfig
 from lmtool.tasks.labels import TakenHead, sections_of, taken_head
 from lmtool.tasks.loading import TaskData, load_task, target_rows
 from lmtool.tasks.mixture import MixedData, with_members
@@ -50,7 +51,7 @@ def _to_learn(
 ) -> tuple[TaskData, TakenHead | None]:
     """The data of one task, and the head that it takes from a checkpoint with tasks of these sections."""
     data = load_task(task, config.seed, config.cache_dir, config.offline)
-    if getattr(task, "domain", None) is not None:
+    if task.adapts is not None:
         others = target_rows(task, config.cache_dir, config.offline)
         data = replace(data, unlabelled=others, facts={**data.facts, "target_rows": len(others)})
     task, taken = data.config, None
@@ -63,7 +64,7 @@ def _to_learn(
     elif taken is not None:
         task = task.with_head(taken.form)
     facts = data.facts
-    if taken is None and origin is not None and getattr(task, "pooling", None) == "auto":
+    if taken is None and origin is not None and isinstance(task, SequenceConfig) and task.pooling == "auto":
         task, facts = _pooled_as_published(task, facts, origin, config.offline)
     return replace(data, config=task, facts=facts), taken
 
@@ -132,7 +133,7 @@ def _to_score(
         )
     others = task.path is not None and task.path != known.path
     data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=others)
-    taken = taken_head(section, data.config, partial=getattr(task, "labels", None) is None)
+    taken = taken_head(section, data.config, partial=task.class_names is None)
     if taken is None:
         raise UserError(
             f"checkpoint={checkpoint} gives {_predicted(known)}; task={task.name} has {_predicted(data.config)}",
@@ -153,16 +154,16 @@ def _to_score(
 def _own_labels(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
     """The task whose data a published classifier is scored on. Its classes are those of the data: the checkpoint's say
     nothing of the numbers in a file. UserError where no data are named."""
-    if all(getattr(task, where) is None for where in ("path", "hub", "embedded")):
+    if not task.has_data:
         raise UserError(
             f"checkpoint={checkpoint} is a published classifier and names no data to score it on",
             "give task=NAME task.path=FOLDER, or task=custom task.kind=classification task.path=FOLDER",
         )
-    same = task.name == known.name and getattr(task, "labels", None) == getattr(known, "labels", None)
-    return task.model_copy(update={"labels": None}) if same and hasattr(task, "labels") else task
+    same = task.name == known.name and task.class_names == known.class_names
+    return task.model_copy(update={"labels": None}) if same and task.has_classes else task
 
 
 def _predicted(task: TaskConfig) -> str:
     """What a task predicts, for messages."""
-    labels = getattr(task, "labels", None)
+    labels = task.class_names
     return f"the classes {', '.join(labels)}" if labels else "a number"

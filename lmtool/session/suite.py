@@ -126,7 +126,7 @@ def _submissions(
                 if (own, split) in FILES:
                     unlabelled = replace(rows, labels=None)
                     records = learner.respond(unlabelled, Inference(trained.longest, _TOKENS, precision))
-                    labels = getattr(task, "labels", None)
+                    labels = task.class_names
                     yield FILES[own, split], submission(own, labels, (record["prediction"] for record in records))
 
 

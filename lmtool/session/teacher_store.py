@@ -66,13 +66,14 @@ def stored(
 ) -> Teacher:
     """A teacher that answers from a store, or has its predictions cut, as the configuration wants it; else itself.
     tokenizer: the student's. contents: hashes of the data."""
-    section: Any = config.distill
-    top_k = getattr(section, "top_k", None)
-    temperatures = temperatures_of(list(getattr(section, "terms", {}).values()))
+    section = config.distill
+    if not isinstance(section, StandardConfig):
+        return teacher
+    top_k, temperatures = section.top_k, temperatures_of(list(section.terms.values()))
     read = teacher.learner, teacher.precision, teacher.origin, teacher.longest, teacher.reads_batches
-    if not getattr(section, "store", None):
+    if not section.store:
         return teacher if top_k is None else CutTeacher(*read, top_k=top_k, temperatures=temperatures)
-    states = "states" in getattr(section, "terms", {})
+    states = "states" in section.terms
     known_by = "tokens" if teacher.reads_batches else "row"
     written = _generation(config) if section.targets != "gold" else None
     return StoredTeacher(
@@ -94,19 +95,19 @@ def stored(
 
 def _generation(config: PretrainConfig | FinetuneConfig) -> dict[str, Any] | None:
     """How a task's texts are written."""
-    generation = getattr(config.learns, "generation", None)
+    generation = config.learns.text_generation if isinstance(config.learns, TaskConfig) else None
     return None if generation is None else generation.model_dump(mode="json")
 
 
 def shelf_of(config: PretrainConfig | FinetuneConfig, part: str) -> Shelf:
     """Where what a teacher gave is kept. part: of a folder that a user named."""
-    store = getattr(config.distill, "store", None)
+    store = config.distill.store if isinstance(config.distill, StandardConfig) else None
     return Shelf(str(Path(store) / part) if isinstance(store, str) else None, config.cache_dir)
 
 
 def layout_of(model: ModelConfig) -> dict[str, Any]:
     """What decides how a batch is laid out for a model."""
-    start = getattr(model, "start_role", None)
+    start = model.start_role
     return {"architecture": model.architecture, "text_format": model.text_format, "start": start}
 
 

@@ -73,9 +73,9 @@ def taken_head(section: Mapping[str, Any], task: TaskConfig, partial: bool = Fal
         return None
     name = str(section.get("name"))
     form = {field: section[field] for field in task.head_fields if field in section}
-    if not hasattr(task, "labels"):
+    if not task.has_classes:
         return TakenHead(name, form)
-    theirs, ours = tuple(section.get("labels") or ()), task.labels or ()
+    theirs, ours = tuple(section.get("labels") or ()), task.class_names or ()
     match = _matched(theirs, ours)
     if match is None or (len(match) < len(theirs) and not partial):
         return None

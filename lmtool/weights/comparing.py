@@ -116,7 +116,7 @@ def compare_outputs(comparison: Comparison, original: CheckpointModel, copy: Che
     backbone = original.backbone
     rows, longest = backbone.config.vocab_size, min(backbone.config.max_positions, 24)
     tokens = torch.arange(2 * longest - 5, dtype=torch.int64) * 7919 % rows
-    pairs = getattr(backbone.config, "segments", 0) > 1
+    pairs = backbone.config.segment_types > 1
     columns = {"segment": torch.arange(len(tokens)) % longest // (longest // 2 + 1)} if pairs else {}
     sample = Packed(tokens, (longest, longest - 5), columns)
     outputs = Packed(tokens.flip(0), sample.lengths) if isinstance(backbone, EncoderDecoder) else None

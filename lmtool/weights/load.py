@@ -133,7 +133,7 @@ class PaddedModel(nn.Module):
             return None
         if segments_BL.shape != ids_BL.shape:
             raise ValueError(f"token_type_ids have the shape {tuple(segments_BL.shape)}, the ids {tuple(ids_BL.shape)}")
-        known = max(getattr(self.parts.backbone.config, "segments", 0), 1)
+        known = max(self.parts.backbone.config.segment_types, 1)
         if segments_BL.numel() and not 0 <= int(segments_BL.min()) <= int(segments_BL.max()) < known:
             raise ValueError(f"token_type_ids up to {int(segments_BL.max())}; the model has {known} segments")
         return segments_BL.to(ids_BL.device)
@@ -162,7 +162,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     roles = {} if tokenizer is None else tokenizer.roles
     if tokenizer is not None and parts.first_token is not None:
         tokenizer = tokenizer.with_tokens(FORMATS[parts.form.text_format].new, parts.first_token)
-    model = PaddedModel(parts, roles.get(getattr(saved.model, "start_role", ""))).to(device).eval()
+    model = PaddedModel(parts, roles.get(saved.model.start_role or "")).to(device).eval()
     return Loaded(model, tokenizer, saved.model, report, config)
 
 

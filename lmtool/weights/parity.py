@@ -77,7 +77,7 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
     rows = sample(model, tokenizer)
     if original.task is not None:  # its decoder reads the same text
         rows.pop("decoder_input_ids", None)
-    mine = PaddedModel(original, tokenizer.roles.get(getattr(model, "start_role", ""))).eval()(**rows)
+    mine = PaddedModel(original, tokenizer.roles.get(model.start_role or "")).eval()(**rows)
     try:
         with _quiet(library):
             theirs, report = opens.from_pretrained(folder, output_loading_info=True, local_files_only=True)
@@ -111,7 +111,7 @@ def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
         rows["decoder_input_ids"] = ordinary[torch.arange(len(lengths) * _DECODER) % len(ordinary)].reshape(
             -1, _DECODER
         )
-    elif getattr(model, "segments", 0) > 1:
+    elif model.segment_types > 1:
         rows["token_type_ids"] = (torch.arange(longest) >= lengths[:, None] // 2).long() * mask_BL
     ids_BL[~mask_BL] = tokenizer.roles.get("pad", 0)
     if model.architecture == "encoder" and model.summary.endswith("last"):  # which is at the end of a row there

@@ -176,6 +176,16 @@ class TaskConfig(LearnedConfig):
         return False
 
     @property
+    def few_shots(self) -> int | None:
+        """Rows of each class that are trained on; None: all."""
+        return None
+
+    @property
+    def learns_masks(self) -> bool:
+        """Whether masked texts are learned beside it."""
+        return False
+
+    @property
     def longest_target(self) -> int:
         """Tokens of a text that it writes, at most."""
         return 0

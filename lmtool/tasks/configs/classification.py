@@ -98,6 +98,14 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         return True
 
     @property
+    def few_shots(self) -> int | None:
+        return self.shots_per_class
+
+    @property
+    def learns_masks(self) -> bool:
+        return self.auxiliary_mlm > 0
+
+    @property
     def class_names(self) -> tuple[str, ...] | None:
         return self.labels
 

@@ -27,6 +27,7 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler, summary, summary_index
 from lmtool.nn.dropout import Draws
+from lmtool.tasks.configs.sequence import WindowedConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.domain import TARGET, Adaptation, PairedExamples
 from lmtool.tasks.kinds.labels import is_unlabelled, row_ids, text_of
@@ -98,7 +99,7 @@ class SequenceLearner(TaskLearner):
         head = SequenceHead(width, outputs, dropout, form.bias, form.dense, len(new), backbone.hidden_size)
         self.add_head(self.term, head)
         self.adaptation: Adaptation | None = None
-        domain = getattr(self.config, "domain", None)
+        domain = self.config.domain if isinstance(self.config, WindowedConfig) else None
         if domain is not None:
             self.adaptation = build(domain)
             self.weights = {**self.weights, self.domain_term: domain.weight}
@@ -123,7 +124,8 @@ class SequenceLearner(TaskLearner):
         return PairedExamples(examples, self._examples(other, TARGET, max_length), self.seed)
 
     def inspector(self, examples: Any, max_length: int) -> TaskInspector:
-        return super().inspector(getattr(examples, "source", examples), max_length)
+        source = examples.source if isinstance(examples, PairedExamples) else examples
+        return super().inspector(source, max_length)
 
     def labels(self, batch: Batch) -> Tensor:
         return super().labels(dict(batch.members)[self.term] if isinstance(batch, MixedBatch) else batch)
@@ -133,7 +135,7 @@ class SequenceLearner(TaskLearner):
         if isinstance(model, EncoderDecoderConfig):
             start = self.tokenizer.role(model.start_role)
         layout = self.form.text_format
-        stride = self.config.stride if getattr(self.config, "windows", "none") != "none" else None
+        stride = self.config.stride if self.config.windowed != "none" else None
         return SequenceExamples(rows, self.tokenizer, layout, max_length, self.term, split, start, stride)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:

@@ -18,6 +18,7 @@ from lmtool.errors import UserError
 from lmtool.learners.generation.scoring import CandidateScorer
 from lmtool.learners.writing import Writer
 from lmtool.random_streams import Permutation
+from lmtool.tasks.configs.base import PromptedConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import place
 from lmtool.tasks.kinds.predictions import Prediction
@@ -271,8 +272,7 @@ class FewShot:
 def _checked(kind: TaskKind) -> str:
     """The template of a kind. UserError where rows of the kind are not put into words, and where it names a column that
     is not read."""
-    template = getattr(kind.config, "template", None)
-    if template is None:
+    if not isinstance(kind.config, PromptedConfig):
         raise UserError(
             f"task={kind.config.name} is {kind.config.kind}: its rows are not put into words",
             f"lmtool finetune task={kind.config.name} learns it",
@@ -280,7 +280,7 @@ def _checked(kind: TaskKind) -> str:
     problem = kind.config.unworded()
     if problem is not None:
         raise UserError(problem.message, problem.hint)
-    return template
+    return kind.config.template
 
 
 def _softmax(scores_C: np.ndarray) -> np.ndarray:

@@ -136,7 +136,7 @@ def _difference(
 
 
 def _has_segments(loaded: Loaded) -> bool:
-    return getattr(loaded.config, "segments", 0) > 1
+    return loaded.config.segment_types > 1
 
 
 def _predicted(original: TaskLearner | CheckpointModel, batch: Batch) -> list[Tensor | None]:
