@@ -11,6 +11,7 @@ import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import GetCoreSchemaHandler, create_model
@@ -52,6 +53,16 @@ def component(group: str, name: str, builder: str) -> Callable[[ConfigClass], Co
         return config
 
     return enter
+
+
+def register(package: str) -> None:
+    """Import the modules of a package that hold configuration classes, which enter themselves into the tables: those
+    named `configs`, `..._configs`, or in a package `configs`."""
+    for path in importlib.import_module(package).__path__:
+        for file in sorted(Path(path).glob("*configs.py")):
+            importlib.import_module(f"{package}.{file.stem}")
+        for file in sorted(Path(path, "configs").glob("[!_]*.py")):
+            importlib.import_module(f"{package}.configs.{file.stem}")
 
 
 def _origin(config: type[Config]) -> tuple[str, str]:

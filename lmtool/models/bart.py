@@ -139,7 +139,6 @@ TIED = Tied(
 )
 PUBLISHED = PublishedStacks(
     model="bart",
-    model_type="bart",
     title="BART",
     keys=KEYS,
     tied=TIED,

@@ -82,7 +82,6 @@ TIED = Tied(
 )
 PUBLISHED = Published(
     model="bert",
-    model_type="bert",
     title="BERT",
     keys=KEYS,
     tied=TIED,

@@ -105,7 +105,6 @@ TIED = Tied(
 )
 PUBLISHED = Published(
     model="bigbird",
-    model_type="big_bird",
     title="BigBird",
     keys=KEYS,
     tied=TIED,

@@ -51,6 +51,8 @@ class ModelConfig(Component):
     `conf/recipe/`."""
 
     group: ClassVar[str] = "model"
+    published_type: ClassVar[str | None] = None
+    """The `model_type` in the config.json of a published folder; None where transformers has no such family."""
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "encoder"
     text_format: ClassVar[str] = "bert"
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
@@ -336,6 +338,8 @@ TRANSFORMERS_CLASSIFIER: Offer[ModelConfig] = Offer(
 class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
+    published_type: ClassVar[str | None] = "bert"
+
     free_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.free_fields, "lowercase")
 
     name: Literal["bert"] = Field("bert", description="BERT.")
@@ -353,6 +357,8 @@ class BertConfig(SegmentedConfig):
 class GptConfig(TransformerConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
+    published_type: ClassVar[str | None] = "gpt2"
+
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Summary] = "last"
@@ -369,6 +375,8 @@ class GptConfig(TransformerConfig):
 @component("model", "gpt1", builder="lmtool.models.gpt1:build")
 class Gpt1Config(TransformerConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
+
+    published_type: ClassVar[str | None] = "openai-gpt"
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"

@@ -223,7 +223,6 @@ class _Published(PublishedDisentangled):
 _ATTENTION, _PREDICTIONS = ".self_attn.", "lm_predictions.lm_head."
 PUBLISHED = _Published(
     model="deberta",
-    model_type="deberta",
     title="DeBERTa",
     keys=KEYS,
     tied=TIED,

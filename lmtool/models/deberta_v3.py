@@ -79,7 +79,6 @@ class _Published(PublishedDisentangled):
 
 PUBLISHED = _Published(
     model="deberta_v3",
-    model_type="deberta-v2",
     title="DeBERTa V3",
     keys=KEYS,
     tied=TIED,

@@ -16,6 +16,8 @@ class LlamaConfig(TransformerConfig):
     """Llama's architecture (Touvron et al. 2023), as small decoders have it today: pre-norm, rotary positions, gated
     feed-forward parts, few heads of keys and values. Defaults: SmolLM2-135M."""
 
+    published_type: ClassVar[str | None] = "llama"
+
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Summary] = "last"
@@ -84,6 +86,8 @@ class LlamaEncoderConfig(LlamaConfig):
 class Qwen2Config(LlamaConfig):
     """Qwen2's architecture (Yang et al. 2024): Llama's, with biases of queries, keys and values. Defaults:
     Qwen2.5-0.5B."""
+
+    published_type: ClassVar[str | None] = "qwen2"
 
     has_biases: ClassVar[bool] = True
 

@@ -43,6 +43,8 @@ class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
 class T5Config(TwoTransformersConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
 
+    published_type: ClassVar[str | None] = "t5"
+
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
     # As transformers' T5ForTokenClassification: the encoder alone.
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
@@ -100,6 +102,8 @@ class PostNormConfig(TwoTransformersConfig):
 class BartConfig(PostNormConfig):
     """BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions. Defaults: base."""
 
+    published_type: ClassVar[str | None] = "bart"
+
     text_format: ClassVar[str] = "bart"
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
     # Lewis et al. 2020, 3.2: the decoder reads the same text.
@@ -120,6 +124,8 @@ class BartConfig(PostNormConfig):
 @component("model", "transformer", builder="lmtool.models.transformer:build")
 class Transformer2017Config(PostNormConfig):
     """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. Defaults: base."""
+
+    published_type: ClassVar[str | None] = "marian"
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
     vocab_size: Vocabulary = Field(37000, description="Rows of the token embedding; at least the tokenizer's entries.")

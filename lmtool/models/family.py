@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lmtool.config.tables import lookup
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
@@ -63,7 +64,7 @@ def _headed(name: str, head: str, output: str, pooler: tuple[tuple[str, str], ..
 class Published:
     """A family's published form.
 
-    model: its name here. model_type: in a config.json. title: in messages.
+    model: its name here. title: in messages.
     classes: those of transformers that it is written as, by the heads of a checkpoint: the first one that fits. unlike:
     further ones by name, and why their heads are not read. unties: whether `tie_word_embeddings=false` means tables of
     their own.
@@ -77,7 +78,6 @@ class Published:
     """
 
     model: str
-    model_type: str
     title: str
     keys: KeyMap
     tied: Tied
@@ -94,6 +94,12 @@ class Published:
     repeats: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     positions: str | None = "learned"
+
+    @property
+    def model_type(self) -> str | None:
+        """In a config.json."""
+        entry = lookup("model", self.model)
+        return entry.config.published_type if entry is not None and issubclass(entry.config, ModelConfig) else None
 
     def class_of_heads(self, heads: Collection[str]) -> PublishedClass:
         """The first class all of whose heads are among these names."""

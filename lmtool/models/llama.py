@@ -189,7 +189,6 @@ def classes(family: str) -> tuple[PublishedClass, ...]:
 
 PUBLISHED = PublishedLlama(
     model="llama",
-    model_type="llama",
     title="Llama",
     keys=KEYS,
     tied=TIED,

@@ -223,7 +223,6 @@ class _Published(Published):
 
 PUBLISHED = _Published(
     model="modernbert",
-    model_type="modernbert",
     title="ModernBERT",
     keys=KEYS,
     tied=TIED,

@@ -46,7 +46,6 @@ class _Published(PublishedLlama):
 
 PUBLISHED = _Published(
     model="qwen2",
-    model_type="qwen2",
     title="Qwen2",
     keys=KEYS,
     tied=TIED,

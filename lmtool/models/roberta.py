@@ -77,7 +77,6 @@ TIED = Tied(
 )
 PUBLISHED = Published(
     model="roberta",
-    model_type="roberta",
     title="RoBERTa",
     keys=KEYS,
     tied=TIED,

@@ -96,7 +96,6 @@ _BASE = 10000.0
 PUBLISHED = replace(
     bart.PUBLISHED,
     model="transformer",
-    model_type="marian",
     title="Marian",
     keys=KEYS,
     classes=(PublishedClass("MarianMTModel", predicts=True),),

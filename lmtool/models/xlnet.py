@@ -244,7 +244,6 @@ def _folded(name: str, tensor: Tensor) -> Tensor:
 
 PUBLISHED = _Published(
     model="xlnet",
-    model_type="xlnet",
     title="XLNet",
     keys=KEYS,
     tied=TIED,

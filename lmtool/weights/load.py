@@ -17,24 +17,17 @@ from torch import Tensor, nn
 from lmtool.config import plugins
 from lmtool.config.base import Config
 from lmtool.config.checkpoint import find, read_config
-from lmtool.config.tables import Choice
+from lmtool.config.tables import Choice, register
 from lmtool.data.configs import FORMATS
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.writing import writer_of
-
-# The families, and the tuning methods, enter themselves into the tables.
-from lmtool.models import decoder_configs as decoder_configs
-from lmtool.models import encoder_configs as encoder_configs
-from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
-from lmtool.models import word_configs as word_configs
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import shifted
 from lmtool.models.heads.lm import LMHead
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.tuning import configs as tuning_configs  # noqa: F401
 from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
 from lmtool.weights.folders import published_folder
@@ -42,6 +35,9 @@ from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.loading import LoadReport
 from lmtool.weights.reading import read
 from lmtool.weights.unread import unread_layout
+
+register("lmtool.models")
+register("lmtool.tuning")
 
 
 @dataclass(frozen=True)

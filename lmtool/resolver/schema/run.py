@@ -10,22 +10,12 @@ from pydantic import Field, ValidationError
 
 from lmtool.config.auto import AUTO, Auto
 from lmtool.config.base import Variant
-from lmtool.config.tables import Choice, Several, lookup
-
-# These modules enter their components into the tables.
+from lmtool.config.tables import Choice, Several, lookup, register
 from lmtool.data import configs as data_configs  # noqa: F401
 from lmtool.data.configs import DataConfig
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.learners.configs import ObjectiveConfig
-from lmtool.models import decoder_configs as decoder_configs
-from lmtool.models import encoder_configs as encoder_configs
-from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
-from lmtool.models import recurrent_configs as recurrent_configs
-from lmtool.models import word_configs as word_configs
 from lmtool.models.configs import ModelConfig
-from lmtool.objectives import configs as objective_configs  # noqa: F401
-from lmtool.objectives import permutation_configs as objective_word_configs  # noqa: F401
-from lmtool.objectives import permutation_configs as permutation_configs
 from lmtool.reporting.trackers.configs import TrackerConfig
 from lmtool.resolver.schema.base import DEVICE, CommandConfig
 from lmtool.resolver.schema.phases import normalised, overridden, variants
@@ -47,6 +37,10 @@ from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.training.configs import OptimizerConfig, Parallel, ScheduleConfig
 from lmtool.tuning.configs import TuningConfig
+
+# Their modules enter components into the tables.
+for _package in ("models", "objectives", "tasks", "tuning", "distillation"):
+    register(f"lmtool.{_package}")
 
 _START = (
     "give checkpoint=hf://google-bert/bert-base-uncased or others of the hub, checkpoint=runs/NAME (a run of lmtool "
