@@ -82,6 +82,11 @@ class LearnedConfig(Component):
         """What it is called among the members of a mixture."""
         return self.name
 
+    @property
+    def typed_kind(self) -> str:
+        """What kind of task or objective it is, as it is typed."""
+        return self.typed
+
     def parts(self) -> tuple[LearnedConfig, ...]:
         """What it is made of: itself."""
         return (self,)
@@ -142,7 +147,12 @@ ONE_TASK: Offer[LearnedConfig] = Offer(
 ONE_DOMAIN: Offer[LearnedConfig] = Offer(
     "learned", lambda learned: learned.adapts is None, "has a loss over two domains"
 )
-LABELS: Offer[LearnedConfig] = Offer("task", lambda task: task.has_classes, "has no labels")
+LABELS: Offer[LearnedConfig] = Offer(
+    "task",
+    lambda task: task.has_classes,
+    lambda task: f"{task.typed_kind} has no labels",
+    wording="{reason}: {lacking}",
+)
 NO_TEXTS: Offer[LearnedConfig] = Offer(
     "learned", lambda learned: not learned.writes_text, "learns what a language model writes"
 )

@@ -305,16 +305,14 @@ def number_of_layers(layers: int) -> Offer[ModelConfig]:
     )
 
 
-CONTEXT: Offer[ModelConfig] = Offer("model", lambda model: model.contextual, "reads each token by itself")
+CONTEXT: Offer[ModelConfig] = Offer("model", lambda model: model.contextual, "reads each word by itself")
 SINGLE_TOKENS: Offer[ModelConfig] = Offer("model", lambda model: not model.contextual, "reads the tokens around each")
 PREFIXES: Offer[ModelConfig] = Offer(
     "model", lambda model: model.architecture != "decoder" or model.sees_prefixes, "reads in turn"
 )
 QUERY_STREAM: Offer[ModelConfig] = Offer("model", lambda model: model.query_stream, "has none")
 STACK: Offer[ModelConfig] = Offer("model", lambda model: bool(model.depths), "has none")
-TRANSFORMER: Offer[ModelConfig] = Offer(
-    "model", lambda model: isinstance(model, TransformerConfig), "is no transformer"
-)
+TRANSFORMER: Offer[ModelConfig] = Offer("model", lambda model: isinstance(model, TransformerConfig), "is none")
 LAYERS_OF_EACH_DEPTH: Offer[ModelConfig] = Offer(
     "model", lambda model: not model.shares_layers, "has one layer, applied at every depth"
 )

@@ -76,7 +76,8 @@ def _matched(section: str, component: Component, beside: dict[str, Any]) -> Iter
     for part in (component, *(part for part in parts if part is not component)):
         for need, other in unmet(part, **beside):
             problem = _worded(section, component, part, need.problem(other))
-            if need.instead is not None:
+            replaced = part is not component and isinstance(component, ObjectiveConfig)
+            if need.instead is not None and not replaced:
                 yield problem
                 break
             yield replace(problem, hint=_nearest(component, part, beside))

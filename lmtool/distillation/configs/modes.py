@@ -23,7 +23,7 @@ from lmtool.distillation.configs.base import (
 )
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import A_TASK, FORWARDS_OF_ONE_PROCESS, NO_TEXTS, ONE_DOMAIN, ONE_TASK, TEXTS
-from lmtool.models.configs import ModelConfig, number_of_layers
+from lmtool.models.configs import ModelConfig
 
 # Learning from frozen teachers. Imports no torch.
 
@@ -344,7 +344,7 @@ class SelfConfig(DistillConfig):
             yield Need(offer, "distill", why, "give distill=none")
         yield Need(ONE_DOMAIN, "distill", why, "give task.domain=null, or distill=none")
         yield Need(_ONE_STACK, "distill", why, "give model=bert, or distill=none")
-        yield Need(number_of_layers(2), "distill", why, "give model.num_layers=2, or distill=none")
+        yield Need(_LAYERS_BELOW, "distill", why, "give model.num_layers=2, or distill=none")
         yield Need(self._layers(), "distill.exits", "distill.exits", _middle_exit)
 
     def _layers(self) -> Offer[ModelConfig]:
@@ -364,6 +364,12 @@ class SelfConfig(DistillConfig):
         return Offer("model", lambda model: wrong(model) is None, said, wording="{reason}={lacking}")
 
 
+_LAYERS_BELOW: Offer[ModelConfig] = Offer(
+    "model",
+    lambda model: model.num_layers > 1,
+    lambda model: f"model.num_layers={model.num_layers}: no layer is below the last",
+    wording="{reason}: {lacking}",
+)
 _ONE_STACK: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.architecture != "encoder_decoder",

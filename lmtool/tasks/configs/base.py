@@ -161,6 +161,10 @@ class TaskConfig(LearnedConfig):
         return False
 
     @property
+    def typed_kind(self) -> str:
+        return f"task.kind={self.kind}"
+
+    @property
     def has_data(self) -> bool:
         """Whether it says where its rows come from."""
         return any(place is not None for place in (self.path, self.hub, self.embedded))

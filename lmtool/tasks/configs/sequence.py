@@ -34,8 +34,18 @@ _FILLS_A_PLACE: Offer[ModelConfig] = Offer(
 _SCORES_WORDS: Offer[ModelConfig] = Offer(
     "model", lambda model: model.architecture != "encoder_decoder", "writes the word of a prompt"
 )
-_PREDICTS_WORDS_OF_TEXTS: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.architecture in ("decoder", "encoder_decoder"), "writes no text"
+
+
+def _writes_nothing(model: ModelConfig) -> str:
+    kind = "an encoder" if model.architecture == "encoder" else "no decoder"
+    return f"model={model.name} writes no text: it is {kind}"
+
+
+_WRITES: Offer[ModelConfig] = Offer(
+    "model",
+    lambda model: model.architecture in ("decoder", "encoder_decoder"),
+    _writes_nothing,
+    wording="{reason}: {lacking}",
 )
 
 
@@ -129,7 +139,7 @@ class SequenceConfig(TaskConfig):
         typed = f"task.head={self.head}"
         if self.head == TEXT_TO_TEXT and self.writes_labels:
             hint = "take an encoder-decoder or a decoder: model=t5"
-            yield Need(_PREDICTS_WORDS_OF_TEXTS, "task.head", f"{typed} writes labels", hint)
+            yield Need(_WRITES, "task.head", typed, hint)
         elif self.head == PROMPT and self.fills_prompts:
             yield Need(_FILLS_A_PLACE, "task.head", f"{typed} asks for a word in a text", "leave it out")
             yield Need(CONTEXT, "task.head", f"{typed} asks by the words around", "give task.head=paper")

@@ -45,7 +45,7 @@ class FullConfig(ByDepthConfig, OfPretrainedConfig):
     def needs(self) -> Iterator[Need]:
         if self.freeze_layers:
             key = "tuning.freeze_layers"
-            reason = f"{key}={self.freeze_layers} freezes layers from the first on"
+            reason = f"{key}={self.freeze_layers} freezes layers of a transformer"
             yield Need(LAYERS_OF_EACH_DEPTH, key, reason, "give tuning.freeze_layers=0")
             yield Need(TRANSFORMER, key, reason, "give tuning.freeze_layers=0")
             yield Need(number_of_layers(self.freeze_layers), key, reason, _fewer_layers)
@@ -293,7 +293,7 @@ class SoftPromptConfig(TuningConfig):
             yield Need(
                 LABELS,
                 "tuning.init",
-                "tuning.init=class_labels averages words of labels",
+                "tuning.init=class_labels",
                 "give tuning.init=vocabulary",
             )
 
