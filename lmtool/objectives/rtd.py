@@ -89,9 +89,8 @@ class GeneratedTextLearner(MaskFiller):
 
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows:
         return MaskedWindows(
-            self.config, self.tokenizer, self.backbone.config.text_format, data.text, max_length, data.documents,
-            data.split, self.seed, self.masks,
-        )  # fmt: skip
+            self.config, self.tokenizer, self.backbone.config.text_format, data, max_length, self.seed, self.masks
+        )
 
     def inspector(self, examples: MaskedWindows, max_length: int) -> GeneratorInspector:
         return GeneratorInspector(self, examples, max_length)

@@ -10,11 +10,12 @@ import pytest
 import torch
 import yaml
 
-from lmtool.config.tables import build, lookup
+from lmtool.config.tables import build, lookup, register
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
 from lmtool.models.heads.sequence import Pooler
 from lmtool.types import Packed
 
+register("lmtool.models")
 CONF = Path(__file__).parents[2] / "conf" / "model"
 PUBLISHED = {
     "bert": 109_482_240,

@@ -6,15 +6,15 @@ import hashlib
 
 import torch
 
-import lmtool.tuning.configs  # noqa: F401 (enters the methods into the table)
 from lmtool.config.needs import refusal
-from lmtool.config.tables import Choice, build, lookup
-from lmtool.models import decoder_configs, encoder_configs, encoder_decoder_configs  # noqa: F401 (and the families)
+from lmtool.config.tables import Choice, build, lookup, register
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tuning.configs.base import offered
 from lmtool.types import Batch, Packed, Target
 
+register("lmtool.models")
+register("lmtool.tuning")
 SIZES = {
     "vocab_size": 40, "num_layers": 2, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "max_positions": 32,
     "dropout": 0.1, "attention_dropout": 0.1,

@@ -8,7 +8,7 @@ import numpy as np
 
 from lmtool.data.assembly import assemble, ragged_ranges
 from lmtool.data.plan import Plan
-from lmtool.data.store import TokenStore
+from lmtool.data.split import SplitData
 from lmtool.errors import UserError
 from lmtool.objectives.configs import DenoisingConfig, SpanCorruptionConfig
 from lmtool.objectives.corruption.masking import Vocabulary
@@ -38,20 +38,19 @@ class NoisyWindows:
     """Windows of text, with noise on one side. joined: through documents, nothing between them; separate: of each."""
 
     def __init__(
-        self, config: DenoisingConfig, tokenizer: Tokenizer, sides: Sides, store: TokenStore,
-        max_length: int, documents: str, split: str, seed: int,
-    ):  # fmt: skip
-        self.config, self.sides, self.store, self.split, self.seed = config, sides, store, split, seed
+        self, config: DenoisingConfig, tokenizer: Tokenizer, sides: Sides, data: SplitData, max_length: int, seed: int
+    ):
+        self.config, self.sides, self.store, self.split, self.seed = config, sides, data.text, data.split, seed
         self.vocabulary = _vocabulary(tokenizer)
         overhead = sides.template.overhead
         self.room = room_for(max_length, overhead, 1)
         # Nothing stands between documents, and none is empty: places of the stream are places of the store.
-        self.stream = Stream(store.tokens, store.document_offsets, None)
-        rows = windows(self.stream, self.room, documents == "joined")
+        self.stream = Stream(self.store.tokens, self.store.document_offsets, None)
+        rows = windows(self.stream, self.room, data.documents == "joined")
         lengths = rows["length"].astype(np.int64)
         # A mask put in between may make a short text longer.
         noisy = np.minimum(lengths + np.ceil(lengths * config.text_infilling).astype(np.int64), self.room)
-        self._plan = some(Plan(rows, lengths + noisy + 2 * overhead), split)
+        self._plan = some(Plan(rows, lengths + noisy + 2 * overhead), data.split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -121,19 +120,24 @@ class CorruptedSpans:
     separate: of each document, of which a last token alone is left out."""
 
     def __init__(
-        self, config: SpanCorruptionConfig, tokenizer: Tokenizer, sides: Sides, store: TokenStore,
-        max_length: int, documents: str, split: str, seed: int,
-    ):  # fmt: skip
-        self.config, self.sides, self.store, self.split, self.seed = config, sides, store, split, seed
+        self,
+        config: SpanCorruptionConfig,
+        tokenizer: Tokenizer,
+        sides: Sides,
+        data: SplitData,
+        max_length: int,
+        seed: int,
+    ):
+        self.config, self.sides, self.store, self.split, self.seed = config, sides, data.text, data.split, seed
         overhead = sides.template.overhead
         self.text_length = text_length(max_length, overhead, config)
-        self.stream = Stream(store.tokens, store.document_offsets, None)
-        rows = windows(self.stream, self.text_length, documents == "joined")
+        self.stream = Stream(self.store.tokens, self.store.document_offsets, None)
+        rows = windows(self.stream, self.text_length, data.documents == "joined")
         rows = rows[rows["length"] >= 2]
         lengths = rows["length"].astype(np.int64)
         _, spans = noise_counts(lengths, config)
         # Each span has a sentinel on both sides.
-        self._plan = some(Plan(rows, lengths + 2 * spans + 2 * overhead), split)
+        self._plan = some(Plan(rows, lengths + 2 * spans + 2 * overhead), data.split)
         self.sentinels = np.array(tokenizer.sentinels, dtype=np.int64)
         if len(self.sentinels) < spans.max():
             raise UserError(
