@@ -19,7 +19,7 @@ import torch
 
 from lmtool.costs.memory_of_run import TrainingConfig, too_large
 from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of, what_fits
-from lmtool.costs.rate import Place, place_of
+from lmtool.costs.rate import PlannedDevice, place_of
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
@@ -140,7 +140,7 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     return 0
 
 
-def _measured(config: TrainingConfig, place: Place, fits: bool) -> Measured | None:
+def _measured(config: TrainingConfig, place: PlannedDevice, fits: bool) -> Measured | None:
     """A few steps; none of a run that cannot be held."""
     if not place.here:
         # Says what is missing, as training would.
@@ -171,7 +171,11 @@ def _with_known_passes(
 
 
 def _planned(
-    config: RunConfig, learner: BaseLearner, of_pass: float | None, place: Place, facts: Mapping[str, Any] | None
+    config: RunConfig,
+    learner: BaseLearner,
+    of_pass: float | None,
+    place: PlannedDevice,
+    facts: Mapping[str, Any] | None,
 ) -> RunPlan:
     """of_pass: the tokens of a pass; facts: of a loader that read it."""
     if isinstance(config, PretrainConfig) and config.phases:

@@ -163,7 +163,7 @@ _LOGIT_ROWS = {"cpu": (512, 32), "cuda": (1024, 1024)}
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedActivations:
     """Bytes that each token of a batch keeps. activations: of all layers. scores: of attention that no fused kernel
     computes. working: of the layer at work, where no other keeps any: layers are recomputed, or nothing learns."""
 
@@ -171,8 +171,10 @@ class Kept:
     scores: float = 0.0
     working: float = 0.0
 
-    def __add__(self, other: Kept) -> Kept:
-        return Kept(self.activations + other.activations, self.scores + other.scores, max(self.working, other.working))
+    def __add__(self, other: SavedActivations) -> SavedActivations:
+        return SavedActivations(
+            self.activations + other.activations, self.scores + other.scores, max(self.working, other.working)
+        )
 
 
 def kept_of(
@@ -182,12 +184,12 @@ def kept_of(
     outputs: float = 0.5,
     read: float = 1.0,
     memory: float = 0.0,
-) -> Kept:
+) -> SavedActivations:
     """What a token of a batch keeps in all backbones of a learner, heads left out. length: mean tokens of an example,
     both sides, without virtual ones. outputs: of an encoder-decoder the share of its decoder. read: share of the tokens
     that the last layer of the learner's own backbone works on behind its attention; a query stream stands at these.
     memory: states of earlier text in front of an example."""
-    total = Kept()
+    total = SavedActivations()
     for backbone in backbones_of(learner):
         share = read if backbone is learner.backbone else 1.0
         asked = share if learner.query_stream else 0.0
@@ -214,7 +216,7 @@ def lengthening(learner: nn.Module, length: float) -> float:
 
 def _of_backbone(
     backbone: Backbone, formats: Formats, length: float, outputs: float, read: float, memory: float, asked: float
-) -> Kept:
+) -> SavedActivations:
     """memory, asked: as `Sees` has them."""
     virtual = backbone.embed.virtual_count
     if isinstance(backbone, EncoderDecoder):
@@ -236,7 +238,7 @@ def _of_backbone(
 
 def _of_layers(
     embed: StackInput, layers: Iterable[nn.Module], formats: Formats, sees: Sees, learns: bool, read: float
-) -> Kept:
+) -> SavedActivations:
     """Of a stack, a token of it. learns: whether anything before its layers does."""
     parts, sees = list(layers), replace(sees, scored=embed.position.scores)
     width = _width(parts[0]) if parts else 0
@@ -258,7 +260,7 @@ def _of_layers(
             working = max(working, own + own_scores)
         else:
             activations, scores = activations + own, scores + own_scores
-    return Kept(activations, scores, working if learns else frozen)
+    return SavedActivations(activations, scores, working if learns else frozen)
 
 
 def _of_layer(layer: nn.Module, formats: Formats, sees: Sees, last: bool, read: float) -> float:
@@ -358,5 +360,5 @@ def _learns(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
-def _times(kept: Kept, share: float) -> Kept:
-    return Kept(share * kept.activations, share * kept.scores, share * kept.working)
+def _times(kept: SavedActivations, share: float) -> SavedActivations:
+    return SavedActivations(share * kept.activations, share * kept.scores, share * kept.working)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from lmtool.costs.activations import VALUE_BYTES, Kept
+from lmtool.costs.activations import VALUE_BYTES, SavedActivations
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -77,7 +77,7 @@ class Forward:
     """What one forward keeps. tokens: in it. kept: of each. head_bytes: of the loss over a vocabulary. cuda: where."""
 
     tokens: float
-    kept: Kept = field(default_factory=Kept)
+    kept: SavedActivations = field(default_factory=SavedActivations)
     head_bytes: int = 0
     cuda: bool = False
 

@@ -23,7 +23,7 @@ from lmtool.costs.memory_of_run import (
     values_of,
 )
 from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, Work, plan, works_of
-from lmtool.costs.rate import Place, StepWork, here
+from lmtool.costs.rate import PlannedDevice, StepWork, here
 from lmtool.data.phases import Shares
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.learners.model import ModelWithHeads
@@ -50,7 +50,9 @@ def _beside(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[W
         yield from works * (config.distill.learners - 1)
 
 
-def plan_of(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], where: Precision | Place) -> RunPlan:
+def plan_of(
+    config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], where: Precision | PlannedDevice
+) -> RunPlan:
     """The plan of a run. facts: the training loader's. where: a place, or a device that is here, which is measured for
     a third of a second at most."""
     single = _of_one_step(config, learner, facts, _place(config, where))
@@ -61,7 +63,7 @@ def plan_of(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], whe
 
 
 def plan_in_phases(
-    config: PretrainConfig, learner: nn.Module, facts: Sequence[Mapping[str, Any]], where: Precision | Place
+    config: PretrainConfig, learner: nn.Module, facts: Sequence[Mapping[str, Any]], where: Precision | PlannedDevice
 ) -> tuple[RunPlan, Shares]:
     """The plan of a run in phases, and the phases as numbers. facts: those of their loaders."""
     place = _place(config, where)
@@ -99,11 +101,11 @@ def plan_in_phases(
     return replace(whole, ends_by=budget, phases=phases, notes=notes), shares
 
 
-def _place(config: RunConfig, where: Precision | Place) -> Place:
-    return where if isinstance(where, Place) else here(config, where)
+def _place(config: RunConfig, where: Precision | PlannedDevice) -> PlannedDevice:
+    return where if isinstance(where, PlannedDevice) else here(config, where)
 
 
-def _of_one_step(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: Place) -> RunPlan:
+def _of_one_step(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: PlannedDevice) -> RunPlan:
     """The plan of a run of one step."""
     predicted = facts.get("predicted_fraction", 0.0)
     places = config.objective.places if isinstance(config, PretrainConfig) else {}
@@ -140,7 +142,7 @@ def devices_of(config: RunConfig) -> int:
     return config.devices or int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _sizes(config: RunConfig, learner: ModelWithHeads, teachers: Sequence[Any], place: Place) -> Sizes:
+def _sizes(config: RunConfig, learner: ModelWithHeads, teachers: Sequence[Any], place: PlannedDevice) -> Sizes:
     learned = {
         name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
     }
@@ -166,11 +168,11 @@ def _carried(config: RunConfig, learner: Any) -> int:
     return lanes * sum(tensor.numel() for tensor in learner.backbone.initial_state(1).values())
 
 
-def _formats(config: RunConfig, place: Place) -> Formats:
+def _formats(config: RunConfig, place: PlannedDevice) -> Formats:
     return Formats(place.precision.name != "fp32", place.cuda, config.gradient_checkpointing)
 
 
-def _forward(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: Place) -> Forward:
+def _forward(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: PlannedDevice) -> Forward:
     """What one forward of a device keeps."""
     formats, length = _formats(config, place), facts["mean_length"]
     predicted = facts.get("predicted_fraction", 0.0)

@@ -171,7 +171,7 @@ Times = Callable[[StepWork], tuple[float, float] | None]
 
 
 @dataclass(frozen=True)
-class Place:
+class PlannedDevice:
     """name: on the screen. cuda: a GPU. room_bytes: memory there is; None where nobody says. seconds: of a step, from
     the least to the most; None where no rate is known. rate: how it was found, in words. here: the device is."""
 
@@ -184,7 +184,7 @@ class Place:
     here: bool = True
 
 
-def here(config: RunConfig, precision: Precision) -> Place:
+def here(config: RunConfig, precision: Precision) -> PlannedDevice:
     """A device of this machine. Measures it for a third of a second at most."""
     model, device = config.model, str(precision.device)
     rate = measure_rate(model.hidden_size, model.inner_size, precision.name, device) / STEP_SHARE
@@ -195,10 +195,12 @@ def here(config: RunConfig, precision: Precision) -> Place:
         return each, each
 
     words = f"estimated from {flops(rate)}/s of products of its widths, measured here"
-    return Place(device, precision, precision.device.type == "cuda", available_bytes(precision.device), seconds, words)
+    return PlannedDevice(
+        device, precision, precision.device.type == "cuda", available_bytes(precision.device), seconds, words
+    )
 
 
-def place_of(config: RunConfig, published: str | None) -> Place:
+def place_of(config: RunConfig, published: str | None) -> PlannedDevice:
     """Where a plan is made. published: a device of the table, or None for the one that `config` names. A CUDA device
     that is not here is planned without a rate."""
     if published is not None:
@@ -206,11 +208,13 @@ def place_of(config: RunConfig, published: str | None) -> Place:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         precision = Precision(_precision(config.precision, True), torch.device("cuda"), "planned")
         rate = f"no CUDA device is here; name one: device={', '.join(name for name, of in DEVICES.items() if of.cuda)}"
-        return Place(f"{config.device}, which is not here", precision, True, None, lambda work: None, rate, False)
+        return PlannedDevice(
+            f"{config.device}, which is not here", precision, True, None, lambda work: None, rate, False
+        )
     return here(config, choose_precision(config.precision, choose_device(config.device)))
 
 
-def _published(name: str, asked: str) -> Place:
+def _published(name: str, asked: str) -> PlannedDevice:
     device: Device = device_of(name)
     precision = Precision(
         _precision(asked, device.bf16 is not None), torch.device("cuda" if device.cuda else "cpu"), "planned"
@@ -218,7 +222,7 @@ def _published(name: str, asked: str) -> Place:
     rate = device.rate(precision.name)
     low, high = (percent(share) for share in UTILISATION)
     words = f"estimated, at {low} to {high} of the published {flops(rate)}/s in {precision.name}"
-    return Place(
+    return PlannedDevice(
         f"{name}, as published", precision, device.cuda, round(device.memory),
         lambda work: seconds_on(work, device, precision.name), words, False,
     )  # fmt: skip

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from lmtool.data.loader import PackedLoader
 from lmtool.data.split import SplitData
-from lmtool.distillation.seen import Reading, Seen, Teacher
+from lmtool.distillation.seen import RecordedOutputs, StudentData, Teacher
 from lmtool.distillation.store.outputs import held_terms, order_of
 from lmtool.errors import UserError
-from lmtool.models.heads.predicted import Shares
+from lmtool.models.heads.predicted import TargetProbabilities
 from lmtool.nn.stack import Tap
 from lmtool.types import Batch
 
 
 @dataclass(frozen=True)
-class Given(Shares):
+class Given(TargetProbabilities):
     """labels: (M,), as `best` gives them."""
 
     labels: Tensor
@@ -61,7 +61,7 @@ class HardLabels(Teacher):
     def teaches(self) -> frozenset[str]:
         return frozenset([self.learner.config.name])
 
-    def begin(self, reading: Reading) -> dict[str, Any]:
+    def begin(self, reading: StudentData) -> dict[str, Any]:
         data, facts = self.relabel(reading.data)
         examples = self.learner.examples(data, reading.max_length)
         budget = max(reading.tokens, int(examples.plan(0).lengths.max()))
@@ -77,9 +77,9 @@ class HardLabels(Teacher):
         self.terms = {term: _joined(parts) for term, parts in kept.items()}
         return facts
 
-    def see(self, batch: Batch, states: Tap | None = None) -> Seen:
+    def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
         """UserError where it knows nothing of an example of the batch."""
-        predicted: dict[str, Shares] = {}
+        predicted: dict[str, TargetProbabilities] = {}
         for term, held in held_terms(batch).items():
             known, target = self.terms.get(term), held.target.labels
             if known is None or target is None:
@@ -98,7 +98,7 @@ class HardLabels(Teacher):
                 torch.from_numpy(np.repeat(known.first_G[at_G], count_G) + within_M)
             ]
             predicted[term] = Given(labels.flatten().to(batch.inputs.tokens.device))
-        return Seen(self.learner, batch, predicted)
+        return RecordedOutputs(self.learner, batch, predicted)
 
 
 def _joined(parts: list[tuple[np.ndarray, np.ndarray, Tensor]]) -> _Labels:

@@ -26,7 +26,7 @@ from lmtool.learners.model import ModelWithHeads
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits
-from lmtool.models.heads.predicted import Binary, Classes, Predicted, Words
+from lmtool.models.heads.predicted import Binary, Classes, Predicted, PredictedWords
 from lmtool.nn.dropout import DeviceDraws, Draws, TokenDraws, token_keys
 from lmtool.random_streams import key
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -201,7 +201,7 @@ class BaseLearner(ModelWithHeads, ABC):
         if term not in self.weights:
             return None
         if isinstance(logits, TokenLogits):
-            return term, Words(logits)
+            return term, PredictedWords(logits)
         return term, Binary(logits) if logits.ndim == 1 else Classes(logits)
 
     # How it is scored.

@@ -27,7 +27,7 @@ AnyConfig = TypeVar("AnyConfig", bound=ModelConfig)
 AnyBackbone = TypeVar("AnyBackbone", bound="Backbone")
 
 
-class Vocabulary(Protocol):
+class SpelledVocabulary(Protocol):
     """A tokenizer as a model sees it that reads what the ids spell. starts_word: (V,) whether an entry begins a
     word."""
 
@@ -110,7 +110,7 @@ class Backbone(nn.Module):
         """Added to the variance in the norms of heads."""
         return self.config.norm_epsilon if isinstance(self.config, TransformerConfig) else 1e-12
 
-    def spell(self, vocabulary: Vocabulary) -> None:
+    def spell(self, vocabulary: SpelledVocabulary) -> None:
         """Called once, with the vocabulary whose ids it will read: a family that reads what they spell keeps that."""
 
     def drawing(self, length: int) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.models.base import Vocabulary
+from lmtool.models.base import SpelledVocabulary
 from lmtool.nn.dropout import Draws
 from lmtool.nn.embeddings import StackInput
 from lmtool.nn.positions import Position
@@ -39,7 +39,7 @@ class Spellings:
     continues_V: np.ndarray
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, longest: int) -> Spellings:
+    def of(cls, vocabulary: SpelledVocabulary, longest: int) -> Spellings:
         """longest: bytes of an entry that are kept. The tokens that begin and end a text have symbols of their own;
         other special tokens are spelled as they are written."""
         spelled, roles = vocabulary.spelled(range(vocabulary.vocab_size)), vocabulary.roles
@@ -73,7 +73,7 @@ class Spellings:
 
 
 @dataclass(frozen=True)
-class Words:
+class PackedWords:
     """The words of packed texts. packed: of each word its first token, and the texts by their words. first_W: where
     that token stands; word_T: the word of each token. Both None where every token is a word."""
 
@@ -171,19 +171,19 @@ class WordCharacters(StackInput):
         _, lengths_V, _ = self._spellings(torch.device("cpu"))
         return lengths_V.numpy()
 
-    def words(self, packed: Packed) -> Words:
+    def words(self, packed: Packed) -> PackedWords:
         """The words of packed texts: a token and those behind it that continue it. The first token of a text begins
         one, whatever it is."""
         _, _, continues_V = self._spellings(packed.tokens.device)
         starts_T = ~continues_V[packed.tokens] | (packed.positions == 0)
         first_W = starts_T.nonzero()[:, 0]
         if len(first_W) == len(packed.tokens):
-            return Words(packed)
+            return PackedWords(packed)
         lengths_N = packed.documents[first_W].bincount(minlength=len(packed.lengths))
         words = Packed(packed.tokens[first_W], tuple(lengths_N.tolist()))
-        return Words(words, first_W, starts_T.cumsum(0) - 1)
+        return PackedWords(words, first_W, starts_T.cumsum(0) - 1)
 
-    def symbols(self, packed: Packed, words: Words) -> tuple[Tensor, Tensor]:
+    def symbols(self, packed: Packed, words: PackedWords) -> tuple[Tensor, Tensor]:
         """(U, L) symbols of the different words, those that are spelled by several tokens each for itself; and (W,) the
         number of each word among them."""
         device = packed.tokens.device
@@ -243,7 +243,7 @@ class WordCharacters(StackInput):
         projected: Tensor = self.project(x_UF)
         return projected
 
-    def vectors(self, packed: Packed, words: Words) -> Tensor:
+    def vectors(self, packed: Packed, words: PackedWords) -> Tensor:
         """(W, 2P) the vectors of words, twice."""
         symbols_UL, number_W = self.symbols(packed, words)
         vectors_WP = F.embedding(number_W, self.of_symbols(symbols_UL))

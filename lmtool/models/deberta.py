@@ -176,7 +176,7 @@ class PublishedDisentangled(Published):
 
 
 @dataclass(frozen=True)
-class _Published(PublishedDisentangled):
+class _PublishedDeberta(PublishedDisentangled):
     """One map for queries, keys and values, head by head, with biases beside it."""
 
     def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -221,7 +221,7 @@ class _Published(PublishedDisentangled):
 
 
 _ATTENTION, _PREDICTIONS = ".self_attn.", "lm_predictions.lm_head."
-PUBLISHED = _Published(
+PUBLISHED = _PublishedDeberta(
     model="deberta",
     title="DeBERTa",
     keys=KEYS,

@@ -66,7 +66,7 @@ KEYS = KeyMap(
 
 
 @dataclass(frozen=True)
-class _Published(PublishedDisentangled):
+class _PublishedDebertaV3(PublishedDisentangled):
     """Of buckets and shared maps."""
 
     def from_published_config(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class _Published(PublishedDisentangled):
         return section
 
 
-PUBLISHED = _Published(
+PUBLISHED = _PublishedDebertaV3(
     model="deberta_v3",
     title="DeBERTa V3",
     keys=KEYS,

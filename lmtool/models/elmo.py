@@ -35,7 +35,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, Vocabulary, new
+from lmtool.models.base import Encoder, SpelledVocabulary, new
 from lmtool.models.characters import Highway, Spellings, WordCharacters
 from lmtool.models.recurrent_configs import ElmoConfig
 from lmtool.nn.attention import only
@@ -90,7 +90,7 @@ class Elmo(Encoder):
         """What makes vectors of words."""
         return cast(WordCharacters, self.embed)
 
-    def spell(self, vocabulary: Vocabulary) -> None:
+    def spell(self, vocabulary: SpelledVocabulary) -> None:
         self.reader.spell(Spellings.of(vocabulary, self.reader.longest))
 
     def read(

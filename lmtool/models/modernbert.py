@@ -159,7 +159,7 @@ _BASES = {"global_rope_theta": (_FULL, 160_000.0), "local_rope_theta": (_LOCAL, 
 
 
 @dataclass(frozen=True)
-class _Published(Published):
+class _PublishedModernBert(Published):
     """One map for queries, keys and values, another for gate and gated, and a list of the layers' kinds."""
 
     def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -221,7 +221,7 @@ class _Published(Published):
         }
 
 
-PUBLISHED = _Published(
+PUBLISHED = _PublishedModernBert(
     model="modernbert",
     title="ModernBERT",
     keys=KEYS,

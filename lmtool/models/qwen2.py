@@ -34,7 +34,7 @@ def build(config: Qwen2Config, seed: int) -> Qwen2:
 
 
 @dataclass(frozen=True)
-class _Published(PublishedLlama):
+class _PublishedQwen2(PublishedLlama):
     def head_size(self, config: LlamaConfig) -> dict[str, int]:
         return {}
 
@@ -44,7 +44,7 @@ class _Published(PublishedLlama):
         return super().from_published_config(data)
 
 
-PUBLISHED = _Published(
+PUBLISHED = _PublishedQwen2(
     model="qwen2",
     title="Qwen2",
     keys=KEYS,

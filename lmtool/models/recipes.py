@@ -29,14 +29,14 @@ steps of 2,048 tokens: bert_tiny ends at 6.61 with 6e-4, 6.49 with 1e-3, 6.86 wi
 5.56 with 1e-3 and 5.85 with 3.6e-3."""
 
 
-class Finetuning(Config):
+class FinetuningRecipe(Config):
     """How the weights move."""
 
     optimizer: Section = Field({}, description="What optimizer=auto stands for.")
     schedule: Section = Field({}, description="What schedule=auto stands for.")
 
 
-class Pretraining(Finetuning):
+class PretrainingRecipe(FinetuningRecipe):
     """What is learned, and how the weights move."""
 
     objective: Section = Field({}, description="What objective=auto stands for.")
@@ -46,8 +46,8 @@ class Sections(Config):
     """What `auto` stands for in each command; a section that is empty is taken from elsewhere."""
 
     tokenizer: Section = Field({}, description="What tokenizer=auto stands for, in both commands.")
-    pretrain: Pretraining = Field(Pretraining(), description="The sections of lmtool pretrain.")
-    finetune: Finetuning = Field(Finetuning(), description="The sections of lmtool finetune.")
+    pretrain: PretrainingRecipe = Field(PretrainingRecipe(), description="The sections of lmtool pretrain.")
+    finetune: FinetuningRecipe = Field(FinetuningRecipe(), description="The sections of lmtool finetune.")
 
     def by_key(self) -> dict[str, Section]:
         """The sections that are there, as `pretrain.optimizer`."""

@@ -204,7 +204,7 @@ TIED = Tied("transformer.word_embedding.weight", "lm_loss.weight", "lm_loss.")
 
 
 @dataclass(frozen=True)
-class _Published(Published):
+class _PublishedXlnet(Published):
     """Maps are stored as (H, A, D), those into heads the transpose of torch's."""
 
     def to_published(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -242,7 +242,7 @@ def _folded(name: str, tensor: Tensor) -> Tensor:
     return tensor[0] if name == _QUERY else tensor
 
 
-PUBLISHED = _Published(
+PUBLISHED = _PublishedXlnet(
     model="xlnet",
     title="XLNet",
     keys=KEYS,

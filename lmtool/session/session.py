@@ -11,7 +11,7 @@ from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.data.split import SplitData
 from lmtool.distillation.distilled import Distilled
-from lmtool.distillation.seen import Reading
+from lmtool.distillation.seen import StudentData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import predictors_of
@@ -89,11 +89,11 @@ class Session:
         )  # fmt: skip
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> StudentData:
         """What a teacher must know of the training data before the first step."""
         last = self.phases[-1]
         config = last.config
-        return Reading(
+        return StudentData(
             data=last.data["train"],
             max_length=config.max_length,
             examples=last.examples,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.costs.activations import Kept
+from lmtool.costs.activations import SavedActivations
 from lmtool.costs.plan import RESERVE, Forward, Sizes, Work, memory_of, plan
 from lmtool.costs.rate import StepWork, seconds_here, seconds_on
 from lmtool.errors import UserError
@@ -18,7 +18,7 @@ WORKS = (Work(1.0, 85e6, 12 * 768, 128), Work(0.15, 24e6))
 SIZES = Sizes(
     {"backbone": 108_000_000, "heads": 2_000_000}, 110_000_000, 220_000_000, in_layers=84_000_000, layer=7_000_000
 )
-FORWARD = Forward(4096, Kept(1000.0, 10.0), 5_000_000)
+FORWARD = Forward(4096, SavedActivations(1000.0, 10.0), 5_000_000)
 
 
 def plan_with(**fields: Any) -> RunPlan:

@@ -153,7 +153,7 @@ class AttentionTermConfig(TermConfig):
         yield Need(_AS_MANY_HEADS, "distill.terms", f"distill.terms.{name}", _as_many_heads)
 
 
-@component("distill/term", "attention", builder="lmtool.distillation.terms.layers:Attention")
+@component("distill/term", "attention", builder="lmtool.distillation.terms.layers:AttentionScores")
 class AttentionConfig(AttentionTermConfig):
     """Attention (TinyBERT, Jiao et al. 2020): mean squared error of the scores before the softmax, by the layer map."""
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from lmtool.distillation.interchange import parts_of
 from lmtool.errors import NotFinite, UserError
 from lmtool.learners.mixed_examples import MixedBatch, term_of
-from lmtool.models.heads.predicted import ROWS, Binary, Classes, Shares, TopWords, Values, Words
+from lmtool.models.heads.predicted import ROWS, Binary, Classes, PredictedWords, TargetProbabilities, TopWords, Values
 from lmtool.nn.configs import Side
 from lmtool.random_streams import mix
 from lmtool.types import Batch, Packed, Target
@@ -153,7 +153,12 @@ def on(values: np.ndarray, device: torch.device) -> Tensor:
 
 
 TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_KINDS: dict[str, type[Shares]] = {"classes": Classes, "binary": Binary, "values": Values, "words": Words}
+_KINDS: dict[str, type[TargetProbabilities]] = {
+    "classes": Classes,
+    "binary": Binary,
+    "values": Values,
+    "words": PredictedWords,
+}
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ class TermWriter:
         self._files: dict[str, BinaryIO] = {}
         self._dtypes: dict[str, str] = {}
 
-    def add(self, held: Held, keys_G: np.ndarray, predicted: Shares) -> None:
+    def add(self, held: Held, keys_G: np.ndarray, predicted: TargetProbabilities) -> None:
         """Those examples of a batch that are not there yet."""
         self.kind = next(name for name, kind in _KINDS.items() if type(predicted) is kind)
         self.inside = held.inside
@@ -223,9 +228,9 @@ class TermWriter:
         """Whether all of these examples are there."""
         return self.seen.issuperset(keys_G.tolist())
 
-    def _columns(self, predicted: Shares) -> dict[str, np.ndarray]:
+    def _columns(self, predicted: TargetProbabilities) -> dict[str, np.ndarray]:
         """(M, W) the values of the targets, and what stands beside them."""
-        if isinstance(predicted, Words):
+        if isinstance(predicted, PredictedWords):
             return self._of_words(predicted)
         if isinstance(predicted, Classes):
             values = predicted.logits_MC
@@ -236,7 +241,7 @@ class TermWriter:
         self.width = values.shape[1]
         return {"values": self.layout.plain(values.float())}
 
-    def _of_words(self, predicted: Words) -> dict[str, np.ndarray]:
+    def _of_words(self, predicted: PredictedWords) -> dict[str, np.ndarray]:
         if self.layout.top_k is None:
             pieces = [predicted.logits.of(row, row + ROWS).detach().float() for row in range(0, len(predicted), ROWS)]
             plain = [self.layout.plain(piece) for piece in pieces]
@@ -290,7 +295,7 @@ class TermReader:
             mapped = np.memmap(file, dtype=dtype, mode="r", shape=shape) if 0 not in shape else np.zeros(shape, dtype)
             self.arrays[name] = mapped.view(np.ndarray)
 
-    def of(self, held: Held, keys_G: np.ndarray, device: torch.device) -> Shares | None:
+    def of(self, held: Held, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
         """What the teacher predicted of a batch; None where it did not read one of its examples."""
         keys_E = self.arrays["keys"]
         at_G = np.minimum(np.searchsorted(keys_E, keys_G), max(len(keys_E) - 1, 0))
@@ -309,7 +314,7 @@ class TermReader:
     def _rows(self, first_G: np.ndarray, counts_G: np.ndarray) -> np.ndarray:
         return self.arrays["values"][_ranges(first_G, counts_G)]
 
-    def _shares(self, rows: np.ndarray, device: torch.device) -> Shares:
+    def _shares(self, rows: np.ndarray, device: torch.device) -> TargetProbabilities:
         kind, values = self.facts["kind"], self.arrays["values"]
         if kind == "words" and "words" in self.arrays:
             words = on(self.arrays["words"][rows].astype(np.int64), device)
@@ -325,7 +330,7 @@ class TermReader:
 
 
 @dataclass(frozen=True)
-class KeptWords(Shares):
+class KeptWords(TargetProbabilities):
     """All logits over a vocabulary, read from disk a few rows at a time."""
 
     values: np.ndarray

@@ -16,7 +16,7 @@ from torch import nn
 from lmtool.errors import UserError
 from lmtool.learners.generation.beam import BeamSearch
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.decoding import Answer, Continuation, Decoding
+from lmtool.learners.generation.decoding import Continuation, Decoding, EncoderDecoderDecoding
 from lmtool.learners.generation.strategies import Greedy, Request, Sampling, Strategy, Watch, draw_keys
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -110,7 +110,7 @@ class Space:
         if isinstance(self.backbone, EncoderDecoder):
             if self.start is None:
                 raise ValueError("an encoder-decoder's answer begins with a start token; none is given")
-            return Answer(self.backbone, head, vocabulary, prompts, self.start, limit)
+            return EncoderDecoderDecoding(self.backbone, head, vocabulary, prompts, self.start, limit)
         assert isinstance(self.backbone, Decoder)
         capacity = min(max(map(len, prompts)) + limit, self.backbone.longest_text)
         return Continuation(self.backbone, head, vocabulary, prompts, capacity, prefix)

@@ -23,7 +23,7 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class WordVectors:
+class WordSimilarity:
     """layers: their numbers, 0 behind the embedding. similarity_WSS: cosines of the word's vectors. others_W: the mean
     cosine of two different words of the sentences."""
 
@@ -40,7 +40,7 @@ class WordVectors:
 
 def word_vectors(
     states: HiddenStates, tokenizer: Tokenizer, layout: str, sentences: Sequence[str], word: str
-) -> WordVectors:
+) -> WordSimilarity:
     """Of sentences that each have the word; where one has it more than once, the first counts. UserError naming a
     sentence that lacks it."""
     own, others = [], []
@@ -56,7 +56,7 @@ def word_vectors(
     between_WOO = others_WOH @ others_WOH.transpose(0, 2, 1)
     count = between_WOO.shape[-1]
     pairs = max(count * (count - 1), 1)
-    return WordVectors(states.layers, similarity_WSS, (between_WOO.sum((1, 2)) - count) / pairs)
+    return WordSimilarity(states.layers, similarity_WSS, (between_WOO.sum((1, 2)) - count) / pairs)
 
 
 def _of_sentence(

@@ -25,7 +25,7 @@ from lmtool.models.heads.losses import MadeForward, linear_loss_sum
 ROWS = 256
 
 
-class Shares(ABC):
+class TargetProbabilities(ABC):
     """What a student learns from: the probabilities of M targets, of a teacher, of several, or of a file."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Shares(ABC):
         return shares.argmax(-1)
 
 
-class Predicted(Shares):
+class Predicted(TargetProbabilities):
     """What a model predicts of M targets, with gradient."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Predicted(Shares):
         return self.normalized(self.scores(first, last), temperature)
 
     @abstractmethod
-    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+    def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
         """The sum over targets of the divergence from a teacher, a scalar; of values the squared errors."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Classes(Predicted):
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
         return (scores / temperature).softmax(-1)
 
-    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+    def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
         logs_MC = (self.logits_MC.float() / temperature).log_softmax(-1)
         shares_MC = teacher.completed(logs_MC.detach(), temperature)
         # What cannot be counts nothing: 0 times -inf is no number.
@@ -121,7 +121,7 @@ class Binary(Predicted):
     def hardened(self, shares: Tensor) -> Tensor:
         return (shares >= 0.5).float()
 
-    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+    def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
         yes_M = teacher.shares(temperature)
         crossed = F.binary_cross_entropy_with_logits(self.logits_M.float() / temperature, yes_M, reduction="sum")
         own = torch.xlogy(yes_M, yes_M).sum() + torch.xlogy(1 - yes_M, 1 - yes_M).sum()
@@ -150,7 +150,7 @@ class Values(Predicted):
     def hardened(self, shares: Tensor) -> Tensor:
         return shares
 
-    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+    def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
         return self.hard_loss_sum(teacher.shares())
 
     def hard_loss_sum(self, labels: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class Values(Predicted):
 
 
 @dataclass(frozen=True)
-class Words(Predicted):
+class PredictedWords(Predicted):
     """One word of a vocabulary a target; its logits are made a few rows at a time."""
 
     logits: TokenLogits
@@ -173,7 +173,7 @@ class Words(Predicted):
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
         return (scores / temperature).softmax(-1)
 
-    def divergence_sum(self, teacher: Shares, temperature: float) -> Tensor:
+    def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
         logits = self.logits
         device = logits.hidden_MW.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else logits.hidden_MW.dtype
@@ -194,7 +194,7 @@ class _LinearDivergenceSum(MadeForward):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        teacher: Shares,
+        teacher: TargetProbabilities,
         temperature: float,
         kind: torch.dtype,
     ) -> Tensor:
@@ -232,16 +232,18 @@ class _LinearDivergenceSum(MadeForward):
 
 
 @dataclass(frozen=True)
-class Averaged(Shares):
+class Averaged(TargetProbabilities):
     """parts: of at least one model each. weights: adding up to 1. average: of probabilities, at the temperature that is
     asked for; of logits, which predictions alone have."""
 
-    parts: Sequence[Shares]
+    parts: Sequence[TargetProbabilities]
     weights: Sequence[float]
     average: Literal["probabilities", "logits"] = "probabilities"
 
     @classmethod
-    def of(cls, weighted: Sequence[tuple[float, Shares]], average: Literal["probabilities", "logits"]) -> Averaged:
+    def of(
+        cls, weighted: Sequence[tuple[float, TargetProbabilities]], average: Literal["probabilities", "logits"]
+    ) -> Averaged:
         """weighted: with any positive weights."""
         total = sum(weight for weight, _ in weighted)
         return cls([part for _, part in weighted], [weight / total for weight, _ in weighted], average)
@@ -281,7 +283,7 @@ class Averaged(Shares):
 
 
 @dataclass(frozen=True)
-class TopWords(Shares):
+class TopWords(TargetProbabilities):
     """words_MK: the most probable words, the best first. logits_MK: of these. norms_MS: log of the sum over all words
     of exp(logit / T), by temperature. vocabulary: V."""
 
@@ -293,7 +295,7 @@ class TopWords(Shares):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, predicted: Words, k: int, temperatures: Sequence[float]) -> TopWords:
+    def of(cls, predicted: PredictedWords, k: int, temperatures: Sequence[float]) -> TopWords:
         """The cut of a prediction. Logits are of shares: they add up to 1 at temperature 1, over all words."""
         words, kept, norms, vocabulary = [], [], [], 0
         for first in range(0, max(len(predicted), 1), ROWS):
@@ -331,6 +333,10 @@ class TopWords(Shares):
         return (self.logits_MK[first:last].float() / temperature - norms_R[:, None]).exp()
 
 
-def cut(predicted: Shares, k: int | None, temperatures: Sequence[float]) -> Shares:
+def cut(predicted: TargetProbabilities, k: int | None, temperatures: Sequence[float]) -> TargetProbabilities:
     """A prediction with its k most probable words, where it is over a vocabulary. None: all."""
-    return TopWords.of(predicted, k, temperatures) if k is not None and isinstance(predicted, Words) else predicted
+    return (
+        TopWords.of(predicted, k, temperatures)
+        if k is not None and isinstance(predicted, PredictedWords)
+        else predicted
+    )

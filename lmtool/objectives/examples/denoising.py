@@ -15,7 +15,7 @@ from lmtool.objectives.corruption.masking import Vocabulary
 from lmtool.objectives.corruption.noises import (
     Corrupted,
     Infilled,
-    Texts,
+    PackedTexts,
     corrupt_spans,
     delete,
     infill,
@@ -55,13 +55,13 @@ class NoisyWindows:
     def plan(self, epoch: int) -> Plan:
         return self._plan
 
-    def texts(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Texts:
+    def texts(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> PackedTexts:
         """Some windows as they are."""
         lengths = rows["length"].astype(np.int64)
         tokens = self.stream.read(rows["start"], lengths)
-        return Texts(tokens, lengths, np.asarray(examples), self.seed, epoch)
+        return PackedTexts(tokens, lengths, np.asarray(examples), self.seed, epoch)
 
-    def stages(self, texts: Texts, starts: np.ndarray) -> dict[str, Texts]:
+    def stages(self, texts: PackedTexts, starts: np.ndarray) -> dict[str, PackedTexts]:
         """The texts after each noise of the configuration, by its field, in their order. starts: (N,) where the windows
         begin in the store."""
         config, stages = self.config, {"": texts}
@@ -79,12 +79,12 @@ class NoisyWindows:
             stages["document_rotation"] = rotate(texts, config.document_rotation)
         return stages
 
-    def sentences(self, texts: Texts, starts: np.ndarray) -> np.ndarray:
+    def sentences(self, texts: PackedTexts, starts: np.ndarray) -> np.ndarray:
         """(T,) the sentence of the store that each token is of."""
         places = ragged_ranges(starts, texts.lengths)
         return np.searchsorted(self.store.sentence_offsets, places, side="right")
 
-    def infilled(self, texts: Texts) -> Infilled:
+    def infilled(self, texts: PackedTexts) -> Infilled:
         """The texts with their spans filled."""
         config = self.config
         return infill(texts, self.vocabulary, config.text_infilling, config.poisson_mean, config.random, self.room)

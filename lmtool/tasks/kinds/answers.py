@@ -22,14 +22,14 @@ _FORM = 'write {"text": [...], "answer_start": [...]}, or a list of {"text": ...
 _SHOWN = 60
 
 
-class Answer(NamedTuple):
+class GoldAnswer(NamedTuple):
     """A gold answer. start: its first character in the context."""
 
     text: str
     start: int
 
 
-def gold_answers(value: Any, where: tuple[str, int]) -> tuple[Answer, ...]:
+def gold_answers(value: Any, where: tuple[str, int]) -> tuple[GoldAnswer, ...]:
     """The answers of a row, from lists side by side (as on the hub) or a list of objects (as in SQuAD's files). None
     at all: there is no answer. UserError with file:line where it is neither."""
     if value is None:
@@ -45,10 +45,10 @@ def gold_answers(value: Any, where: tuple[str, int]) -> tuple[Answer, ...]:
         pairs = [(item.get("text"), item.get("answer_start")) for item in value]
     if pairs is None or not all(isinstance(text, str) and _is_number(start) for text, start in pairs):
         raise UserError(f"{place(where)}: answers that are not understood: {_cut(repr(value))}", _FORM)
-    return tuple(Answer(text, int(start)) for text, start in pairs)
+    return tuple(GoldAnswer(text, int(start)) for text, start in pairs)
 
 
-def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[Answer]) -> tuple[str, str] | None:
+def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[GoldAnswer]) -> tuple[str, str] | None:
     """What is wrong with the answers of a row, and what to do; None where nothing is."""
     if not answers and not config.unanswerable:
         return (

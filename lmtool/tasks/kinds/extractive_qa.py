@@ -32,7 +32,7 @@ from lmtool.system.terminal import counted
 from lmtool.tasks.configs import ExtractiveQaConfig
 from lmtool.tasks.kinds.answers import (
     SPANS,
-    Answer,
+    GoldAnswer,
     PredictedAnswer,
     WindowAnswers,
     best_spans,
@@ -77,7 +77,7 @@ class ExtractiveQa(TaskKind):
         spans = zip(columns["prediction"], columns["start"], strict=True)
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
-    def _checked(self, rows: Rows, labels: list[tuple[Answer, ...]]) -> Rows:
+    def _checked(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
         """The rows whose answers stand in their contexts. UserError at the first whose do not, or if none is left."""
         contexts, kept = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lmtool.config.needs import refusal
-from lmtool.data.assembly import Template as Layout
+from lmtool.data.assembly import PromptTemplate as Layout
 from lmtool.data.assembly import assemble
 from lmtool.data.formats import text_format, truncate_texts
 from lmtool.data.split import Rows, SplitData, unlabelled
@@ -27,7 +27,7 @@ from lmtool.learners.targets import hidden_at, labels_of, places_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits
 from lmtool.models.heads.lm import LMHead, lm_head, masked_lm_head
-from lmtool.models.heads.predicted import Classes, Predicted, Words
+from lmtool.models.heads.predicted import Classes, Predicted, PredictedWords
 from lmtool.models.heads.sequence import summary_index
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.configs.base import ANSWER
@@ -37,14 +37,14 @@ from lmtool.tasks.kinds.text_learner import TextPairs
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner, WrittenKind
 from lmtool.tasks.kinds.texts import EncodedTexts
 from lmtool.tasks.prompting.examples import ANSWERS, TERM, Auxiliary, Demonstrations, PromptedExamples, Wording
-from lmtool.tasks.prompting.pattern import Pattern, PatternTexts, Template, label_tokens, room_for_texts
+from lmtool.tasks.prompting.pattern import Pattern, PatternTexts, PromptTemplate, label_tokens, room_for_texts
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, StepOutput, send
 
 
 def prompted_texts(config: ClassificationConfig, rows: Rows) -> list[Sequence[str]]:
     """Rows in words, each with that of its class: text from which a tokenizer can be trained."""
-    template, words = Template(config.template), config.words
+    template, words = PromptTemplate(config.template), config.words
     labels = np.zeros(len(rows), dtype=np.int64) if rows.labels is None else np.asarray(rows.labels)
     values = [dict(zip(rows.columns, texts, strict=True)) for texts in zip(*rows.columns.values(), strict=True)]
     return [[template.example(words[label], own) for label, own in zip(labels, values, strict=True)]]
@@ -130,7 +130,7 @@ class PromptedLearner(ClassLearner):
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         """The words of the classes, and with auxiliary language modelling those of the texts, come of one head."""
-        return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, Words(logits))
+        return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, PredictedWords(logits))
 
     def places(self, batch: Batch) -> Tensor:
         """(N,) flat indices, on the host, of the tokens at which the answers are predicted."""

@@ -24,7 +24,7 @@ from lmtool.data.split import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.decoding import Answer, Continuation, Decoding
+from lmtool.learners.generation.decoding import Continuation, Decoding, EncoderDecoderDecoding
 from lmtool.learners.targets import places_of
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.models.base import Backbone, Decoder
@@ -298,7 +298,7 @@ class TextLearner(TaskLearner):
         decoding: Decoding
         if isinstance(self.backbone, EncoderDecoder):
             inputs = [text.tolist() for text in host.inputs.tokens.split(host.inputs.lengths)]
-            decoding = Answer(self.backbone, self._lm, rows, inputs, starts[0][0], longest)
+            decoding = EncoderDecoderDecoding(self.backbone, self._lm, rows, inputs, starts[0][0], longest)
         else:
             assert isinstance(self.backbone, Decoder)
             decoding = Continuation(self.backbone, self._lm, rows, starts, longest, bool(packed.prefixes))

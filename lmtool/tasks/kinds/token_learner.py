@@ -131,7 +131,7 @@ WORD = "word"
 """The column of a batch with the number of the word whose first piece a token is, -1 for others."""
 
 
-class WordWindows:
+class TaggedWindows:
     """One sentence a row. later: by tag the one that the later pieces of a word learn; None: first pieces alone
     predict, as they always do where there are no tags. start: for a model whose decoder reads the same text behind this
     token, and whose decoder's states predict.
@@ -282,13 +282,13 @@ class TokenLearner(TaskLearner):
         self.loss = config.loss
         self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
 
-    def examples(self, data: SplitData, max_length: int) -> WordWindows:
+    def examples(self, data: SplitData, max_length: int) -> TaggedWindows:
         """Sentences tokenised, laid out for this backbone and cut into windows."""
         model, learns = self.backbone.config, data.split == "train" and self.config.train_on == "all"
         start = None
         if model.token_states == "outputs" and isinstance(self.backbone, EncoderDecoder):
             start = self.tokenizer.role(self.backbone.config.start_role)
-        return WordWindows(
+        return TaggedWindows(
             self.rows(data),
             self.tokenizer,
             self.config.text_format(model),
@@ -347,7 +347,7 @@ class TokenLearner(TaskLearner):
         pieces = (np.split(values[first_M], ends) for values in (word_M, tag_M, share_M))
         return list(zip(*pieces, strict=True))
 
-    def predictors(self, train: SplitData, examples: WordWindows) -> dict[str, ConstantPredictor]:
+    def predictors(self, train: SplitData, examples: TaggedWindows) -> dict[str, ConstantPredictor]:
         """The shares of the tags among the training words."""
         tags = np.fromiter(chain(*(self.rows(train).labels or ())), dtype=np.int64)
         counts = np.bincount(tags, minlength=len(self.config.labels))

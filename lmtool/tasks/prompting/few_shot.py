@@ -22,7 +22,7 @@ from lmtool.tasks.configs.base import PromptedConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import place
 from lmtool.tasks.kinds.predictions import Prediction
-from lmtool.tasks.prompting.pattern import SEPARATOR, Template
+from lmtool.tasks.prompting.pattern import SEPARATOR, PromptTemplate
 from lmtool.training.precision import FP32_CPU, Precision
 
 # A counter of the sample stream: which training rows are demonstrations.
@@ -68,7 +68,7 @@ class Question:
 class Prompts:
     """shown: the demonstrations. longest: tokens that the model reads at a time."""
 
-    def __init__(self, kind: TaskKind, template: Template, writer: Writer, shown: Rows, longest: int):
+    def __init__(self, kind: TaskKind, template: PromptTemplate, writer: Writer, shown: Rows, longest: int):
         self.template, self.writer, self.longest = template, writer, longest
         texts = [
             template.example(answer, values)
@@ -164,7 +164,7 @@ class FewShot:
         self.kind, self.writer, self.normalisation = kind, writer, normalisation
         self.longest = min(longest, writer.backbone.longest_text)
         self.batch_tokens, self.precision = batch_tokens, precision
-        self.template = Template(_checked(kind))
+        self.template = PromptTemplate(_checked(kind))
         self.scorer = CandidateScorer(
             writer.backbone, writer.head, writer.space.start, writer.prefix, batch_tokens
         )  # fmt: skip

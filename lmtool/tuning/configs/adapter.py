@@ -25,7 +25,7 @@ Scale = float | Literal["learned"]
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedPlacement:
     """A placement as it was published. slots: of a layer. reads: what an adapter reads. bottleneck: its width, or
     reduction: the hidden size over it. scale: of what it adds. trains_norms: whether the layers' norms learn too."""
 
@@ -38,13 +38,13 @@ class Published:
     trains_norms: bool = False
 
 
-PUBLISHED: dict[Placement, Published] = {
+PUBLISHED: dict[Placement, PublishedPlacement] = {
     # Section 2.1, with the middle one of its sizes; activation and norms as in github.com/google-research/adapter-bert.
-    "houlsby": Published(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
+    "houlsby": PublishedPlacement(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
     # Section 3.1 and appendix B of "AdapterFusion"; the values of AdapterHub's `seq_bn`.
-    "pfeiffer": Published(("ffn_adapter",), "sum", "relu", reduction=16.0),
+    "pfeiffer": PublishedPlacement(("ffn_adapter",), "sum", "relu", reduction=16.0),
     # Table 1 and section 4.6; the values of AdapterHub's `par_bn`.
-    "parallel": Published(("ffn_adapter",), "input", "relu", reduction=2.0, scale=4.0),
+    "parallel": PublishedPlacement(("ffn_adapter",), "input", "relu", reduction=2.0, scale=4.0),
 }
 
 
@@ -177,7 +177,7 @@ class AdapterConfig(ByDepthConfig):
         return self
 
     @property
-    def published(self) -> Published:
+    def published(self) -> PublishedPlacement:
         """The placement as published."""
         return PUBLISHED[self.placement]
 

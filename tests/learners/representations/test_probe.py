@@ -18,7 +18,7 @@ from lmtool.learners.metrics.intervals import ratio_standard_error
 from lmtool.learners.representations.layers import (
     RIDGE,
     TERM,
-    Places,
+    LabeledStates,
     TokenTargets,
     cached,
     fit,
@@ -117,7 +117,9 @@ def test_layers_are_scored(whole):
 def test_errors_count_texts_not_tokens():
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     groups = np.array([4, 4, 4, 9, 9, 9])
-    constant = majority(Places(torch.zeros(1, 1, 1), torch.tensor([0]), np.zeros(1)), Places(labels, labels, groups), 2)
+    constant = majority(
+        LabeledStates(torch.zeros(1, 1, 1), torch.tensor([0]), np.zeros(1)), LabeledStates(labels, labels, groups), 2
+    )
     assert constant == {"accuracy": 0.5, "standard_error": ratio_standard_error(np.array([3, 0]), np.array([3, 3]))}
 
 
