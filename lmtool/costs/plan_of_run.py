@@ -9,8 +9,6 @@ from dataclasses import replace
 from math import prod
 from typing import Any, cast
 
-from torch import nn
-
 from lmtool.config.rules import broken
 from lmtool.costs.activations import Formats, backbones_of, copied_bytes, head_bytes, kept_of, layers_of, lengthening
 from lmtool.costs.memory_of_run import (
@@ -51,7 +49,7 @@ def _beside(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[W
 
 
 def plan_of(
-    config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], where: Precision | PlannedDevice
+    config: RunConfig, learner: ModelWithHeads, facts: Mapping[str, Any], where: Precision | PlannedDevice
 ) -> RunPlan:
     """The plan of a run. facts: the training loader's. where: a place, or a device that is here, which is measured for
     a third of a second at most."""
@@ -63,7 +61,10 @@ def plan_of(
 
 
 def plan_in_phases(
-    config: PretrainConfig, learner: nn.Module, facts: Sequence[Mapping[str, Any]], where: Precision | PlannedDevice
+    config: PretrainConfig,
+    learner: ModelWithHeads,
+    facts: Sequence[Mapping[str, Any]],
+    where: Precision | PlannedDevice,
 ) -> tuple[RunPlan, Shares]:
     """The plan of a run in phases, and the phases as numbers. facts: those of their loaders."""
     place = _place(config, where)
@@ -105,7 +106,7 @@ def _place(config: RunConfig, where: Precision | PlannedDevice) -> PlannedDevice
     return where if isinstance(where, PlannedDevice) else here(config, where)
 
 
-def _of_one_step(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: PlannedDevice) -> RunPlan:
+def _of_one_step(config: RunConfig, learner: ModelWithHeads, facts: Mapping[str, Any], place: PlannedDevice) -> RunPlan:
     """The plan of a run of one step."""
     predicted = facts.get("predicted_fraction", 0.0)
     places = config.objective.places if isinstance(config, PretrainConfig) else {}
@@ -172,7 +173,7 @@ def _formats(config: RunConfig, place: PlannedDevice) -> Formats:
     return Formats(place.precision.name != "fp32", place.cuda, config.gradient_checkpointing)
 
 
-def _forward(config: RunConfig, learner: nn.Module, facts: Mapping[str, Any], place: PlannedDevice) -> Forward:
+def _forward(config: RunConfig, learner: ModelWithHeads, facts: Mapping[str, Any], place: PlannedDevice) -> Forward:
     """What one forward of a device keeps."""
     formats, length = _formats(config, place), facts["mean_length"]
     predicted = facts.get("predicted_fraction", 0.0)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lmtool.config.needs import refusal
-from lmtool.data.assembly import PromptTemplate as Layout
+from lmtool.data.assembly import Template as Layout
 from lmtool.data.assembly import assemble
 from lmtool.data.formats import text_format, truncate_texts
 from lmtool.data.split import Rows, SplitData, unlabelled

@@ -14,7 +14,7 @@ from lmtool.config.needs import refusal
 from lmtool.data.assembly import Template, assemble, ragged_ranges
 from lmtool.data.formats import text_format
 from lmtool.data.plan import Plan
-from lmtool.data.split import Rows, SplitData
+from lmtool.data.split import SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.exits import entropy_share
@@ -23,6 +23,7 @@ from lmtool.models.encoder_decoder import EncoderDecoder, shifted
 from lmtool.models.heads.losses import loss_sum, losses
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.nn.stack import Side
+from lmtool.tasks.configs import TokenClassificationConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction
@@ -136,25 +137,24 @@ class TaggedWindows:
     predict, as they always do where there are no tags. start: for a model whose decoder reads the same text behind this
     token, and whose decoder's states predict.
 
-    stride: tokens that neighbouring windows share, at most half of one. A word that the tokenizer has no piece for is
+    Neighbouring windows share the task's stride, at most half of one. A word that the tokenizer has no piece for is
     one unknown token, and so is a sentence without words, which predicts nothing.
     """
 
     def __init__(
         self,
-        rows: Rows,
+        config: TokenClassificationConfig,
+        data: SplitData,
         tokenizer: Tokenizer,
         format_name: str,
         max_length: int,
-        stride: int,
-        term: str,
-        split: str,
         later: np.ndarray | None = None,
         start: int | None = None,
     ):
+        rows = self.rows = data.rows[config.name]
         if not len(rows):
-            raise UserError(f"the {split} split has no rows")
-        self.rows, self.term, self.split, self.start = rows, term, split, start
+            raise UserError(f"the {data.split} split has no rows")
+        self.term, self.split, self.start = config.name, data.split, start
         self.template = Template.of(text_format(format_name, tokenizer), 1)
         room = max_length - self.template.overhead
         if room < 2:
@@ -164,7 +164,7 @@ class TaggedWindows:
         (sentences,) = rows.columns.values()
         self._encode(sentences, tokenizer)
         self._label(later)
-        self.windows = windows(self._lengths_E, room, min(stride, room // 2))
+        self.windows = windows(self._lengths_E, room, min(config.stride, room // 2))
         cut = self.windows
         records = np.empty(
             len(cut), dtype=[("row", "i8"), ("part", "i4"), ("start", "i8"), ("length", "i4"), ("own", "i4", 2)]
@@ -289,13 +289,11 @@ class TokenLearner(TaskLearner):
         if model.token_states == "outputs" and isinstance(self.backbone, EncoderDecoder):
             start = self.tokenizer.role(self.backbone.config.start_role)
         return TaggedWindows(
-            self.rows(data),
+            self.config,
+            data,
             self.tokenizer,
             self.config.text_format(model),
             max_length,
-            self.config.stride,
-            self.term,
-            data.split,
             np.array(inside_tags(self.config.labels, self.config.scheme)) if learns else None,
             start,
         )
