@@ -124,8 +124,7 @@ class SequenceLearner(TaskLearner):
         return PairedExamples(examples, self._examples(other, TARGET, max_length), self.seed)
 
     def inspector(self, examples: Any, max_length: int) -> TaskInspector:
-        source = examples.source if isinstance(examples, PairedExamples) else examples
-        return super().inspector(source, max_length)
+        return super().inspector(getattr(examples, "source", examples), max_length)
 
     def labels(self, batch: Batch) -> Tensor:
         return super().labels(dict(batch.members)[self.term] if isinstance(batch, MixedBatch) else batch)
