@@ -17,7 +17,7 @@ from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.resolver.matcher import fitting_objectives
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.resolver.teachers import Known, Saved, differing_tokenizer, one_vocabulary, task_of
+from lmtool.resolver.teachers import Saved, TeacherSpec, differing_tokenizer, one_vocabulary, task_of
 from lmtool.tasks.configs import GlueConfig, TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 
@@ -97,12 +97,12 @@ def teachers_know_the_objective(
     distill: DistillConfig, objective: ObjectiveConfig, teachers: Saved
 ) -> Iterator[Problem]:
     """Every teacher was trained for something that the student learns."""
-    for teacher in _known(distill, teachers):
+    for teacher in _specs(distill, teachers):
         if not any(teacher.teaches(part) for part in objective.parts()):
             names = ", ".join(part.title for part in objective.parts())
             yield Problem(
-                _key(distill),
-                f"{_key(distill)}={teacher.path} {_trained_for(teacher)}, and the student learns {names}",
+                distill.teacher_key,
+                f"{distill.teacher_key}={teacher.path} {_trained_for(teacher)}, and the student learns {names}",
                 _other_learned(teacher, "pretrain"),
             )
 
@@ -114,19 +114,21 @@ def teachers_know_the_task(distill: DistillConfig, task: TaskConfig, teachers: S
         message = f"task={task.name} is several runs, each with a teacher of its own"
         yield Problem("distill", message, "name one task, or task=mixture with distill.teachers=[RUN,RUN2]")
         return
-    for teacher in _known(distill, teachers):
+    for teacher in _specs(distill, teachers):
         shared = [part for part in task.parts() if teacher.teaches(part)]
         if not shared:
             names = ", ".join(part.name for part in task.parts())
             yield Problem(
-                _key(distill),
-                f"{_key(distill)}={teacher.path} {_trained_for(teacher)}, and the student learns task={names}",
+                distill.teacher_key,
+                f"{distill.teacher_key}={teacher.path} {_trained_for(teacher)}, and the student learns task={names}",
                 f"lmtool finetune task={names} trains a teacher" if len(task.parts()) == 1 else None,
             )
         for part in shared:
             section = teacher.section_for(part)
             if section is not None and teacher.head_for(part) is None:
-                yield Problem(_key(distill), f"{_key(distill)}={teacher.path}: {_other_head(section, part)}", _ANOTHER)
+                yield Problem(
+                    distill.teacher_key, f"{distill.teacher_key}={teacher.path}: {_other_head(section, part)}", _ANOTHER
+                )
 
 
 @rule(RunConfig, "distill", "model", "max_length", "teachers")
@@ -139,13 +141,13 @@ def teachers_read_the_batches(
 
 
 def _unreadable(distill: DistillConfig, model: ModelConfig, max_length: int, teachers: Saved) -> Iterator[Problem]:
-    for teacher in _known(distill, teachers):
-        theirs, named = teacher.model, f"{_key(distill)}={teacher.path}"
+    for teacher in _specs(distill, teachers):
+        theirs, named = teacher.model, f"{distill.teacher_key}={teacher.path}"
         if theirs is None:
-            yield Problem(_key(distill), f"{named}: the model in its config.json is none of lmtool's", _ANOTHER)
+            yield Problem(distill.teacher_key, f"{named}: the model in its config.json is none of lmtool's", _ANOTHER)
         elif _reading(theirs) != _reading(model):
             yield Problem(
-                _key(distill),
+                distill.teacher_key,
                 f"{named} is a model={theirs.name} and the student a model={model.name}: they lay out a text in "
                 "different ways, and the teacher reads the student's batches",
                 f"give a model= of the teacher's family, such as model={theirs.name}, or a teacher of the student's",
@@ -161,7 +163,7 @@ def _unreadable(distill: DistillConfig, model: ModelConfig, max_length: int, tea
 @rule(RunConfig, "distill", "model", "teachers")
 def teachers_fit_model(distill: DistillConfig, model: ModelConfig, teachers: Saved) -> Iterator[Problem]:
     """What a student learns from a teacher's model can be learned with its own."""
-    for teacher in _known(distill, teachers):
+    for teacher in _specs(distill, teachers):
         if teacher.model is not None:
             yield from distill.refusals_of_pair(ModelPair(model, teacher.model))
 
@@ -210,9 +212,9 @@ def _other_vocabulary(
     distill: DistillConfig, model: ModelConfig, tokenizer: TokenizerConfig, checkpoint: str | None, teachers: Saved
 ) -> Iterator[Problem]:
     starts_anew = checkpoint in (None, "none")
-    for teacher in _known(distill, teachers):
+    for teacher in _specs(distill, teachers):
         theirs, rows = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size
-        named = f"{_key(distill)}={teacher.path}"
+        named = f"{distill.teacher_key}={teacher.path}"
         differing = differing_tokenizer(tokenizer, theirs)
         if differing is not None:
             ours, own = getattr(tokenizer, differing), getattr(theirs, differing)
@@ -237,12 +239,8 @@ def _without_inputs(model: ModelConfig) -> str:
     return next((objective.name for objective in fitting if not objective.makes_inputs), "mlm")
 
 
-def _known(distill: DistillConfig, teachers: Saved) -> list[Known]:
-    return [Known(path, teachers[path]) for path in distill.checkpoints if path in teachers]
-
-
-def _key(distill: DistillConfig) -> str:
-    return distill.teacher_key
+def _specs(distill: DistillConfig, teachers: Saved) -> list[TeacherSpec]:
+    return [TeacherSpec(path, teachers[path]) for path in distill.checkpoints if path in teachers]
 
 
 def _reading(model: ModelConfig) -> tuple[str, str, str | None]:
@@ -250,14 +248,14 @@ def _reading(model: ModelConfig) -> tuple[str, str, str | None]:
     return model.architecture, model.text_format, model.start_role
 
 
-def _trained_for(teacher: Known) -> str:
+def _trained_for(teacher: TeacherSpec) -> str:
     tasks, objectives = list(teacher.tasks()), [part.title for part in teacher.objectives()]
     if tasks or objectives:
         return f"was trained for {', '.join(dict.fromkeys([*objectives, *tasks]))}"
     return "is a language model without a head for a task"
 
 
-def _other_learned(teacher: Known, verb: str) -> str:
+def _other_learned(teacher: TeacherSpec, verb: str) -> str:
     objectives = [part.name for part in teacher.objectives()]
     return f"give objective={objectives[0]}, or another teacher" if objectives else _ANOTHER
 

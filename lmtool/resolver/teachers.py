@@ -59,7 +59,7 @@ def saved_teacher(path: str, offline: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Known:
+class TeacherSpec:
     """What a teacher's config.json says. path: as it was typed. model: None where it is none of lmtool's."""
 
     path: str

@@ -20,7 +20,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.resolver.teachers import Known, one_vocabulary, task_of
+from lmtool.resolver.teachers import TeacherSpec, one_vocabulary, task_of
 from lmtool.session.provenance import Contents
 from lmtool.session.start import earlier_weights, start_weights, starting_tokenizer
 from lmtool.session.teacher_store import layout_of, relabelled, stored
@@ -151,7 +151,7 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
             f"distill.teacher={path} has another tokenizer than the student: it cannot read the student's batches",
             f"give tokenizer=folder tokenizer.path={path}, or a teacher with the student's tokenizer",
         )
-    known, learned = Known(path, trained.saved), config.learns
+    known, learned = TeacherSpec(path, trained.saved), config.learns
     parts: list[Any] = []
     heads: dict[str, TakenHead] = {}
     for part in learned.parts():

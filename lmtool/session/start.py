@@ -11,7 +11,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.resolver.matcher import missing_token, tokens_around
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.resolver.teachers import Known, differing_tokenizer
+from lmtool.resolver.teachers import TeacherSpec, differing_tokenizer
 from lmtool.runs.checkpoints import tensor_names
 from lmtool.session.open_run import OpenRun
 from lmtool.tasks.labels import TakenHead
@@ -49,7 +49,7 @@ def _vocabulary_of(config: RunConfig) -> str | None:
     for path in config.distill.checkpoints[:1] if not isinstance(config.tokenizer, FolderConfig) else ():
         if config.distill.same_batches:
             return path
-        theirs = Known(path, saved_config(path, config.offline)).tokenizer
+        theirs = TeacherSpec(path, saved_config(path, config.offline)).tokenizer
         if differing_tokenizer(config.tokenizer, theirs) is None:
             return path
     return None
