@@ -1,8 +1,8 @@
 """What a component needs of what stands beside it, what that offers, and the refusal where the two differ.
 
-A base configuration class declares typed fields (`has_biases`, `architectures`, `writes_text`); an `Offer` says which
-of them is meant, and what is said of a component without it; `needs()` of a component yields a `Need` for each that it
-has. `resolver/matcher.py` matches them for a command. Imports no torch.
+A base configuration class declares typed fields (`has_biases`, `architectures`, `writes_text`). An `Offer` says which of
+them is meant, and what is said of a component without it; `needs()` of a component yields a `Requirement` for each that
+it has. `resolver/matcher.py` matches them for a command. Imports no torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Offer(Generic[Other]):
 
 
 @dataclass(frozen=True)
-class Need:
+class Requirement:
     """An offer that a value of a component needs.
 
     key: where the value is typed. reason: the value, and why it needs the offer. instead: the nearest legal overrides,
@@ -70,7 +70,7 @@ class Component(Config):
         """As it is typed."""
         return f"{self.group}={self.name}"
 
-    def needs(self) -> Iterable[Need]:
+    def needs(self) -> Iterable[Requirement]:
         """What it needs of other sections, the most fundamental first."""
         return ()
 
@@ -79,7 +79,7 @@ class Component(Config):
         return ()
 
 
-def unmet(component: Component, **others: Any) -> Iterator[tuple[Need, Any]]:
+def unmet(component: Component, **others: Any) -> Iterator[tuple[Requirement, Any]]:
     """The needs of a component that others lack, with the other that lacks each. others: by section; None: one that is
     not known yet."""
     for need in component.needs():

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.members import reached
-from lmtool.config.needs import Component, Need, Offer
+from lmtool.config.needs import Component, Offer, Requirement
 from lmtool.config.tables import Choice, build, component, names
 from lmtool.data.configs import FORMATS
 from lmtool.models.configs import CONTEXT, PREFIXES, QUERY_STREAM, SINGLE_TOKENS, ModelConfig, architecture, kinds
@@ -197,24 +197,24 @@ class ObjectiveConfig(LearnedConfig):
         """Which loss over pairs of segments it has."""
         return None
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         typed = f"objective={self.name} trains"
-        yield Need(architecture(*self.architectures), "objective", f"{typed} {kinds(self.architectures)}")
+        yield Requirement(architecture(*self.architectures), "objective", f"{typed} {kinds(self.architectures)}")
         if self.contextual:
-            yield Need(CONTEXT, "objective", f"{typed} models that read context")
+            yield Requirement(CONTEXT, "objective", f"{typed} models that read context")
         else:
-            yield Need(SINGLE_TOKENS, "objective", f"{typed} vectors of single tokens")
+            yield Requirement(SINGLE_TOKENS, "objective", f"{typed} vectors of single tokens")
         if self.prefixes:
             typed_prefix = f"objective={self.name} lets the first tokens of a text see each other"
-            yield Need(PREFIXES, "objective", typed_prefix)
+            yield Requirement(PREFIXES, "objective", typed_prefix)
         if self.query_stream:
-            yield Need(QUERY_STREAM, "objective", f"{typed} a model with a query stream")
+            yield Requirement(QUERY_STREAM, "objective", f"{typed} a model with a query stream")
         if self.pairs_of_segments is not None:
             reason = f"objective.pairs={self.pairs_of_segments} needs a model that tells two segments apart by a table"
-            yield Need(SEGMENTS, "objective.pairs", reason, "give objective.pairs=none")
+            yield Requirement(SEGMENTS, "objective.pairs", reason, "give objective.pairs=none")
         for role in self.roles:
             group = (role,) if isinstance(role, str) else role
-            yield Need(special_token(*group), "objective", f"objective={self.name} needs")
+            yield Requirement(special_token(*group), "objective", f"objective={self.name} needs")
 
     @property
     def predicted_fraction(self) -> float:
@@ -244,11 +244,11 @@ class ObjectiveConfig(LearnedConfig):
         return {}
 
 
-def one_forward(key: str, members: Sequence[str]) -> Iterator[Need]:
+def one_forward(key: str, members: Sequence[str]) -> Iterator[Requirement]:
     """A batch of a mixture runs the model once for each member that is in it: that differs from process to process."""
     if len(members) > 1:
         reason = f"{key} mixes {', '.join(members)}, of which a batch has some"
-        yield Need(FORWARDS_OF_ONE_PROCESS, key, reason, f"give one {key}")
+        yield Requirement(FORWARDS_OF_ONE_PROCESS, key, reason, f"give one {key}")
 
 
 @component("objective", "mixture", builder="lmtool.learners.mixture:Mixture")
@@ -274,7 +274,7 @@ class MixtureConfig(ObjectiveConfig):
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
         return reached(data)
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         """Its members say more."""
         yield from one_forward("objective", [part.title for part in self.parts()])
 

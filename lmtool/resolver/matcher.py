@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lmtool.config.base import Config
-from lmtool.config.needs import Component, Need, Offer, unmet
+from lmtool.config.needs import Component, Offer, Requirement, unmet
 from lmtool.config.rules import rule
 from lmtool.config.tables import Choice, entries
 from lmtool.data.configs import FORMATS, DataConfig
@@ -31,14 +31,16 @@ Roles = frozenset[str] | None
 """The roles of a vocabulary's special tokens; None where they are not known yet."""
 
 
-def tokens_around(model: ModelConfig, text_format: str | None = None) -> Iterator[Need]:
+def tokens_around(model: ModelConfig, text_format: str | None = None) -> Iterator[Requirement]:
     """The special tokens that stand around a model's texts. text_format: of another layout than the model's."""
     layout, start = FORMATS.get(text_format or model.text_format), model.start_role
     for role in (*(layout.roles if layout is not None else ()), *([start] if start else [])):
-        yield Need(special_token(role), "tokenizer", f"model={model.name} puts around its texts", "give tokenizer=auto")
+        yield Requirement(
+            special_token(role), "tokenizer", f"model={model.name} puts around its texts", "give tokenizer=auto"
+        )
 
 
-def missing_token(needs: Iterable[Need], roles: Iterable[str]) -> str | None:
+def missing_token(needs: Iterable[Requirement], roles: Iterable[str]) -> str | None:
     """The special token that a vocabulary lacks, and what needs it: "has no mask token, which objective=mlm needs"."""
     known = frozenset(roles)
     lacking = (need for need in needs if need.offer.section == "roles" and not need.offer.holds(known))
@@ -288,13 +290,13 @@ SAME_STREAMS: Offer[Phases] = Offer(
 )
 
 
-def _needs_of_state(model: ModelConfig) -> Iterator[Need]:
+def _needs_of_state(model: ModelConfig) -> Iterator[Requirement]:
     """What a model needs of a run in which it carries state."""
     carries = f"model={model.name} carries state from batch to batch"
-    yield Need(ONE_PROCESS, "devices", f"{carries}, which stays in a process", "give devices=1")
-    yield Need(ONE_MODEL, "distill", f"{carries}, and no other model does", "give distill=none")
+    yield Requirement(ONE_PROCESS, "devices", f"{carries}, which stays in a process", "give devices=1")
+    yield Requirement(ONE_MODEL, "distill", f"{carries}, and no other model does", "give distill=none")
     reason = f"model={model.name} carries the state of lanes of text, which these keys cut"
-    yield Need(SAME_STREAMS, "phases", reason, "leave them to the run")
+    yield Requirement(SAME_STREAMS, "phases", reason, "leave them to the run")
 
 
 def _match_state(key: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lmtool.config.needs import Need
+from lmtool.config.needs import Requirement
 from lmtool.config.plugins import command_line
 from lmtool.config.rules import rule
 from lmtool.config.tables import entries
@@ -353,7 +353,7 @@ def gradients_have_one_scaler(parallel: str, precision: str) -> Iterator[Problem
     """The scaler of fp16 judges the gradients of one process."""
     if precision == "fp16" and not WHOLE_WEIGHTS.holds(parallel):
         reason = "precision=fp16 scales the loss by what the gradients of one process are"
-        yield Need(WHOLE_WEIGHTS, "precision", reason, "give precision=bf16").problem(parallel)
+        yield Requirement(WHOLE_WEIGHTS, "precision", reason, "give precision=bf16").problem(parallel)
 
 
 @rule(FinetuneConfig, "parallel", "forgetting")
@@ -361,7 +361,7 @@ def weights_are_compared(parallel: str, forgetting: str | None) -> Iterator[Prob
     """What reads weights beside a forward needs all of them."""
     if forgetting is not None and not WHOLE_WEIGHTS.holds(parallel):
         reason = "forgetting= compares weights before and after"
-        yield Need(WHOLE_WEIGHTS, "forgetting", reason, "give forgetting=null").problem(parallel)
+        yield Requirement(WHOLE_WEIGHTS, "forgetting", reason, "give forgetting=null").problem(parallel)
 
 
 # Which trackers a run can have; what it cannot is refused before anything is read.

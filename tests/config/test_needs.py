@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from lmtool.config.needs import Component, Need, Offer, refusal, refusals, unmet
+from lmtool.config.needs import Component, Offer, Requirement, refusal, refusals, unmet
 from lmtool.errors import Problem
 
 
@@ -23,8 +23,10 @@ class Car(Component):
     name: Literal["car"] = "car"
     doors: int = 4
 
-    def needs(self) -> Iterator[Need]:
-        yield Need(WHEELS, "car.doors", f"car.doors={self.doors} are heavy", lambda engine: f"give {engine.power + 11}")
+    def needs(self) -> Iterator[Requirement]:
+        yield Requirement(
+            WHEELS, "car.doors", f"car.doors={self.doors} are heavy", lambda engine: f"give {engine.power + 11}"
+        )
 
     def conflicts(self) -> Iterator[Problem]:
         if self.doors < 0:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.base import Config
-from lmtool.config.needs import Component, Need, Offer
+from lmtool.config.needs import Component, Offer, Requirement
 from lmtool.config.tables import component
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS
@@ -223,11 +223,11 @@ class DistillConfig(Component):
         """What it learns from a teacher, where none is named."""
         return None
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         if self.name != "none":
             reason = f"distill={self.name}: a distilled run has no phases"
             hint = "give phases=[], and a run for each phase, the next one from the checkpoint of the one before"
-            yield Need(_ONE_PHASE, "phases", reason, hint)
+            yield Requirement(_ONE_PHASE, "phases", reason, hint)
 
     @property
     def teacher_key(self) -> str:
@@ -253,13 +253,13 @@ class DistillConfig(Component):
         return iter(())
 
 
-def runs_models(name: str) -> Need:
+def runs_models(name: str) -> Requirement:
     """Of modes that train several models, or run parts of one. Frozen teachers read what their student reads."""
     reason = f"distill={name} runs models, or parts of one, by themselves"
-    return Need(FORWARDS_OF_ONE_PROCESS, "distill", reason, "give distill=soft")
+    return Requirement(FORWARDS_OF_ONE_PROCESS, "distill", reason, "give distill=soft")
 
 
-def reads_alike(key: str, peer: ModelConfig) -> Iterator[Need]:
+def reads_alike(key: str, peer: ModelConfig) -> Iterator[Requirement]:
     """A peer reads the batches of a run's model. key: what names the peer."""
     fields: dict[str, Callable[[ModelConfig], object]] = {
         "architecture": lambda model: model.architecture,
@@ -268,7 +268,7 @@ def reads_alike(key: str, peer: ModelConfig) -> Iterator[Need]:
     }
     for name, value in fields.items():
         reason = f"{key}: a peer reads the batches of the run's model, and its {name} is {value(peer)}"
-        yield Need(_same(value, peer), key, reason, _same_vocabulary if name == "vocab_size" else _same_model)
+        yield Requirement(_same(value, peer), key, reason, _same_vocabulary if name == "vocab_size" else _same_model)
 
 
 def _same(value: Callable[[ModelConfig], object], peer: ModelConfig) -> Offer[ModelConfig]:
@@ -313,6 +313,6 @@ class TermConfig(Config):
 
     weight: float = Field(1.0, ge=0, description="Weight of the term in the loss.")
 
-    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Need]:
+    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
         """What it needs of the two models that it compares. name: its own. layers: where a term goes by their map."""
         return iter(())

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lmtool.config.needs import Need, Offer
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import Choice, Several, component
 from lmtool.distillation.configs.base import (
     DistillConfig,
@@ -187,24 +187,24 @@ class StandardConfig(DistillConfig):
     def comparisons(self) -> dict[str, TermConfig]:
         return self._weighted
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         if self.predictions is not None:
             key, typed = "distill.predictions", f"distill.predictions={self.predictions}"
             hint = "give a teacher in its place: distill.teacher=RUN"
-            yield Need(ONE_TASK, key, f"{typed}: labels of the rows of one task", hint)
+            yield Requirement(ONE_TASK, key, f"{typed}: labels of the rows of one task", hint)
             hint = "give the file as the task's data (task.path=), or distill=sequence"
-            yield Need(NO_TEXTS, key, f"{typed}: labels of rows, and no texts", hint)
+            yield Requirement(NO_TEXTS, key, f"{typed}: labels of rows, and no texts", hint)
         if self.targets != "gold":
             key, reason = (
                 "distill.targets",
                 f"distill.targets={self.targets}: a teacher writes texts for rows of a task",
             )
-            yield Need(TEXTS, key, reason, "give distill.targets=gold, or a task that writes: task=seq2seq")
+            yield Requirement(TEXTS, key, reason, "give distill.targets=gold, or a task that writes: task=seq2seq")
         interchange = self._weighted.get("interchange")
         if interchange is not None:
             reason = "distill.terms.interchange computes some layers of some texts again"
-            yield Need(FORWARDS_OF_ONE_PROCESS, "distill.terms", reason, "give distill.terms.interchange=null")
+            yield Requirement(FORWARDS_OF_ONE_PROCESS, "distill.terms", reason, "give distill.terms.interchange=null")
 
     def conflicts(self) -> Iterator[Problem]:
         problems = (self._of_several(), self._of_predictions(), self._of_targets(), self._of_store())
@@ -301,7 +301,7 @@ class CodistillationConfig(DistillConfig):
     def same_batches(self) -> bool:
         return True
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         yield runs_models(self.name)
         if self.model is not None:
@@ -336,16 +336,16 @@ class SelfConfig(DistillConfig):
     def exits_in(self, model: ModelConfig) -> tuple[int, ...]:
         return tuple(range(1, model.num_layers)) if self.exits == "all" else tuple(sorted(self.exits))
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         yield runs_models(self.name)
         why = "distill=self puts exits behind the layers of a model of one task of labels"
         for offer in (A_TASK, ONE_TASK, NO_TEXTS):
-            yield Need(offer, "distill", why, "give distill=none")
-        yield Need(ONE_DOMAIN, "distill", why, "give task.domain=null, or distill=none")
-        yield Need(_ONE_STACK, "distill", why, "give model=bert, or distill=none")
-        yield Need(_LAYERS_BELOW, "distill", why, "give model.num_layers=2, or distill=none")
-        yield Need(self._layers(), "distill.exits", "distill.exits", _middle_exit)
+            yield Requirement(offer, "distill", why, "give distill=none")
+        yield Requirement(ONE_DOMAIN, "distill", why, "give task.domain=null, or distill=none")
+        yield Requirement(_ONE_STACK, "distill", why, "give model=bert, or distill=none")
+        yield Requirement(_LAYERS_BELOW, "distill", why, "give model.num_layers=2, or distill=none")
+        yield Requirement(self._layers(), "distill.exits", "distill.exits", _middle_exit)
 
     def _layers(self) -> Offer[ModelConfig]:
         """The layers of the exits, each once."""

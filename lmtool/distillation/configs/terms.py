@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from lmtool.config.needs import Need, Offer
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import component
 from lmtool.distillation.configs.base import LayerMap, ModelPair, TermConfig
 from lmtool.models.configs import ModelConfig, TransformerConfig
@@ -45,8 +45,10 @@ class StateTermConfig(TermConfig):
 
     teaches_heads: ClassVar[bool] = False
 
-    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Need]:
-        yield Need(_COMMON_STACK, "distill.terms", "distill.terms", "take terms over what is predicted: distill=soft")
+    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
+        yield Requirement(
+            _COMMON_STACK, "distill.terms", "distill.terms", "take terms over what is predicted: distill=soft"
+        )
 
 
 @component("distill/term", "states", builder="lmtool.distillation.terms.layers:States")
@@ -139,18 +141,18 @@ class AttentionTermConfig(TermConfig):
     teaches_heads: ClassVar[bool] = False
     compares_layers: ClassVar[bool] = True
 
-    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Need]:
+    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
         key, typed = "distill.terms", f"distill.terms.{name}"
-        yield Need(_ATTENTION_HEADS, key, typed, _STATES)
-        yield Need(_COMMON_ARCHITECTURE, key, typed, _STATES)
+        yield Requirement(_ATTENTION_HEADS, key, typed, _STATES)
+        yield Requirement(_COMMON_ARCHITECTURE, key, typed, _STATES)
         if any(own == 0 or its == 0 for _, own, its in layers or ()):
             embeddings = "layer 0 of distill.layers is the embeddings, which do not attend"
-            yield Need(_of_pair(lambda pair: False, lambda pair: embeddings), key, typed, "leave layer 0 out")
+            yield Requirement(_of_pair(lambda pair: False, lambda pair: embeddings), key, typed, "leave layer 0 out")
         yield from self.needs_of_heads(name)
 
-    def needs_of_heads(self, name: str) -> Iterator[Need]:
+    def needs_of_heads(self, name: str) -> Iterator[Requirement]:
         """Heads are compared one by one."""
-        yield Need(_AS_MANY_HEADS, "distill.terms", f"distill.terms.{name}", _as_many_heads)
+        yield Requirement(_AS_MANY_HEADS, "distill.terms", f"distill.terms.{name}", _as_many_heads)
 
 
 @component("distill/term", "attention", builder="lmtool.distillation.terms.layers:AttentionScores")
@@ -184,17 +186,17 @@ class RelationsConfig(AttentionTermConfig):
             )
         return self
 
-    def needs_of_heads(self, name: str) -> Iterator[Need]:
+    def needs_of_heads(self, name: str) -> Iterator[Requirement]:
         key, typed, heads = "distill.terms", f"distill.terms.{name}", self.relation_heads
         if heads is None:
-            yield Need(_AS_MANY_HEADS, key, typed, _common_relation_heads)
+            yield Requirement(_AS_MANY_HEADS, key, typed, _common_relation_heads)
             return
         undivided = f"its {heads} relation_heads do not divide the width of both"
         divided = _of_pair(
             lambda pair: not any(width % heads for width in _widths(pair)),
             lambda pair: f"{undivided}, {_widths(pair)[0]} and {_widths(pair)[1]}",
         )
-        yield Need(divided, key, typed, _divisor)
+        yield Requirement(divided, key, typed, _divisor)
 
 
 def _common_relation_heads(pair: ModelPair) -> str:

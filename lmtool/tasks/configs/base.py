@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest
-from lmtool.config.needs import Need, Offer
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import build, component
 from lmtool.errors import Problem
 from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS, LearnedConfig
@@ -199,11 +199,13 @@ class TaskConfig(LearnedConfig):
         """How the texts that it writes are generated."""
         return None
 
-    def needs(self) -> Iterator[Need]:
-        yield Need(architecture(*self.architectures), "task", f"task={self.name} trains {kinds(self.architectures)}")
+    def needs(self) -> Iterator[Requirement]:
+        yield Requirement(
+            architecture(*self.architectures), "task", f"task={self.name} trains {kinds(self.architectures)}"
+        )
         if self.writes_text:
             reason = f"task={self.name} is scored by what the model writes, text by text"
-            yield Need(FORWARDS_OF_ONE_PROCESS, "task", reason, "give another task or head")
+            yield Requirement(FORWARDS_OF_ONE_PROCESS, "task", reason, "give another task or head")
 
     def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """A published folder's tensors with those of the head that have no place in one."""
@@ -313,11 +315,11 @@ class PromptedConfig(TaskConfig):
                 )
         return None
 
-    def needs_of_template(self) -> Iterator[Need]:
+    def needs_of_template(self) -> Iterator[Requirement]:
         """What reads the answer in its place of the template."""
         after = places(self.template.partition(f"{{{ANSWER}}}")[2])
         if after:
-            yield Need(
+            yield Requirement(
                 _READS_BOTH_WAYS,
                 "task.prompt.template",
                 f"task.prompt.template={self.template!r} has {{{ANSWER}}} before {{{after[0]}}}",

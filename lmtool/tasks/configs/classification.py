@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from lmtool.config.needs import Need
+from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.errors import Problem
 from lmtool.models.configs import architecture
@@ -134,7 +134,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         own = {**self.model_dump(), **form}
         return type(self).model_validate_json(json.dumps(own))
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         if self.head != PROMPT:
             return
@@ -142,11 +142,11 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         if self.auxiliary_mlm:
             reason = f"task.auxiliary_mlm={self.auxiliary_mlm:g} learns to fill masks"
             hint = "leave it out, or take an encoder: model=bert"
-            yield Need(architecture("encoder"), "task.auxiliary_mlm", reason, hint)
+            yield Requirement(architecture("encoder"), "task.auxiliary_mlm", reason, hint)
         if self.demonstrations:
             reason = f"task.demonstrations={self.demonstrations} are texts around the place of a word"
             hint = "leave it out, or take an encoder or a decoder"
-            yield Need(architecture("encoder", "decoder"), "task.demonstrations", reason, hint)
+            yield Requirement(architecture("encoder", "decoder"), "task.demonstrations", reason, hint)
 
     def conflicts(self) -> Iterator[Problem]:
         yield from super().conflicts()

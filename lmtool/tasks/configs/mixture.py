@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.members import reached, title_of
-from lmtool.config.needs import Need
+from lmtool.config.needs import Requirement
 from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
@@ -168,7 +168,7 @@ class MixtureTaskConfig(TaskConfig):
     def learns_texts(self) -> bool:
         return self.head is not None
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         """Its members say more."""
         yield from one_forward("task", [part.name for part in self.parts()])
 
@@ -228,9 +228,9 @@ class TaskObjectiveConfig(ObjectiveConfig):
         "{kind: classification, name: reviews, path: FOLDER}."
     )
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         takes = self.task.architectures
-        yield Need(architecture(*takes), "objective", f"objective={self.name} trains {kinds(takes)}")
+        yield Requirement(architecture(*takes), "objective", f"objective={self.name} trains {kinds(takes)}")
 
     @property
     def title(self) -> str:

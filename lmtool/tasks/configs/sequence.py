@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.needs import Need, Offer
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem
 from lmtool.models.configs import CONTEXT, TRANSFORMERS_CLASSIFIER, ModelConfig, SequenceForm, architecture
@@ -134,27 +134,29 @@ class SequenceConfig(TaskConfig):
         given = {name: getattr(self, name) for name in FORM if getattr(self, name) not in (None, "auto")}
         return model.sequence_form(**{**theirs, **given}) == model.sequence_form(**theirs)
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         typed = f"task.head={self.head}"
         if self.head == TEXT_TO_TEXT and self.writes_labels:
             hint = "take an encoder-decoder or a decoder: model=t5"
-            yield Need(_WRITES, "task.head", typed, hint)
+            yield Requirement(_WRITES, "task.head", typed, hint)
         elif self.head == PROMPT and self.fills_prompts:
-            yield Need(_FILLS_A_PLACE, "task.head", f"{typed} asks for a word in a text", "leave it out")
-            yield Need(CONTEXT, "task.head", f"{typed} asks by the words around", "give task.head=paper")
+            yield Requirement(_FILLS_A_PLACE, "task.head", f"{typed} asks for a word in a text", "leave it out")
+            yield Requirement(CONTEXT, "task.head", f"{typed} asks by the words around", "give task.head=paper")
             outputs = tuple(field for field in self.of_outputs if field not in self.of_summary)
             problem = self._meaningless(outputs, "is of heads over the whole text", "reads one place of it")
             if problem is not None:
-                yield Need(_SCORES_WORDS, problem.key, problem.message, problem.hint)
+                yield Requirement(_SCORES_WORDS, problem.key, problem.message, problem.hint)
         elif self.head == "transformers":
-            yield Need(TRANSFORMERS_CLASSIFIER, "task.head", typed, "give task.head=paper")
+            yield Requirement(TRANSFORMERS_CLASSIFIER, "task.head", typed, "give task.head=paper")
         if self.auxiliary_lm and not self.writes_text:
             reason = f"task.auxiliary_lm={self.auxiliary_lm:g} learns the next token from those before it"
-            yield Need(_READS_IN_A_DIRECTION, "task.auxiliary_lm", reason, "leave it out, or take a decoder: model=gpt")
+            yield Requirement(
+                _READS_IN_A_DIRECTION, "task.auxiliary_lm", reason, "leave it out, or take a decoder: model=gpt"
+            )
         if self.pooling == "first" and not self.writes_text:
             hint = "give task.pooling=last or task.pooling=mean"
-            yield Need(_FIRST_TOKEN_READS, "task.pooling", "task.pooling=first", hint)
+            yield Requirement(_FIRST_TOKEN_READS, "task.pooling", "task.pooling=first", hint)
 
     def conflicts(self) -> Iterator[Problem]:
         problem = None

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
-from lmtool.config.needs import Need
+from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import PREFIXES
@@ -101,10 +101,10 @@ class Seq2SeqConfig(PromptedConfig):
     def text_generation(self) -> GenerationConfig:
         return self.generation
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         if self.mask == "prefix":
-            yield Need(
+            yield Requirement(
                 PREFIXES, "task.mask", "task.mask=prefix lets all of a source see itself", "give task.mask=causal"
             )
 

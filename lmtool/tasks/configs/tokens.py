@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from lmtool.config.needs import Need
+from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.models.configs import WORD_STATES, ModelConfig
 from lmtool.nn.configs import Side
@@ -79,9 +79,11 @@ class TokenClassificationConfig(TaskConfig):
     def states_read(self, model: ModelConfig) -> Side:
         return model.token_states or super().states_read(model)
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
-        yield Need(WORD_STATES, "task", f"task={self.name} tags words", "give model=bert, model=t5 or model=bart")
+        yield Requirement(
+            WORD_STATES, "task", f"task={self.name} tags words", "give model=bert, model=t5 or model=bart"
+        )
 
     def text_format(self, model: Any) -> str:
         """As transformers' ...ForTokenClassification reads a text, which has the format of its text classifier."""

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.checkpoint import read_checkpoint
-from lmtool.config.needs import Need, Offer
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import WHOLE_WEIGHTS
@@ -100,14 +100,14 @@ def _read(path: str) -> dict[str, Any]:
     }
 
 
-def _same_sizes(key: str, trained: tuple[TrainedAdapter, ...]) -> Iterator[Need]:
+def _same_sizes(key: str, trained: tuple[TrainedAdapter, ...]) -> Iterator[Requirement]:
     """The model that adapters were trained in has the sizes of this one."""
     for adapter in trained:
         for name in ("hidden_size", "num_layers"):
             hint = "start from the checkpoint that they were trained on"
             size = adapter.hidden_size if name == "hidden_size" else adapter.num_layers
             reason = f"{adapter.path}: its adapters are of a model with {name}={size}"
-            yield Need(_size(name, size), key, reason, hint)
+            yield Requirement(_size(name, size), key, reason, hint)
 
 
 def _size(name: str, size: int) -> Offer[ModelConfig]:
@@ -209,7 +209,7 @@ class AdapterConfig(ByDepthConfig):
         own = self if self.bottleneck is not None or self.reduction is not None else self.published
         return int(hidden_size // own.reduction) if own.reduction is not None else own.bottleneck or 0
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         wide_enough: Offer[ModelConfig] = Offer(
             "model",
@@ -218,7 +218,7 @@ class AdapterConfig(ByDepthConfig):
             wording="{reason} of {lacking}",
         )
         reduction = f"tuning.reduction={self.reduction or 1:g}"
-        yield Need(wide_enough, "tuning.reduction", reduction, "give tuning.bottleneck=1 or more")
+        yield Requirement(wide_enough, "tuning.reduction", reduction, "give tuning.bottleneck=1 or more")
         yield from _same_sizes("tuning.stack_on", self.stack_on)
 
     def conflicts(self) -> Iterator[Problem]:
@@ -245,10 +245,10 @@ class AdapterFusionConfig(TuningConfig):
     def builds_on(self) -> tuple[str, ...]:
         return tuple(adapter.path for adapter in self.adapters)
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         reason = f"tuning={self.name} holds weights close to a start"
-        yield Need(WHOLE_WEIGHTS, "tuning", reason, "give tuning=adapter")
+        yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "give tuning=adapter")
         yield from _same_sizes("tuning.adapters", self.adapters)
 
     def conflicts(self) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.base import Config
-from lmtool.config.needs import Component, Need, Offer
+from lmtool.config.needs import Component, Offer, Requirement
 from lmtool.config.tables import Choice, component
 from lmtool.learners.configs import WHOLE_WEIGHTS, LearnedConfig
 from lmtool.models import recipes
@@ -69,18 +69,18 @@ class TuningConfig(Component):
         """Whether the weights that a run starts from are read all along, also where it resumes."""
         return False
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         """What it edits, what it trains, and what the schemes beside it follow."""
         if self.of_transformers:
             reason = f"tuning={self.name} edits the layers of a transformer"
-            yield Need(TRANSFORMER, "tuning", reason, "give tuning=full or tuning=head")
+            yield Requirement(TRANSFORMER, "tuning", reason, "give tuning=full or tuning=head")
         if self.of_stacks:
             reason = f"tuning={self.name} takes layers of a stack"
-            yield Need(STACK, "tuning", reason, "give tuning=full or tuning=head")
+            yield Requirement(STACK, "tuning", reason, "give tuning=full or tuning=head")
         for scheme in self.schemes:
             if scheme.name != "none":
                 reason = f"tuning with {scheme.name} follows single weights from step to step"
-                yield Need(WHOLE_WEIGHTS, "tuning", reason, "give none in its place")
+                yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "give none in its place")
 
 
 @dataclass(frozen=True)
@@ -224,10 +224,10 @@ class ByDepthConfig(TuningConfig):
     def schemes(self) -> tuple[SchemeConfig, ...]:
         return (*super().schemes, self.schedule)
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         if self.schedule.name != "none":
             reason = f"tuning/schedule={self.schedule.name} begins with some layers"
-            yield Need(LAYERS_OF_EACH_DEPTH, "tuning.schedule", reason, "give tuning/schedule=none")
+            yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning.schedule", reason, "give tuning/schedule=none")
         yield from super().needs()
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from lmtool.config.needs import Need, Offer
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import component
 from lmtool.learners.configs import LABELS, LearnedConfig
 from lmtool.models.configs import (
@@ -42,13 +42,13 @@ class FullConfig(ByDepthConfig, OfPretrainedConfig):
         "decoder's.",
     )
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         if self.freeze_layers:
             key = "tuning.freeze_layers"
             reason = f"{key}={self.freeze_layers} freezes layers of a transformer"
-            yield Need(LAYERS_OF_EACH_DEPTH, key, reason, "give tuning.freeze_layers=0")
-            yield Need(TRANSFORMER, key, reason, "give tuning.freeze_layers=0")
-            yield Need(number_of_layers(self.freeze_layers), key, reason, _fewer_layers)
+            yield Requirement(LAYERS_OF_EACH_DEPTH, key, reason, "give tuning.freeze_layers=0")
+            yield Requirement(TRANSFORMER, key, reason, "give tuning.freeze_layers=0")
+            yield Requirement(number_of_layers(self.freeze_layers), key, reason, _fewer_layers)
         yield from super().needs()
 
 
@@ -79,20 +79,20 @@ class HeadConfig(TuningConfig):
         "several layers the pooler learns too.",
     )
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         hint = "give tuning=last_n, tuning=lora or tuning=full"
-        yield Need(_SOMETHING_LEARNS, "tuning", f"tuning={self.name} trains heads alone", hint)
+        yield Requirement(_SOMETHING_LEARNS, "tuning", f"tuning={self.name} trains heads alone", hint)
         if self.layers == "last":
             return
         key, typed, hint = "tuning.layers", f"tuning.layers={self.layers}", "give tuning.layers=last"
-        yield Need(STACK, key, f"{typed} reads the layers of a stack", hint)
+        yield Requirement(STACK, key, f"{typed} reads the layers of a stack", hint)
         if self.layers == "scalar_mix":
-            yield Need(STATES_OF_ONE_WIDTH, key, f"{typed} adds up states of one width", hint)
-        yield Need(_READS_STATES, key, typed, hint)
-        yield Need(ONE_STACK, key, f"{typed} reads one stack", hint)
+            yield Requirement(STATES_OF_ONE_WIDTH, key, f"{typed} adds up states of one width", hint)
+        yield Requirement(_READS_STATES, key, typed, hint)
+        yield Requirement(ONE_STACK, key, f"{typed} reads one stack", hint)
         if self.layers == "concat_last_4":
-            yield Need(depth_of(_SIDE_BY_SIDE), key, typed, "give tuning.layers=scalar_mix")
+            yield Requirement(depth_of(_SIDE_BY_SIDE), key, typed, "give tuning.layers=scalar_mix")
 
 
 _SOMETHING_LEARNS: Offer[HeadInput] = Offer(
@@ -141,13 +141,13 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
         """How many of `depth` layers learn."""
         return -(-depth // 4) if self.layers is None else self.layers
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         hint = "give tuning=full, tuning=lora or tuning=head"
-        yield Need(LAYERS_OF_EACH_DEPTH, "tuning", "tuning=last_n trains the top layers", hint)
-        yield Need(ONE_STACK, "tuning", "tuning=last_n trains one stack", "give tuning=full or tuning=lora")
+        yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning", "tuning=last_n trains the top layers", hint)
+        yield Requirement(ONE_STACK, "tuning", "tuning=last_n trains one stack", "give tuning=full or tuning=lora")
         if self.layers is not None:
-            yield Need(depth_of(self.layers), "tuning.layers", f"tuning.layers={self.layers}", _fewer_of_head)
+            yield Requirement(depth_of(self.layers), "tuning.layers", f"tuning.layers={self.layers}", _fewer_of_head)
 
 
 def _fewer_of_head(head: HeadInput) -> str:
@@ -163,9 +163,9 @@ class BitFitConfig(ByDepthConfig):
 
     name: Literal["bitfit"] = Field("bitfit", description="The biases of all maps and norms learn.")
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
-        yield Need(BIASES, "tuning", "tuning=bitfit trains biases", "give tuning=ia3 or tuning=lora")
+        yield Requirement(BIASES, "tuning", "tuning=bitfit trains biases", "give tuning=ia3 or tuning=lora")
 
 
 # LoRA as configuration. Imports no torch.
@@ -215,14 +215,14 @@ class LoraConfig(ByDepthConfig):
         """What B A x is multiplied with."""
         return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         if self.bias != "none":
-            yield Need(BIASES, "tuning.bias", f"tuning.bias={self.bias} trains biases", "give tuning.bias=none")
+            yield Requirement(BIASES, "tuning.bias", f"tuning.bias={self.bias} trains biases", "give tuning.bias=none")
         if "fc_gate" in self.projections:
             others = ",".join(name for name in self.projections if name != "fc_gate") or "fc_in"
             hint = f"give 'tuning.projections=[{others}]'"
-            yield Need(GATE, "tuning.projections", "tuning.projections names fc_gate", hint)
+            yield Requirement(GATE, "tuning.projections", "tuning.projections names fc_gate", hint)
 
     def warnings(self, optimizer: Any, model: Any) -> list[str]:
         """A product of two matrices has no more ranks than the smallest side of the map."""
@@ -287,10 +287,10 @@ class SoftPromptConfig(TuningConfig):
     def positions(self) -> int:
         return self.length
 
-    def needs(self) -> Iterator[Need]:
+    def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         if self.init == "class_labels":
-            yield Need(
+            yield Requirement(
                 LABELS,
                 "tuning.init",
                 "tuning.init=class_labels",
