@@ -26,7 +26,7 @@ from common import ROOT
 
 from lmtool import random_streams
 from lmtool.data.configs import TextConfig
-from lmtool.data.loader import PackedLoader, dealt
+from lmtool.data.loader import PackedLoader, assign
 from lmtool.data.store import TokenStore
 from lmtool.objectives.examples.windows import CausalWindows
 from lmtool.reporting.text import count, duration, flops, percent, size
@@ -115,7 +115,7 @@ def ordering(length: int, steps: int = 200) -> dict[str, float]:
     worst = 0.0
     for number, rows in enumerate(taken[:20]):
         drawn = np.random.default_rng(number).integers(16, length + 1, len(rows))
-        fractions = [int(drawn[own].sum()) for own in dealt(drawn, GPUS)]
+        fractions = [int(drawn[own].sum()) for own in assign(drawn, GPUS)]
         assert sum(fractions) == drawn.sum()
         worst = max(worst, max(fractions) * GPUS / drawn.sum())
     return {

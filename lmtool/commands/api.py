@@ -23,7 +23,7 @@ from lmtool.learners.base import BaseLearner, Inference, no_progress
 from lmtool.learners.representations.reading import Layers, embedder, layout_of
 from lmtool.learners.representations.vectors import Pooling
 from lmtool.session.requests import PAIR, TEXT
-from lmtool.session.trained import Trained, has_segments, read_trained
+from lmtool.session.trained import Trained, read_trained
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
@@ -163,7 +163,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
         warnings.warn(note, stacklevel=2)
     parts: dict[str, Any] = {field.name: getattr(base, field.name) for field in fields(base)}
     if base.tokenizer is not None:
-        segments = has_segments(base.config)
+        segments = base.config.segment_types > 1
         parts["tokenizer"] = CallableTokenizer(base.tokenizer, layout_of(base), segments, base.task is not None)
     return Loaded(**parts, checkpoint=str(checkpoint), offline=offline)
 

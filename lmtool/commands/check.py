@@ -17,7 +17,7 @@ from lmtool.reporting.inspection import print_failed_rows, print_findings
 from lmtool.resolver.schema.use import CheckConfig
 from lmtool.session.requests import write_output
 from lmtool.system.terminal import counted
-from lmtool.tasks.checking import SplitTexts, compared, findings, read_sound
+from lmtool.tasks.checking import LabeledTexts, compared, findings, read_sound
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import hf_folder
@@ -85,7 +85,7 @@ def _text(
         source = open_source(text, config.cache_dir, output.stage, config.offline)
         splits = {}
         for split in ("train", "validation"):
-            splits[split] = SplitTexts.of_documents(list(documents(source.parts(split))), split)
+            splits[split] = LabeledTexts.of_documents(list(documents(source.parts(split))), split)
     summary = compared(splits, config.near, length_of, config.max_length, config.listed, output.stage)
     metadata = {name: fact for name, fact in source.metadata().items() if isinstance(fact, int | str)}
     messages = list(dict.fromkeys(problem.message for problem in problems))  # text is read more than once

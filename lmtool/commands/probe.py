@@ -168,5 +168,5 @@ class _Probed:
             learner.examples(SplitData("probe", rows={task.name: rows}), longest)
             for rows in (self.task.train, development)
         )
-        labels = getattr(task, "labels", None) or ()
+        labels = task.class_names or ()
         return train, held_out, learner.term, max(len(labels), 2)

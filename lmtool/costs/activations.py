@@ -198,7 +198,7 @@ def saved_activations(
     total = SavedActivations()
     for backbone in backbones_of(learner):
         share = read if backbone is learner.backbone else 1.0
-        query_stream = share if has_query_stream(learner) else 0.0
+        query_stream = share if learner.query_stream else 0.0
         total = total + _of_backbone(backbone, formats, length, outputs, share, memory / length, query_stream)
     return total
 

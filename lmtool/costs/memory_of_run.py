@@ -23,7 +23,7 @@ from lmtool.learners.model import ModelWithHeads
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.resolver.teachers import Known, saved_teacher
+from lmtool.resolver.teachers import TeacherSpec, saved_teacher
 from lmtool.system.ranks import rank_info
 from lmtool.training.precision import Precision
 from lmtool.types import part_of
@@ -134,7 +134,7 @@ def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
 
 def planned_teachers(config: RunConfig) -> list[Any]:
     """The learners of a run's teachers by their sizes, as their configurations have them. Nothing is allocated."""
-    models = [Known(path, saved_teacher(path, config.offline)).model for path in config.distill.checkpoints]
+    models = [TeacherSpec(path, saved_teacher(path, config.offline)).model for path in config.distill.checkpoints]
     learned: Any = cast(TrainingConfig, config).learns
     with torch.device("meta"):
         return [learned.learner(build(model, config.seed), None, config.seed) for model in models if model is not None]

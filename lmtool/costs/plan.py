@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from lmtool.costs.activations import VALUE_BYTES, SavedActivations, has_query_stream
+from lmtool.costs.activations import VALUE_BYTES, SavedActivations
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -161,12 +161,11 @@ def works_of(
     an encoder-decoder the share of its decoder.
     """
     yield from _body(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
-    if has_query_stream(learner):
+    if learner.query_stream:
         yield _asking(learner.backbone, predicted, length)
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
-    objective_modules = getattr(learner, "objective", None)
-    if isinstance(objective_modules, nn.ModuleDict):
-        parts |= {f"objective.{name}": module for name, module in objective_modules.items()}
+    if learner.objective is not None:
+        parts |= {f"objective.{name}": module for name, module in learner.objective.items()}
     for name, part in parts.items():
         if isinstance(part, Backbone):
             yield from _body(part, length, outputs, fractions.get(name, 1.0), 3)

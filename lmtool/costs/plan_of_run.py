@@ -36,9 +36,9 @@ from lmtool.learners.base import BaseLearner
 from lmtool.models.base import StatefulBackbone
 from lmtool.reporting.costs import PhasePlan, RunPlan
 from lmtool.reporting.text import size
+from lmtool.resolver.matcher import reads_lanes
 from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import PretrainConfig, RunConfig
-from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.identity import BUDGETS, budgets
 from lmtool.training.budgets import MOST_STEPS, retained_checkpoints, rows_an_interval
 from lmtool.training.configs import AdafactorConfig

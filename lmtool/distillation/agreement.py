@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lmtool.distillation.interchange import Interventions, Site, interventions, kept_for, parts_of, swapped
-from lmtool.distillation.seen import Seen, Teacher, see
+from lmtool.distillation.seen import RecordedOutputs, Teacher, see
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch, term_of
 from lmtool.models.heads.predicted import Values
@@ -140,7 +140,7 @@ def _count(counted: Agreement, student: BaseLearner, teacher: Teacher, batch: Ba
                 counted.cells[site, region].add(same_M[there_M], changed_M[there_M])
 
 
-def _best(seen: Seen) -> dict[str, np.ndarray]:
+def _best(seen: RecordedOutputs) -> dict[str, np.ndarray]:
     """By term, the best classes, (M,); values are no classes."""
     predicted = {term: said for term, said in seen.predicted.items() if not isinstance(said, Values)}
     return {term: said.best().cpu().numpy() for term, said in predicted.items()}

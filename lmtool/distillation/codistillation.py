@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lmtool.distillation.configs import CodistillationConfig, SoftConfig
 from lmtool.distillation.distilled import Distilled
-from lmtool.distillation.seen import Reading, see
+from lmtool.distillation.seen import StudentData, see
 from lmtool.distillation.terms.outputs import Soft
 from lmtool.learners.base import BaseLearner
 from lmtool.models.heads.predicted import Averaged
@@ -135,7 +135,7 @@ class Codistillation(Distilled):
 
     # What the run asks.
 
-    def begin(self, reading: Reading) -> dict[str, Any]:
+    def begin(self, reading: StudentData) -> dict[str, Any]:
         for peer in self.peers.values():
             peer.begin(reading.loader.steps_in_epoch)
         return {}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lmtool.distillation.agreement import agreement, unknown, without_interchange
 from lmtool.distillation.configs import LayerMap, below_the_last, layer_map
 from lmtool.distillation.interchange import Site
-from lmtool.distillation.seen import Reading, Teacher
+from lmtool.distillation.seen import StudentData, Teacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, decayed_groups
 from lmtool.training.precision import Precision
@@ -83,7 +83,7 @@ class Distilled(nn.Module, ABC):
         """By what they are called, further learners that this run trains, scored at its end as the student is."""
         return {}
 
-    def begin(self, reading: Reading) -> dict[str, Any]:
+    def begin(self, reading: StudentData) -> dict[str, Any]:
         """Called before training. Returns what the first screen says of what was done for it."""
         said: dict[str, Any] = {}
         for teacher in self.teachers:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.distillation.seen import Reading, Seen, Teacher
+from lmtool.distillation.seen import RecordedOutputs, StudentData, Teacher
 from lmtool.distillation.store.outputs import held_terms, order_of
 from lmtool.errors import UserError
 from lmtool.models.heads.predicted import TargetProbabilities
@@ -61,7 +61,7 @@ class HardLabels(Teacher):
     def teaches(self) -> frozenset[str]:
         return frozenset([self.learner.config.name])
 
-    def begin(self, reading: Reading) -> dict[str, Any]:
+    def begin(self, reading: StudentData) -> dict[str, Any]:
         data, metadata = self.relabel(reading.data)
         examples = self.learner.examples(data, reading.max_length)
         budget = max(reading.tokens, int(examples.plan(0).lengths.max()))
@@ -77,7 +77,7 @@ class HardLabels(Teacher):
         self.terms = {term: _joined(parts) for term, parts in kept.items()}
         return metadata
 
-    def see(self, batch: Batch, states: Tap | None = None) -> Seen:
+    def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
         """UserError where it knows nothing of an example of the batch."""
         predicted: dict[str, TargetProbabilities] = {}
         for term, held in held_terms(batch).items():
@@ -98,7 +98,7 @@ class HardLabels(Teacher):
                 torch.from_numpy(np.repeat(known.first_G[at_G], count_G) + within_M)
             ]
             predicted[term] = Given(labels.flatten().to(batch.inputs.tokens.device))
-        return Seen(self.learner, batch, predicted)
+        return RecordedOutputs(self.learner, batch, predicted)
 
 
 def _joined(parts: list[tuple[np.ndarray, np.ndarray, Tensor]]) -> _Labels:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lmtool import random_streams
-from lmtool.distillation.seen import Kept
+from lmtool.distillation.seen import RecordedStates
 from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.nn.stack import Side, Tap, TapPoint
 from lmtool.types import Batch, Packed, send
@@ -109,7 +109,10 @@ class Swapped(Tap):
     before the second."""
 
     def __init__(
-        self, kept: Kept, swaps: Sequence[Mapping[TapPoint, Swap]], dimensions: tuple[float, float] = (0.0, 1.0)
+        self,
+        kept: RecordedStates,
+        swaps: Sequence[Mapping[TapPoint, Swap]],
+        dimensions: tuple[float, float] = (0.0, 1.0),
     ):
         self.kept, self.swaps, self.dimensions = kept, swaps, dimensions
         self.part: dict[Side, int] = {}
@@ -146,17 +149,17 @@ def _span(shares: tuple[float, float], width: int) -> tuple[int, int]:
     return first, max(round(shares[1] * width), first + 1)
 
 
-def kept_for(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -> Kept:
+def kept_for(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -> RecordedStates:
     """What keeps the states that interventions at these sites need; of an encoder-decoder also those that its decoder
     reads. depths: of the model, by side."""
     places = {site.place(teacher) for site in sites}
     if len(depths) > 1:
         places.add(TapPoint(depths["inputs"], "inputs"))
-    return Kept(places)
+    return RecordedStates(places)
 
 
 def swapped(
-    kept: Kept,
+    kept: RecordedStates,
     plans: Sequence[Interventions],
     sites: Sequence[Site],
     teacher: bool,

@@ -24,7 +24,7 @@ from lmtool.training.precision import Precision
 from lmtool.types import Batch, Loader, StepOutput
 
 
-class Kept(Tap):
+class RecordedStates(Tap):
     """Keeps the states at some places, and what self-attentions in the layers before others compute with: by place,
     those of each forward of a stack, in their order."""
 
@@ -49,7 +49,7 @@ class Kept(Tap):
 
 
 @dataclass(frozen=True)
-class Seen:
+class RecordedOutputs:
     """What a forward showed. predicted: by term, what the learner predicts of its targets. output: its own losses;
     None where they were not computed."""
 
@@ -92,7 +92,9 @@ def tapped(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None)
             stack.tap = None
 
 
-def see(learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None, losses: bool = True) -> Seen:
+def see(
+    learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None, losses: bool = True
+) -> RecordedOutputs:
     """A training forward. states: sees, or replaces, the states between the layers. losses: whether its own are
     computed; those of heads over a vocabulary take as long as the predictions."""
     if isinstance(learner, Mixture):
@@ -100,10 +102,10 @@ def see(learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None
     heads = _Predictions(learner, batch, only=not losses)
     with tapped(learner, heads, states):
         output = learner(batch, step)
-    return Seen(learner, batch, heads.predicted, output if losses else None)
+    return RecordedOutputs(learner, batch, heads.predicted, output if losses else None)
 
 
-def _see_members(learner: Mixture, batch: Batch, step: int, states: Tap | None, losses: bool) -> Seen:
+def _see_members(learner: Mixture, batch: Batch, step: int, states: Tap | None, losses: bool) -> RecordedOutputs:
     """Those of the members of a mixture that are in a batch, one after the other, by the names of the mixture's terms.
     A teacher may know some of them alone."""
     assert isinstance(batch, MixedBatch), "a mixture reads the batches of its own examples"
@@ -116,11 +118,11 @@ def _see_members(learner: Mixture, batch: Batch, step: int, states: Tap | None, 
         predicted |= {term_of(name, term): each for term, each in seen.predicted.items()}
         if seen.output is not None:
             sums |= {term_of(name, term): total for term, total in seen.output.sums.items()}
-    return Seen(learner, batch, predicted, StepOutput(sums, learner.weights) if losses else None)
+    return RecordedOutputs(learner, batch, predicted, StepOutput(sums, learner.weights) if losses else None)
 
 
 @dataclass(frozen=True)
-class Reading:
+class StudentData:
     """What a run reads in training. examples: those of the student, made of `data`. max_steps, max_epochs: its budgets;
     None where they are open. sizes: the keys that size a step. tokens: of a forward without gradients. progress: shows
     how far something is."""
@@ -153,12 +155,12 @@ class Teacher:
         """Those of the student's whose targets it predicts."""
         return frozenset(self.learner.weights)
 
-    def begin(self, reading: Reading) -> dict[str, Any]:
+    def begin(self, reading: StudentData) -> dict[str, Any]:
         """Called before training. Returns what the first screen says of what was done for it."""
         return {}
 
     @torch.no_grad()
-    def see(self, batch: Batch, states: Tap | None = None) -> Seen:
+    def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
         """What it predicts of a batch of the student's."""
         device = batch.inputs.tokens.device.type
         if isinstance(batch, MixedBatch) and not isinstance(self.learner, Mixture):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lmtool.distillation.configs import SelfConfig, SoftConfig
 from lmtool.distillation.distilled import Distilled
-from lmtool.distillation.seen import Seen, see
+from lmtool.distillation.seen import RecordedOutputs, see
 from lmtool.distillation.terms.outputs import Soft
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -63,7 +63,7 @@ class SelfDistillation(Distilled):
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         student, first, states = self.student, 0, None
-        seen: dict[int, tuple[Seen, Tensor]] = {}
+        seen: dict[int, tuple[RecordedOutputs, Tensor]] = {}
         for depth in (*self.exits, student.backbone.config.num_layers):
             view = at_exit(student, depth) if depth in self.exits else student
             segment = Segment(first, states, depth)

@@ -12,7 +12,7 @@ from lmtool.config.tables import build
 from lmtool.distillation.configs import LayerMap, StandardConfig
 from lmtool.distillation.configs.modes import taken_layers
 from lmtool.distillation.distilled import Distilled, own_weights
-from lmtool.distillation.seen import Reading, Seen, Teacher, see
+from lmtool.distillation.seen import RecordedOutputs, StudentData, Teacher, see
 from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -99,13 +99,13 @@ class Panel(Teacher):
     def teaches(self) -> frozenset[str]:
         return frozenset().union(*(teacher.teaches for teacher in self.members))
 
-    def see(self, batch: Batch, states: Tap | None = None) -> Seen:
+    def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
         """states: sees nothing; whose states they would be is not known."""
         seen = [(self.weights[teacher.origin], teacher.see(batch)) for teacher in self.members]
         predicted = dict(self._joined(seen))
-        return Seen(self.learner, batch, predicted)
+        return RecordedOutputs(self.learner, batch, predicted)
 
-    def _joined(self, seen: Sequence[tuple[float, Seen]]) -> Iterator[tuple[str, TargetProbabilities]]:
+    def _joined(self, seen: Sequence[tuple[float, RecordedOutputs]]) -> Iterator[tuple[str, TargetProbabilities]]:
         for term in dict.fromkeys(term for _, each in seen for term in each.predicted):
             parts = [(weight, each.predicted[term]) for weight, each in seen if term in each.predicted]
             yield term, parts[0][1] if len(parts) == 1 else Averaged.of(parts, self.average)
@@ -163,7 +163,7 @@ class Standard(Distilled):
                 f"give distill.terms.{names[0]}=null, or such a teacher; soft and hard learn from several",
             )
 
-    def begin(self, reading: Reading) -> dict[str, Any]:
+    def begin(self, reading: StudentData) -> dict[str, Any]:
         said = super().begin(reading) if self._teachers else self.teacher.begin(reading)
         for _, term in self.terms():
             said |= term.begin(reading)

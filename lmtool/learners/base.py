@@ -25,7 +25,7 @@ from lmtool.learners.model import ModelWithHeads
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits
-from lmtool.models.heads.predicted import Binary, Classes, Predicted, TokenPredictions
+from lmtool.models.heads.predicted import Binary, Classes, Predicted, PredictedWords
 from lmtool.nn.dropout import DeviceRng, DropoutRng, TokenRng, token_keys
 from lmtool.random_streams import key
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -92,8 +92,9 @@ class BaseLearner(ModelWithHeads, ABC):
     whether it makes a part of what it reads itself, so that examples cannot be shown without its weights.
     scores_part: whether its scores in training are of a part of the rows. slides: whether it can be scored over
     windows that overlap, see `SplitData.stride`. pretrained: heads that say nothing until a checkpoint brings them.
-    reads_text: whether its examples are made of the text of a split. scores_tokens: whether its heads read all tokens
-    of an example, not one. trained_beside: predictions that training counts and an evaluation does not, in words.
+    reads_text: whether its examples are made of the text of a split. query_stream: whether it predicts by a stream of
+    queries too. scores_tokens: whether its heads read every token of a text. trained_beside: predictions that training
+    counts and an evaluation does not, in words. objective: further networks that learn.
     """
 
     weights: dict[str, float]
@@ -104,12 +105,14 @@ class BaseLearner(ModelWithHeads, ABC):
     scores_part: bool = False
     slides: bool = False
     reads_text: bool = True
+    query_stream: bool = False
     scores_tokens: bool = True
     trained_beside: str = ""
     pretrained: tuple[str, ...] = ()
 
     def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
         super().__init__(backbone, seed)
+        self.objective: nn.ModuleDict | None = None
         self.config: Any = config
         self.tokenizer: Any = tokenizer
 
@@ -197,7 +200,7 @@ class BaseLearner(ModelWithHeads, ABC):
         if term not in self.weights:
             return None
         if isinstance(logits, TokenLogits):
-            return term, TokenPredictions(logits)
+            return term, PredictedWords(logits)
         return term, Binary(logits) if logits.ndim == 1 else Classes(logits)
 
     # How it is scored.

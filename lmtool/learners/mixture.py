@@ -66,14 +66,13 @@ class Mixture(BaseLearner):
         }
         for name, member in learners.items():
             self._share_heads(name, member, learners)
-            own = dict(member.named_children()).get("objective")
-            if isinstance(own, nn.Module):
-                if hasattr(self, "objective"):
+            if member.objective is not None:
+                if self.objective is not None:
                     raise UserError(
                         f"{config.members_key}: {name} has networks of its own, and so has another member",
                         "train them in two runs, one after the other",
                     )
-                self.objective = own
+                self.objective = member.objective
         self.makes_inputs = any(member.makes_inputs for member in learners.values())
         self.pretrained = tuple(dict.fromkeys(name for member in learners.values() for name in member.pretrained))
         # Behind the parts that they share: a tensor goes by the first name it is met with.

@@ -91,7 +91,6 @@ TIED = Tied(
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 HF_FORMAT = HFFormat(
     model="albert",
-    model_type="albert",
     title="ALBERT",
     keys=KEYS,
     tied=TIED,

@@ -141,7 +141,6 @@ TIED = Tied(
 )
 HF_FORMAT = TwoStackFormat(
     model="bart",
-    model_type="bart",
     title="BART",
     keys=KEYS,
     tied=TIED,

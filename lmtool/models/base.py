@@ -85,6 +85,11 @@ class Backbone(nn.Module):
     """Whether it has an enhanced mask decoder: its forward takes vectors of `absolute` positions then."""
 
     @property
+    def memory_length(self) -> int | None:
+        """States of each layer that are kept of the segments before, as it runs now; None where it keeps none."""
+        return None
+
+    @property
     def feature_size(self) -> int:
         """Width of the vectors that task heads read."""
         return self.hidden_size * self.states_read

@@ -105,7 +105,6 @@ TIED = Tied(
 )
 HF_FORMAT = HFFormat(
     model="bert",
-    model_type="bert",
     title="BERT",
     keys=KEYS,
     tied=TIED,

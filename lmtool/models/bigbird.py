@@ -105,7 +105,6 @@ TIED = Tied(
 )
 HF_FORMAT = HFFormat(
     model="bigbird",
-    model_type="big_bird",
     title="BigBird",
     keys=KEYS,
     tied=TIED,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from lmtool.config.base import Config
+from lmtool.config.needs import Component, Offer
 from lmtool.config.tables import Choice, component
 from lmtool.models import recipes
 from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig, Side
+from lmtool.system.terminal import counted
 
 Place = Literal["first", "last", "mean", "max"]
 Summary = Literal["pooled_first", "pooled_last", "pooled_mean", "first", "last", "mean", "max"]
@@ -44,10 +46,13 @@ Positions = Annotated[int, Field(ge=8, le=100_000_000)]
 SegmentTypes = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class ModelConfig(Config):
+class ModelConfig(Component):
     """The sizes every family has, under the same names. What its paper prescribes for the other sections stands in
     `conf/recipe/`."""
 
+    group: ClassVar[str] = "model"
+    published_type: ClassVar[str | None] = None
+    """The `model_type` in the config.json of a published folder; None where transformers has no such family."""
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "encoder"
     text_format: ClassVar[str] = "bert"
     """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
@@ -69,6 +74,10 @@ class ModelConfig(Config):
     """Whether it has a stream that predicts tokens without seeing them, for permutation language modelling."""
     shares_layers: ClassVar[bool] = False
     """Whether one layer is applied at several depths, so that no depth has parameters of its own."""
+    has_biases: ClassVar[bool] = True
+    """Whether its linear maps and norms have biases."""
+    start_role: ClassVar[str | None] = None
+    """The special token that the decoder's input starts with, in an encoder-decoder: a role of the tokenizer."""
     free_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")
     """Fields that may differ from a checkpoint's: they change no shape."""
 
@@ -84,6 +93,31 @@ class ModelConfig(Config):
     def text_summary(self) -> Summary:
         """`summary`, where the configuration does not say otherwise."""
         return self.summary
+
+    @property
+    def segment_types(self) -> int:
+        """The segments that it tells apart; 0 where it knows none."""
+        return 0
+
+    @property
+    def learned_output(self) -> bool:
+        """Whether the language model's output layer is a table of its own, and not that of the token embedding."""
+        return False
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward part has a gate beside its first map (`fc_gate`)."""
+        return False
+
+    @property
+    def layers_of_decoder(self) -> int:
+        """Layers of the decoder in an encoder-decoder."""
+        return 0
+
+    @property
+    def table_of_positions(self) -> bool:
+        """Whether there is a last position, which virtual tokens bring nearer."""
+        return False
 
     @property
     def even_states(self) -> bool:
@@ -104,6 +138,11 @@ class ModelConfig(Config):
     def remembers(self) -> int:
         """Tokens of the segments before that a token sees, at most."""
         return 0
+
+    @property
+    def memory_states(self) -> int | None:
+        """States of each layer that are kept of the segments before, in training; None where the state is another."""
+        return None
 
     @property
     def depths(self) -> dict[Side, int]:
@@ -163,8 +202,6 @@ class TransformerConfig(ModelConfig):
     free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "attention_dropout", "norm_epsilon")
     position_kinds: ClassVar[tuple[str, ...] | None] = None
     """The kinds of positions the family can have; None: all there are."""
-    has_biases: ClassVar[bool] = True
-    """Whether its linear maps and norms have biases."""
 
     hidden_size: Width = Field(768, description="Width of the hidden states; a multiple of num_heads.")
     num_heads: Heads = Field(12, description="Attention heads a layer.")
@@ -200,9 +237,8 @@ class TransformerConfig(ModelConfig):
         return self.num_heads
 
     @property
-    def gated(self) -> bool:
-        """Whether the feed-forward part has a gate beside its first map (`fc_gate`)."""
-        return False
+    def table_of_positions(self) -> bool:
+        return self.positions.ends
 
     @property
     def inner_size(self) -> int:
@@ -238,10 +274,69 @@ class SegmentedConfig(TransformerConfig):
 
     segments: SegmentTypes = Field(2, description="Rows of the segment table (BERT's token types).")
 
+    @property
+    def segment_types(self) -> int:
+        return self.segments
+
+
+# What objectives, tasks, tuning methods and distillation may need of a model.
+
+
+def kinds(architectures: Iterable[str]) -> str:
+    """In words: a decoder or an encoder-decoder."""
+    articles = (f"{'an' if kind.startswith('enc') else 'a'} {kind.replace('_', '-')}" for kind in architectures)
+    return " or ".join(articles) or "no known architecture"
+
+
+def architecture(*architectures: str) -> Offer[ModelConfig]:
+    return Offer(
+        "model",
+        lambda model: model.architecture in architectures,
+        lambda model: f"model={model.name} is {kinds([model.architecture])}",
+    )
+
+
+def number_of_layers(layers: int) -> Offer[ModelConfig]:
+    """Of both stacks together."""
+    return Offer(
+        "model",
+        lambda model: layers <= model.num_layers + model.layers_of_decoder,
+        lambda model: f"model={model.name} has {counted(model.num_layers + model.layers_of_decoder, 'layer')}",
+    )
+
+
+CONTEXT: Offer[ModelConfig] = Offer("model", lambda model: model.contextual, "reads each word by itself")
+SINGLE_TOKENS: Offer[ModelConfig] = Offer("model", lambda model: not model.contextual, "reads the tokens around each")
+PREFIXES: Offer[ModelConfig] = Offer(
+    "model", lambda model: model.architecture != "decoder" or model.sees_prefixes, "reads in turn"
+)
+QUERY_STREAM: Offer[ModelConfig] = Offer("model", lambda model: model.query_stream, "has none")
+STACK: Offer[ModelConfig] = Offer("model", lambda model: bool(model.depths), "has none")
+TRANSFORMER: Offer[ModelConfig] = Offer("model", lambda model: isinstance(model, TransformerConfig), "is none")
+LAYERS_OF_EACH_DEPTH: Offer[ModelConfig] = Offer(
+    "model", lambda model: not model.shares_layers, "has one layer, applied at every depth"
+)
+STATES_OF_ONE_WIDTH: Offer[ModelConfig] = Offer(
+    "model", lambda model: model.even_states, "has states of several widths"
+)
+BIASES: Offer[ModelConfig] = Offer("model", lambda model: model.has_biases, "has none")
+GATE: Offer[ModelConfig] = Offer("model", lambda model: model.gated, "has no gate in its feed-forward part")
+WORD_STATES: Offer[ModelConfig] = Offer(
+    "model", lambda model: model.token_states is not None, "has no state that stands for a word"
+)
+TRANSFORMERS_CLASSIFIER: Offer[ModelConfig] = Offer(
+    "model",
+    lambda model: model.transformers_form is not None,
+    lambda model: f"transformers has no text classifier of model={model.name}",
+    wording="{reason}: {lacking}",
+)
+
 
 @component("model", "bert", builder="lmtool.models.bert:build")
 class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
+
+    published_type: ClassVar[str | None] = "bert"
 
     free_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.free_fields, "lowercase")
 
@@ -260,6 +355,8 @@ class BertConfig(SegmentedConfig):
 class GptConfig(TransformerConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
+    published_type: ClassVar[str | None] = "gpt2"
+
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Summary] = "last"
@@ -276,6 +373,8 @@ class GptConfig(TransformerConfig):
 @component("model", "gpt1", builder="lmtool.models.gpt1:build")
 class Gpt1Config(TransformerConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
+
+    published_type: ClassVar[str | None] = "openai-gpt"
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"

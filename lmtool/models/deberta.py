@@ -176,7 +176,7 @@ class DisentangledFormat(HFFormat):
 
 
 @dataclass(frozen=True)
-class _DebertaFormat(DisentangledFormat):
+class _PublishedDeberta(DisentangledFormat):
     """One map for queries, keys and values, head by head, with biases beside it."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -221,9 +221,8 @@ class _DebertaFormat(DisentangledFormat):
 
 
 _ATTENTION, _PREDICTIONS = ".self_attn.", "lm_predictions.lm_head."
-HF_FORMAT = _DebertaFormat(
+HF_FORMAT = _PublishedDeberta(
     model="deberta",
-    model_type="deberta",
     title="DeBERTa",
     keys=KEYS,
     tied=TIED,

@@ -66,7 +66,7 @@ KEYS = KeyMap(
 
 
 @dataclass(frozen=True)
-class _DebertaV3Format(DisentangledFormat):
+class _PublishedDebertaV3(DisentangledFormat):
     """Of buckets and shared maps."""
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
@@ -77,9 +77,8 @@ class _DebertaV3Format(DisentangledFormat):
         return section
 
 
-HF_FORMAT = _DebertaV3Format(
+HF_FORMAT = _PublishedDebertaV3(
     model="deberta_v3",
-    model_type="deberta-v2",
     title="DeBERTa V3",
     keys=KEYS,
     tied=TIED,

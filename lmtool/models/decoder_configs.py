@@ -16,6 +16,8 @@ class LlamaConfig(TransformerConfig):
     """Llama's architecture (Touvron et al. 2023), as small decoders have it today: pre-norm, rotary positions, gated
     feed-forward parts, few heads of keys and values. Defaults: SmolLM2-135M."""
 
+    published_type: ClassVar[str | None] = "llama"
+
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Summary] = "last"
@@ -56,6 +58,10 @@ class LlamaConfig(TransformerConfig):
     def gated(self) -> bool:
         return True
 
+    @property
+    def learned_output(self) -> bool:
+        return not self.tied
+
     def with_heads(self, heads: int) -> dict[str, int]:
         share = heads * self.num_key_value_heads // self.num_heads
         return {"num_key_value_heads": next(number for number in range(max(share, 1), 0, -1) if heads % number == 0)}
@@ -80,6 +86,8 @@ class LlamaEncoderConfig(LlamaConfig):
 class Qwen2Config(LlamaConfig):
     """Qwen2's architecture (Yang et al. 2024): Llama's, with biases of queries, keys and values. Defaults:
     Qwen2.5-0.5B."""
+
+    published_type: ClassVar[str | None] = "qwen2"
 
     has_biases: ClassVar[bool] = True
 
@@ -162,6 +170,10 @@ class TransformerXlConfig(TransformerConfig):
     @property
     def carries_state(self) -> bool:
         return self.remembers > 0
+
+    @property
+    def memory_states(self) -> int:
+        return self.memory_length
 
     @property
     def remembers(self) -> int:

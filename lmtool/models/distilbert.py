@@ -66,7 +66,6 @@ KEYS = KeyMap(
 TIED = Tied("distilbert.embeddings.word_embeddings.weight", "vocab_projector.weight", "vocab_")
 HF_FORMAT = HFFormat(
     model="distilbert",
-    model_type="distilbert",
     title="DistilBERT",
     keys=KEYS,
     tied=TIED,

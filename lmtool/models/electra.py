@@ -75,7 +75,6 @@ KEYS = KeyMap(
 TIED = Tied("electra.embeddings.word_embeddings.weight", "generator_lm_head.weight", "generator_")
 HF_FORMAT = HFFormat(
     model="electra",
-    model_type="electra",
     title="ELECTRA",
     keys=KEYS,
     tied=TIED,

@@ -27,6 +27,8 @@ _EMBEDDING_SIZE = "Width of the embedding tables; a linear map takes it to hidde
 class RobertaConfig(SegmentedConfig):
     """RoBERTa (Liu et al. 2019): BERT's layers over byte-level BPE, without segments of its own. Defaults: base."""
 
+    published_type: ClassVar[str | None] = "roberta"
+
     text_format: ClassVar[str] = "roberta"
 
     name: Literal["roberta"] = Field("roberta", description="RoBERTa.")
@@ -47,6 +49,8 @@ class SpanbertConfig(SegmentedConfig):
 class DistilbertConfig(TransformerConfig):
     """DistilBERT (Sanh et al. 2019): half of BERT's layers, no segments, no pooler."""
 
+    published_type: ClassVar[str | None] = "distilbert"
+
     transformers_form: ClassVar[dict[str, Any] | None] = {}
 
     name: Literal["distilbert"] = Field("distilbert", description="DistilBERT.")
@@ -56,6 +60,8 @@ class DistilbertConfig(TransformerConfig):
 @component("model", "albert", builder="lmtool.models.albert:build")
 class AlbertConfig(SegmentedConfig):
     """ALBERT (Lan et al. 2020): one layer applied num_layers times, a narrow embedding. Defaults: base, version 2."""
+
+    published_type: ClassVar[str | None] = "albert"
 
     shares_layers: ClassVar[bool] = True
 
@@ -75,6 +81,8 @@ class ElectraConfig(SegmentedConfig):
     """ELECTRA (Clark et al. 2020): BERT's layers, the embedding's width free; the discriminator, and its generator with
     other sizes. Defaults: base."""
 
+    published_type: ClassVar[str | None] = "electra"
+
     name: Literal["electra"] = Field("electra", description="ELECTRA.")
     embedding_size: Width = Field(768, description=_EMBEDDING_SIZE)
 
@@ -83,6 +91,8 @@ class ElectraConfig(SegmentedConfig):
 class ModernbertConfig(TransformerConfig):
     """ModernBERT (Warner et al. 2024): a pre-norm encoder whose layers are local but for every third. Defaults:
     base."""
+
+    published_type: ClassVar[str | None] = "modernbert"
 
     transformers_form: ClassVar[dict[str, Any] | None] = {}
     free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "classifier_pooling")
@@ -124,6 +134,8 @@ class ModernbertConfig(TransformerConfig):
 class BigbirdConfig(SegmentedConfig):
     """BigBird (Zaheer et al. 2020), its internal construction: BERT's layers, whose blocks of tokens see the ends of a
     text, a window and random blocks. Defaults: base."""
+
+    published_type: ClassVar[str | None] = "big_bird"
 
     position_kinds: ClassVar[tuple[str, ...] | None] = ("learned", "sinusoidal", "rotary", "none")
 
@@ -185,6 +197,8 @@ class DisentangledConfig(TransformerConfig):
 class DebertaConfig(DisentangledConfig):
     """DeBERTa (He et al. 2021): relative places with maps of their own. Defaults: base."""
 
+    published_type: ClassVar[str | None] = "deberta"
+
     name: Literal["deberta"] = Field("deberta", description="DeBERTa, its first version.")
     vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
     max_distance: Positions = Field(
@@ -201,6 +215,8 @@ class DebertaConfig(DisentangledConfig):
 class DebertaV3Config(DisentangledConfig):
     """DeBERTa V3 (He et al. 2023): relative places in buckets, read by the maps of the contents. Defaults: base."""
 
+    published_type: ClassVar[str | None] = "deberta-v2"
+
     name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, its second and third version.")
     vocab_size: Vocabulary = Field(128100, description=_VOCABULARY)
     buckets: int = Field(
@@ -213,14 +229,14 @@ class DebertaV3Config(DisentangledConfig):
 class XlnetConfig(TransformerConfig):
     """XLNet (Yang et al. 2019): relative attention with segments, pretrained in two streams. Defaults: base."""
 
+    published_type: ClassVar[str | None] = "xlnet"
+
     position_kinds: ClassVar[tuple[str, ...] | None] = ("none",)
     text_format: ClassVar[str] = "xlnet"
     summary: ClassVar[Summary] = "pooled_last"
     transformers_form: ClassVar[dict[str, Any] | None] = {}
     free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "memory_length")
     query_stream: ClassVar[bool] = True
-    segments: ClassVar[int] = 3
-    """Those of its texts; attention knows whether two tokens are of the same one."""
 
     name: Literal["xlnet"] = Field("xlnet", description="XLNet.")
     vocab_size: Vocabulary = Field(32000, description=_VOCABULARY)
@@ -240,8 +256,17 @@ class XlnetConfig(TransformerConfig):
     )
 
     @property
+    def segment_types(self) -> int:
+        """Those of its texts; attention knows whether two tokens are of the same one."""
+        return 3
+
+    @property
     def carries_state(self) -> bool:
         return self.remembers > 0
+
+    @property
+    def memory_states(self) -> int:
+        return self.memory_length
 
     @property
     def remembers(self) -> int:

@@ -19,11 +19,9 @@ class EncoderDecoderConfig(ModelConfig):
     summary: ClassVar[Summary] = "last"
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = None
     start_role: ClassVar[str] = "pad"
-    """The special token that the decoder's input starts with: a role of the tokenizer."""
 
     @property
     def layers_of_decoder(self) -> int:
-        """Layers of the decoder."""
         return self.num_layers
 
     @property
@@ -44,6 +42,8 @@ class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
 @component("model", "t5", builder="lmtool.models.t5:build")
 class T5Config(TwoTransformersConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
+
+    published_type: ClassVar[str | None] = "t5"
 
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
     # As transformers' T5ForTokenClassification: the encoder alone.
@@ -82,6 +82,10 @@ class T5Config(TwoTransformersConfig):
     def gated(self) -> bool:
         return self.feedforward == "gated_gelu"
 
+    @property
+    def learned_output(self) -> bool:
+        return not self.tied
+
 
 class PostNormConfig(TwoTransformersConfig):
     """Norms behind the sublayers, biases everywhere."""
@@ -97,6 +101,8 @@ class PostNormConfig(TwoTransformersConfig):
 @component("model", "bart", builder="lmtool.models.bart:build")
 class BartConfig(PostNormConfig):
     """BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions. Defaults: base."""
+
+    published_type: ClassVar[str | None] = "bart"
 
     text_format: ClassVar[str] = "bart"
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
@@ -118,6 +124,8 @@ class BartConfig(PostNormConfig):
 @component("model", "transformer", builder="lmtool.models.transformer:build")
 class Transformer2017Config(PostNormConfig):
     """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. Defaults: base."""
+
+    published_type: ClassVar[str | None] = "marian"
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
     vocab_size: Vocabulary = Field(37000, description="Rows of the token embedding; at least the tokenizer's entries.")

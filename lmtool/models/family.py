@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.tables import lookup
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
@@ -78,7 +79,6 @@ class HFFormat:
     """
 
     model: str
-    model_type: str
     title: str
     keys: KeyMap
     tied: Tied
@@ -95,6 +95,12 @@ class HFFormat:
     repeats: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)
     positions: str | None = "learned"
+
+    @property
+    def model_type(self) -> str | None:
+        """In a config.json."""
+        entry = lookup("model", self.model)
+        return entry.config.published_type if entry is not None and issubclass(entry.config, ModelConfig) else None
 
     def class_of_heads(self, heads: Collection[str]) -> HFClass:
         """The first class whose heads are all in `heads`."""

@@ -107,7 +107,6 @@ KEYS = KeyMap(
 TIED = Tied("transformer.wte.weight", "lm_head.weight")
 HF_FORMAT = JointProjectionFormat(
     model="gpt",
-    model_type="gpt2",
     title="GPT-2",
     keys=KEYS,
     tied=TIED,

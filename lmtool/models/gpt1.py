@@ -72,7 +72,6 @@ KEYS = KeyMap(
 TIED = Tied("transformer.tokens_embed.weight", "lm_head.weight")
 HF_FORMAT = JointProjectionFormat(
     model="gpt1",
-    model_type="openai-gpt",
     title="GPT",
     keys=KEYS,
     tied=TIED,

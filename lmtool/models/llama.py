@@ -189,7 +189,6 @@ def classes(family: str) -> tuple[HFClass, ...]:
 
 HF_FORMAT = LlamaFormat(
     model="llama",
-    model_type="llama",
     title="Llama",
     keys=KEYS,
     tied=TIED,

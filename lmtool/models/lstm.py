@@ -38,7 +38,7 @@ from lmtool.types import Packed
 _PARTS = ("given", "cell")  # of a layer's state
 
 
-class Lstm(Decoder):
+class LstmDecoder(Decoder):
     """The decoder, without its head."""
 
     config: LstmConfig
@@ -103,6 +103,6 @@ class Lstm(Decoder):
                 cell.open_forget_gates()
 
 
-def build(config: LstmConfig, seed: int) -> Lstm:
+def build(config: LstmConfig, seed: int) -> LstmDecoder:
     """A new decoder on the default device."""
-    return new(Lstm, config, seed)
+    return new(LstmDecoder, config, seed)

@@ -223,7 +223,6 @@ class _ModernBertFormat(HFFormat):
 
 HF_FORMAT = _ModernBertFormat(
     model="modernbert",
-    model_type="modernbert",
     title="ModernBERT",
     keys=KEYS,
     tied=TIED,

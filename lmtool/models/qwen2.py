@@ -35,7 +35,7 @@ def build(config: Qwen2Config, seed: int) -> Qwen2:
 
 
 @dataclass(frozen=True)
-class _Qwen2Format(LlamaFormat):
+class _PublishedQwen2(LlamaFormat):
     def head_size(self, config: LlamaConfig) -> dict[str, int]:
         return {}
 
@@ -45,9 +45,8 @@ class _Qwen2Format(LlamaFormat):
         return super().from_hf_config(data)
 
 
-HF_FORMAT = _Qwen2Format(
+HF_FORMAT = _PublishedQwen2(
     model="qwen2",
-    model_type="qwen2",
     title="Qwen2",
     keys=KEYS,
     tied=TIED,

@@ -23,7 +23,6 @@ class LstmConfig(ModelConfig):
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Summary] = "last"
     sees_prefixes: ClassVar[bool] = False
-    tied: ClassVar[bool] = False
 
     name: Literal["lstm"] = Field("lstm", description="An LSTM language model.")
     num_layers: Layers = Field(1, description="LSTM layers.")
@@ -34,6 +33,10 @@ class LstmConfig(ModelConfig):
     initializer_std: float = Field(
         1.0, gt=0, description="Factor of the initial standard deviations: 1/sqrt(inputs) of each map and table."
     )
+
+    @property
+    def learned_output(self) -> bool:
+        return True
 
     @property
     def carries_state(self) -> bool:
@@ -57,7 +60,6 @@ class RnnAttentionConfig(EncoderDecoderConfig):
 
     # The decoder reads the same text, as BART's does (Lewis et al. 2020, 3.2).
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "outputs"
-    tied: ClassVar[bool] = False
 
     name: Literal["rnn_attention"] = Field("rnn_attention", description="A recurrent encoder-decoder with attention.")
     vocab_size: Vocabulary = Field(30000, description="Rows of the token embedding; at least the tokenizer's entries.")
@@ -71,6 +73,10 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     initializer_std: float = Field(
         0.01, gt=0, description="Standard deviation of matrices that nothing else is said of."
     )
+
+    @property
+    def learned_output(self) -> bool:
+        return True
 
     @property
     def even_states(self) -> bool:

@@ -77,7 +77,6 @@ TIED = Tied(
 )
 HF_FORMAT = HFFormat(
     model="roberta",
-    model_type="roberta",
     title="RoBERTa",
     keys=KEYS,
     tied=TIED,

@@ -148,7 +148,6 @@ _UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weigh
 _BUCKETS = {"relative_attention_num_buckets": "buckets", "relative_attention_max_distance": "max_distance"}
 HF_FORMAT = HFFormat(
     model="t5",
-    model_type="t5",
     title="T5",
     keys=KEYS,
     tied=_TIED,

@@ -49,6 +49,7 @@ from lmtool.models.encoder_decoder_configs import Transformer2017Config
 from lmtool.models.family import HFClass
 from lmtool.models.keymap import EMPTY, KeyMap
 from lmtool.models.published import expect
+from lmtool.nn.configs import SinusoidalPositionsConfig
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, initialize_each, normal
 from lmtool.nn.stack import Stack
@@ -95,7 +96,6 @@ _BASE = 10000.0
 HF_FORMAT = replace(
     bart.HF_FORMAT,
     model="transformer",
-    model_type="marian",
     title="Marian",
     keys=KEYS,
     classes=(HFClass("MarianMTModel", predicts=True),),
@@ -147,7 +147,7 @@ def _channels(width: int, to_hf_names: bool) -> Tensor:
 def to_hf_config(config: Transformer2017Config) -> JsonObject:
     """UserError besides for another base of the positions, and for an odd width."""
     hf_tensors = HF_FORMAT.to_hf_config(config)
-    base = getattr(config.positions, "base", _BASE)
+    base = config.positions.base if isinstance(config.positions, SinusoidalPositionsConfig) else _BASE
     if base != _BASE:
         raise UserError(
             f"model.positions.base={base} has no place in a published Marian, which has {_BASE}",

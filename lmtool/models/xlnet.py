@@ -244,7 +244,6 @@ def _folded(name: str, tensor: Tensor) -> Tensor:
 
 HF_FORMAT = _XlnetFormat(
     model="xlnet",
-    model_type="xlnet",
     title="XLNet",
     keys=KEYS,
     tied=TIED,

@@ -71,10 +71,8 @@ class MaskingConfig(ObjectiveConfig):
 
     @model_validator(mode="after")
     def _decoder_is_for_masks_alone(self) -> MaskingConfig:
-        if self.enhanced_decoder and getattr(self, "pairs", "none") != "none":
+        if self.enhanced_decoder and self.pairs_of_segments is not None:
             raise ValueError("enhanced_decoder=true serves the masked tokens alone: give pairs=none")
-        if self.enhanced_decoder and getattr(self, "boundary", False):
-            raise ValueError("enhanced_decoder=true serves the masked tokens alone: give boundary=false")
         return self
 
 
@@ -117,6 +115,10 @@ class PairsConfig(MaskingConfig):
         "only.",
     )
 
+    @property
+    def pairs_of_segments(self) -> str | None:
+        return None if self.pairs == "none" else self.pairs
+
 
 @component("objective", "mlm", builder="lmtool.objectives.mlm:MaskedLanguageModel")
 class MlmConfig(TokenMaskingConfig, PairsConfig):
@@ -157,6 +159,12 @@ class SpanConfig(PairsConfig):
         200, ge=1, le=1_000_000, description="Width of the vector that says which token of a span is predicted."
     )
 
+    @model_validator(mode="after")
+    def _decoder_predicts_no_boundaries(self) -> SpanConfig:
+        if self.enhanced_decoder and self.boundary:
+            raise ValueError("enhanced_decoder=true serves the masked tokens alone: give boundary=false")
+        return self
+
     @property
     def predicted_fraction(self) -> float:
         return self.probability * (2 if self.boundary else 1)
@@ -173,8 +181,6 @@ RtdVariant = Literal["electra", "electra_15", "replace_mlm", "all_tokens_mlm"]
 class RtdConfig(TokenMaskingConfig):
     """Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator fills masks, the model says which
     tokens are not the original ones."""
-
-    makes_inputs: ClassVar[bool] = True
 
     name: Literal["rtd"] = Field("rtd", description="Replaced-token detection.")
     mask: float = Field(
@@ -220,6 +226,14 @@ class RtdConfig(TokenMaskingConfig):
                 "sharing=gdes: under training=two_stage nothing is shared; give sharing=tied or training=joint"
             )
         return self
+
+    @property
+    def makes_inputs(self) -> bool:
+        return True
+
+    @property
+    def steps_without_model(self) -> int:
+        return self.generator_steps if self.training == "two_stage" else 0
 
     @property
     def predicted_fraction(self) -> float:

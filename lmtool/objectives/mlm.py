@@ -64,13 +64,8 @@ class MaskedLanguageModel(MaskFiller):
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows | MaskedPairs:
         format_name = self.backbone.config.text_format
         if self.config.pairs != "none":
-            return MaskedPairs(
-                self.config, self.tokenizer, format_name, data.text, max_length, data.split, self.seed, self.masks
-            )
-        return MaskedWindows(
-            self.config, self.tokenizer, format_name, data.text, max_length, data.documents, data.split, self.seed,
-            self.masks,
-        )  # fmt: skip
+            return MaskedPairs(self.config, self.tokenizer, format_name, data, max_length, self.seed, self.masks)
+        return MaskedWindows(self.config, self.tokenizer, format_name, data, max_length, self.seed, self.masks)
 
     def inspector(self, examples: MaskedWindows | MaskedPairs, max_length: int) -> MaskingInspector:
         kind = MaskedWindowsInspector if self.config.pairs == "none" else MaskedPairsInspector

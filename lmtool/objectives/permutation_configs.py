@@ -58,6 +58,14 @@ class PlmConfig(ObjectiveConfig):
     )
 
     @property
+    def pairs_of_segments(self) -> str | None:
+        return None if self.pairs == "none" else self.pairs
+
+    @property
+    def reuses_nothing(self) -> bool:
+        return self.reuse == 0
+
+    @property
     def predicted_fraction(self) -> float:
         return 1 / self.context
 

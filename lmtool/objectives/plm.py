@@ -34,6 +34,7 @@ class PermutationLanguageModel(MaskFiller):
     """The one term `plm`. The query stream runs for the predicted tokens alone, and no others are scored."""
 
     config: PlmConfig
+    query_stream = True
 
     def __init__(self, config: PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -44,14 +45,11 @@ class PermutationLanguageModel(MaskFiller):
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows | MaskedPairs:
         format_name = self.backbone.config.text_format
         if self.config.pairs != "none":
-            return MaskedPairs(
-                self.config, self.tokenizer, format_name, data.text, max_length, data.split, self.seed, Permutations
-            )
+            return MaskedPairs(self.config, self.tokenizer, format_name, data, max_length, self.seed, Permutations)
         carries = self.carried is not None and data.documents == "joined"
         return (PermutedWindows if carries else MaskedWindows)(
-            self.config, self.tokenizer, format_name, data.text, max_length, data.documents, data.split, self.seed,
-            Permutations,
-        )  # fmt: skip
+            self.config, self.tokenizer, format_name, data, max_length, self.seed, Permutations
+        )
 
     def inspector(self, examples: MaskedWindows | MaskedPairs, max_length: int) -> PermutationInspector:
         kind = PermutedWindowsInspector if self.config.pairs == "none" else PermutedPairsInspector

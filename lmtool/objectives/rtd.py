@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtool import random_streams
 from lmtool.data.examples import SplitData
@@ -57,6 +57,7 @@ class GeneratedTextLearner(MaskFiller):
     """
 
     makes_inputs = True
+    objective: nn.ModuleDict
     term: ClassVar[str]
     masks: ClassVar[type[TokenMasks]]
 
@@ -87,9 +88,8 @@ class GeneratedTextLearner(MaskFiller):
 
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows:
         return MaskedWindows(
-            self.config, self.tokenizer, self.backbone.config.text_format, data.text, max_length, data.documents,
-            data.split, self.seed, self.masks,
-        )  # fmt: skip
+            self.config, self.tokenizer, self.backbone.config.text_format, data, max_length, self.seed, self.masks
+        )
 
     def inspector(self, examples: MaskedWindows, max_length: int) -> GeneratorInspector:
         return GeneratorInspector(self, examples, max_length)

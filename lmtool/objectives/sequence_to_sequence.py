@@ -111,9 +111,7 @@ class Denoising(SequenceToSequence):
 
     def examples(self, data: SplitData, max_length: int) -> NoisyWindows:
         """Neither side is longer than max_length."""
-        return NoisyWindows(
-            self.config, self.tokenizer, self.sides(), data.text, max_length, data.documents, data.split, self.seed
-        )
+        return NoisyWindows(self.config, self.tokenizer, self.sides(), data, max_length, self.seed)
 
     def inspector(self, examples: NoisyWindows, max_length: int) -> NoisyInspector:
         return NoisyInspector(self, examples, max_length)
@@ -129,9 +127,7 @@ class SpanCorruption(SequenceToSequence):
 
     def examples(self, data: SplitData, max_length: int) -> CorruptedSpans:
         """Neither side is longer than max_length."""
-        return CorruptedSpans(
-            self.config, self.tokenizer, self.sides(), data.text, max_length, data.documents, data.split, self.seed
-        )
+        return CorruptedSpans(self.config, self.tokenizer, self.sides(), data, max_length, self.seed)
 
     def inspector(self, examples: CorruptedSpans, max_length: int) -> CorruptedSpansInspector:
         return CorruptedSpansInspector(self, examples, max_length)

@@ -10,9 +10,8 @@ from lmtool.config import plugins, saved
 from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.decode import decode
 from lmtool.errors import ConfigError, Problem, UserError
-from lmtool.resolver import compatibility as compatibility  # these modules register their rules when imported
+from lmtool.resolver import matcher as matcher  # these modules register their rules when imported
 from lmtool.resolver import rules as rules
-from lmtool.resolver import stream_rules as stream_rules
 from lmtool.resolver import teacher_rules as teacher_rules
 from lmtool.resolver import teachers
 from lmtool.resolver.schema.verbs import COMMANDS

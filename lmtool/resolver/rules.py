@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
+from lmtool.config.needs import Requirement
 from lmtool.config.plugins import command_line
 from lmtool.config.rules import rule
 from lmtool.config.tables import entries
-from lmtool.distillation.configs import DistillConfig, NoDistillConfig
+from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
-from lmtool.models.configs import TransformerConfig
+from lmtool.learners.configs import WHOLE_WEIGHTS, ObjectiveConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.reporting.trackers.configs import TrackerConfig
-from lmtool.resolver.schema.phases import OF_A_PASS
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig, TokenizerCommandConfig, TransferConfig
+from lmtool.resolver.schema.run import (
+    SHORTEST,
+    FinetuneConfig,
+    PretrainConfig,
+    RunConfig,
+    TokenizerCommandConfig,
+    TransferConfig,
+)
 from lmtool.resolver.schema.use import GenerateConfig, PredictConfig, UseConfig
 from lmtool.runs.files import output_errors
-from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
+from lmtool.tasks.configs import TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
+from lmtool.tokenizers.configs import TokenizerConfig
+from lmtool.training.configs import OptimizerConfig
+from lmtool.tuning.configs import TuningConfig
 
 
 @rule(PretrainConfig, "objective", "max_steps")
-def the_second_stage_is_reached(objective: Any, max_steps: int | None) -> Iterator[Problem]:
+def the_second_stage_is_reached(objective: ObjectiveConfig, max_steps: int | None) -> Iterator[Problem]:
     """Where the generator learns first, the model learns after it."""
-    if getattr(objective, "training", "joint") == "two_stage" and max_steps is not None:
-        first = objective.generator_steps
-        if first >= max_steps:
-            yield Problem(
-                "objective.generator_steps",
-                f"objective.generator_steps={first} leaves the model no step of max_steps={max_steps}",
-                f"give objective.generator_steps={max(1, max_steps // 2)} or max_steps={2 * first}",
-            )
+    first = objective.steps_without_model
+    if first and max_steps is not None and first >= max_steps:
+        yield Problem(
+            "objective.generator_steps",
+            f"objective.generator_steps={first} leaves the model no step of max_steps={max_steps}",
+            f"give objective.generator_steps={max(1, max_steps // 2)} or max_steps={2 * first}",
+        )
 
 
 @rule(RunConfig, "batch_examples", "batch_tokens")
@@ -72,19 +80,45 @@ def micro_batch_holds_a_sequence(micro_batch_tokens: int | None, max_length: int
 
 
 @rule(RunConfig, "max_length", "model")
-def length_fits_positions(max_length: int, model: Any) -> Iterator[Problem]:
+def length_fits_positions(max_length: int, model: ModelConfig) -> Iterator[Problem]:
     """No sequence is longer than the model's table of positions."""
-    positions = getattr(model, "max_positions", None)
-    if positions is not None and max_length > positions:
+    if max_length > model.max_positions:
         yield Problem(
             "max_length",
-            f"max_length={max_length} is more than model.max_positions={positions}",
-            f"give max_length={positions} at most",
+            f"max_length={max_length} is more than model.max_positions={model.max_positions}",
+            f"give max_length={model.max_positions} at most",
+        )
+
+
+@rule(PretrainConfig, "model", "max_length")
+def memory_fits_positions(model: ModelConfig, max_length: int) -> Iterator[Problem]:
+    """A segment and the memory in front of it are a text that the model has positions for."""
+    if max_length <= model.max_positions < max_length + model.remembers and model.remembers:
+        yield Problem(
+            "model.max_positions",
+            f"max_length={max_length} behind a memory of {model.remembers} tokens is more than "
+            f"model.max_positions={model.max_positions}",
+            f"give model.max_positions={max_length + model.remembers}, or shorter memories, in training and evaluation",
+        )
+
+
+@rule(FinetuneConfig, "tuning", "model", "max_length")
+def virtual_tokens_fit_positions(tuning: TuningConfig, model: ModelConfig, max_length: int) -> Iterator[Problem]:
+    """A text and what a tuning method puts into it have a position each, where there is a last one."""
+    virtual = tuning.reserved_positions(model)
+    left = model.max_positions - virtual
+    if virtual and left < max_length <= model.max_positions:  # more is another rule's
+        fewer = f"a smaller tuning.length={max(1, model.max_positions - max_length)}"
+        yield Problem(
+            "max_length",
+            f"max_length={max_length} and the {virtual} virtual tokens of tuning={tuning.name} are more than "
+            f"model.max_positions={model.max_positions}",
+            f"give max_length={left}" if left >= SHORTEST else f"give {fewer}",
         )
 
 
 @rule(RunConfig, "model")
-def positions_fit_model(model: Any) -> Iterator[Problem]:
+def positions_fit_model(model: ModelConfig) -> Iterator[Problem]:
     """A family has the kinds of positions its maths allows; rotary ones turn pairs of a head's dimensions."""
     if not isinstance(model, TransformerConfig):
         return
@@ -104,7 +138,7 @@ def positions_fit_model(model: Any) -> Iterator[Problem]:
 
 
 @rule(RunConfig, "optimizer", "model")
-def rates_fall_with_the_depth(optimizer: Any, model: Any) -> Iterator[Problem]:
+def rates_fall_with_the_depth(optimizer: OptimizerConfig, model: ModelConfig) -> Iterator[Problem]:
     """Layers with learning rates of their own are layers of their own."""
     if optimizer.layer_decay != 1 and model.shares_layers:
         yield Problem(
@@ -123,14 +157,14 @@ def some_budget(*budgets: float | None) -> Iterator[Problem]:
 
 
 @rule(RunConfig, "tokenizer", "model")
-def vocabulary_fits_embedding(tokenizer: Any, model: Any) -> Iterator[Problem]:
+def vocabulary_fits_embedding(tokenizer: TokenizerConfig, model: ModelConfig) -> Iterator[Problem]:
     """The embedding has a row for every entry of the vocabulary."""
-    asked, rows = getattr(tokenizer, "vocab_size", None), getattr(model, "vocab_size", None)
-    if asked is not None and rows is not None and asked > rows:
+    entries, rows = tokenizer.vocab_size, model.vocab_size
+    if entries is not None and entries > rows:
         yield Problem(
             "tokenizer.vocab_size",
-            f"tokenizer.vocab_size={asked} is more than model.vocab_size={rows}",
-            f"give tokenizer.vocab_size={rows} or model.vocab_size={asked}",
+            f"tokenizer.vocab_size={entries} is more than model.vocab_size={rows}",
+            f"give tokenizer.vocab_size={rows} or model.vocab_size={entries}",
         )
 
 
@@ -180,20 +214,20 @@ def one_place(name: str | None, run_dir: str | None) -> Iterator[Problem]:
 
 
 @rule(FinetuneConfig, "task")
-def task_has_data(task: Any) -> Iterator[Problem]:
+def task_has_data(task: TaskConfig) -> Iterator[Problem]:
     """Labelled data come from somewhere."""
-    for part in filter(_without_data, task.parts() if len(task.parts()) > 1 else ()):
+    for part in (part for part in task.parts() if len(task.parts()) > 1 and not part.has_data):
         message = f"the member {part.name} of task.members names no data of its own"
         yield Problem(f"task.with.{part.name}.path", message, f"give task.with.{part.name}.path=FOLDER")
-    if len(task.parts()) == 1 and _without_data(task):
+    if len(task.parts()) == 1 and not task.has_data:
         message = f"missing required value: task.path; task {task.name} names no data of its own"
         yield Problem("task.path", message, "give task.path=FOLDER, or a file to train on")
 
 
 @rule(PretrainConfig, "objective")
-def tasks_have_data(objective: Any) -> Iterator[Problem]:
+def tasks_have_data(objective: ObjectiveConfig) -> Iterator[Problem]:
     """So do those of tasks among the objectives."""
-    for task in filter(_without_data, tasks_of(objective)):
+    for task in (task for task in tasks_of(objective) if not task.has_data):
         message = f"the task {task.name} among the objectives names no data of its own"
         key = (
             "objective.task.path" if isinstance(objective, TaskObjectiveConfig) else f"objective.with.{task.name}.path"
@@ -203,56 +237,28 @@ def tasks_have_data(objective: Any) -> Iterator[Problem]:
 
 @rule(PretrainConfig, "data")
 @rule(TokenizerCommandConfig, "data")
-def task_texts_come_from_somewhere(data: Any) -> Iterator[Problem]:
+def task_texts_come_from_somewhere(data: DataConfig) -> Iterator[Problem]:
     """So do the texts of a task."""
-    for task in filter(_without_data, data.task.parts() if isinstance(data, TaskTextConfig) else ()):
+    parts = data.task.parts() if isinstance(data, TaskTextConfig) else ()
+    for task in (task for task in parts if not task.has_data):
         message = f"data.task={task.name} names no data of its own"
         yield Problem("data.task.path", message, "give data.task.path=FOLDER, or a file")
 
 
-@rule(FinetuneConfig, "task", "model")
-def head_has_a_class(task: Any, model: Any) -> Iterator[Problem]:
-    """A task read as transformers reads it is on a family of which transformers has a classifier."""
-    for part in task.parts():
-        if getattr(part, "head", None) == "transformers" and model.transformers_form is None:
-            key = "task.head" if part is task else f"task.with.{part.name}.head"
-            message = f"{key}=transformers: transformers has no text classifier of model={model.name}"
-            yield Problem("task.head", message, f"give {key}=paper")
-
-
 @rule(FinetuneConfig, "task", "model", "max_length")
-def target_leaves_room(task: Any, model: Any, max_length: int) -> Iterator[Problem]:
+def target_leaves_room(task: TaskConfig, model: ModelConfig, max_length: int) -> Iterator[Problem]:
     """A decoder reads a source in front of its target, within max_length."""
     for part in task.parts():
-        wanted = getattr(part, "target_tokens", 0)
-        if model.architecture == "decoder" and wanted >= max_length:
+        target = part.longest_target
+        if model.architecture == "decoder" and target >= max_length:
             key = "task.target_tokens" if part is task else f"task.with.{part.name}.target_tokens"
-            longer = f"max_length={2 * wanted} or " if 2 * wanted <= model.max_positions else ""
+            longer = f"max_length={2 * target} or " if 2 * target <= model.max_positions else ""
             yield Problem(
                 "max_length",
-                f"max_length={max_length} and {key}={wanted}: model={model.name} reads a source in front of its "
+                f"max_length={max_length} and {key}={target}: model={model.name} reads a source in front of its "
                 "target, for which they leave no room",
                 f"give {longer}{key}={max(2, max_length // 2)}",
             )
-
-
-@rule(FinetuneConfig, "task")
-def scores_have_a_mean(task: Any) -> Iterator[Problem]:
-    """Of the members of a mixture the larger score is the better one."""
-    from lmtool.learners.metrics import smaller_is_better  # needs numpy, which no other configuration waits for
-
-    for part in task.parts() if isinstance(task, MixtureTaskConfig) else ():
-        if smaller_is_better(part.metric):
-            others = [metric for metric in part.metrics if not smaller_is_better(metric)]
-            key = f"task.with.{part.name}.metric"
-            message = (
-                f"{key}={part.metric}: small where it is good; the mean of the members is of scores that are large"
-            )
-            yield Problem("task.members", message, f"give {key}={others[0] if others else 'NAME'}")
-
-
-def _without_data(task: TaskConfig) -> bool:
-    return all(getattr(task, where, None) is None for where in ("path", "hub", "embedded"))
 
 
 @rule(RunConfig, "device", running=True)
@@ -291,21 +297,64 @@ def something_to_begin_with(prompt: str | None, source: str | None) -> Iterator[
 
 
 @rule(TokenizerCommandConfig, "tokenizer")
-def tokenizer_is_trained(tokenizer: Any) -> Iterator[Problem]:
+def tokenizer_is_trained(tokenizer: TokenizerConfig) -> Iterator[Problem]:
     """This command trains one; a tokenizer that exists needs no training."""
-    if not getattr(tokenizer, "reads_text", True):
-        kinds = [entry.name for entry in entries("tokenizer") if getattr(entry.config, "reads_text", True)]
+    if not tokenizer.reads_text:
+        kinds = [
+            entry.name
+            for entry in entries("tokenizer")
+            if issubclass(entry.config, TokenizerConfig) and entry.config.reads_text
+        ]
         message = f"tokenizer={tokenizer.name} exists already; this command trains one"
         yield Problem("tokenizer", message, f"give tokenizer={' or '.join(kinds)}")
 
 
 @rule(TokenizerCommandConfig, "tokenizer")
-def vocabulary_has_a_size(tokenizer: Any) -> Iterator[Problem]:
+def vocabulary_has_a_size(tokenizer: TokenizerConfig) -> Iterator[Problem]:
     """Without a model, the size of the vocabulary must be typed."""
     if tokenizer.vocab_size is None:
         yield Problem(
             "tokenizer.vocab_size", "missing required value: tokenizer.vocab_size", "give tokenizer.vocab_size=8192"
         )
+
+
+# What a run starts from, and what its processes share.
+
+
+@rule(FinetuneConfig, "tuning", "checkpoint", running=True)
+def pretrained_weights_are_there(tuning: TuningConfig, checkpoint: str | None) -> Iterator[Problem]:
+    """What holds weights at the pretrained ones has some. A trained checkpoint is read without what it started from."""
+    if tuning.needs_start and checkpoint in (None, "none"):
+        holding = next((scheme.name for scheme in tuning.schemes if scheme.needs_start), tuning.name)
+        yield Problem(
+            "tuning.regularization",
+            f"tuning/regularization={holding} holds weights at pretrained ones, and checkpoint=none has none",
+            "give checkpoint=RUN, or tuning/regularization=none",
+        )
+
+
+@rule(FinetuneConfig, "forgetting", "checkpoint", running=True)
+def something_to_forget(forgetting: str | None, checkpoint: str | None) -> Iterator[Problem]:
+    """What is measured before finetuning was learned before."""
+    if forgetting is not None and checkpoint in (None, "none"):
+        message = f"forgetting={forgetting} measures what was pretrained, and checkpoint=none has nothing"
+        yield Problem("forgetting", message, "give checkpoint=RUN, or leave forgetting= out")
+
+
+@rule(RunConfig, "parallel", "precision")
+def gradients_have_one_scaler(parallel: str, precision: str) -> Iterator[Problem]:
+    """The scaler of fp16 judges the gradients of one process."""
+    if precision == "fp16" and not WHOLE_WEIGHTS.holds(parallel):
+        reason = "precision=fp16 scales the loss by what the gradients of one process are"
+        yield Requirement(WHOLE_WEIGHTS, "precision", reason, "give precision=bf16").problem(parallel)
+
+
+@rule(FinetuneConfig, "parallel", "forgetting")
+def weights_are_compared(parallel: str, forgetting: str | None) -> Iterator[Problem]:
+    """What reads weights beside a forward needs all of them."""
+    if forgetting is not None and not WHOLE_WEIGHTS.holds(parallel):
+        reason = "forgetting= compares weights before and after"
+        yield Requirement(WHOLE_WEIGHTS, "forgetting", reason, "give forgetting=null").problem(parallel)
 
 
 # Which trackers a run can have; what it cannot is refused before anything is read.
@@ -315,8 +364,9 @@ def vocabulary_has_a_size(tokenizer: Any) -> Iterator[Problem]:
 def trackers_fit(logger: Mapping[str, TrackerConfig], offline: bool) -> Iterator[Problem]:
     """A run without a network has no tracker that needs it."""
     for name, config in logger.items():
-        if (problem := config.misfit(f"logger.{name}", offline)) is not None:
-            yield problem
+        if offline and config.needs_network:
+            key = f"logger.{name}.mode"
+            yield Problem(key, f"{key}=online and offline=true", f"give {key}=offline, or offline=false")
 
 
 @rule(RunConfig, "logger", running=True)
@@ -325,46 +375,3 @@ def trackers_are_installed(logger: Mapping[str, TrackerConfig]) -> Iterator[Prob
     for name, config in logger.items():
         if (problem := config.missing(f"logger.{name}")) is not None:
             yield problem
-
-
-# Rules for a run in phases: what goes with them, and that none of its keys is read by nobody.
-
-
-Phases = tuple[dict[str, Any], ...]
-
-
-@rule(PretrainConfig, "phases", "max_epochs", "max_steps")
-def passes_are_alike(phases: Phases, max_epochs: float | None, max_steps: int | None) -> Iterator[Problem]:
-    """A number of passes says how long a run is where all phases have passes of one length."""
-    differing = [key for key in OF_A_PASS if len({json.dumps(phase.get(key), sort_keys=True) for phase in phases}) > 1]
-    if max_epochs is not None and differing:
-        other = f"max_steps={max_steps} is a budget" if max_steps is not None else "with max_steps=10000 or max_tokens="
-        yield Problem(
-            "max_epochs",
-            f"max_epochs={max_epochs:g}: a pass is not of one length in phases that differ in {', '.join(differing)}",
-            f"give max_epochs=null: {other}" if max_steps is not None else f"give max_epochs=null {other}",
-        )
-
-
-@rule(PretrainConfig, "phases", "max_length")
-def length_is_read(phases: Phases, max_length: int) -> Iterator[Problem]:
-    """The run's own length is that of the phases that give none."""
-    lengths = [phase.get("max_length") for phase in phases]
-    default = PretrainConfig.model_fields["max_length"].default
-    if phases and None not in lengths and max_length not in (default, *lengths):
-        yield Problem(
-            "max_length",
-            f"max_length={max_length} is read by no phase: each has its own",
-            f"give phases.0.max_length={max_length}, or leave max_length= out",
-        )
-
-
-@rule(PretrainConfig, "phases", "distill")
-def students_have_one_form(phases: Phases, distill: DistillConfig) -> Iterator[Problem]:
-    """What a teacher says of a text is kept for one form of its examples."""
-    if phases and not isinstance(distill, NoDistillConfig):
-        yield Problem(
-            "phases",
-            f"distill={distill.name}: a distilled run has no phases",
-            "give phases=[], and a run for each phase, the next one from the checkpoint of the one before",
-        )

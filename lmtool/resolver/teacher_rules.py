@@ -9,38 +9,37 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.needs import refusal
 from lmtool.config.rules import rule
-from lmtool.config.tables import entries
 from lmtool.distillation.configs import DistillConfig
+from lmtool.distillation.configs.base import ModelPair
 from lmtool.errors import Problem
-from lmtool.learners.configs import ObjectiveConfig
+from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.resolver.compatibility import fitting_objectives
+from lmtool.resolver.matcher import fitting_objectives
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.resolver.teachers import Known, Saved, differing_tokenizer, one_vocabulary, task_of
+from lmtool.resolver.teachers import Saved, TeacherSpec, differing_tokenizer, one_vocabulary, task_of
 from lmtool.tasks.configs import GlueConfig, TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 
 
 @rule(PretrainConfig, "distill", "model", "objective")
 def distillation_fits(distill: DistillConfig, model: ModelConfig, objective: ObjectiveConfig) -> Iterator[Problem]:
-    """A mode of distillation and its terms have what they need, and go with what is learned."""
-    yield from _misfits(distill, model, objective)
+    """What a student learns from a teacher beside, it reads as its teacher does."""
+    yield from _other_inputs(distill, model, objective)
 
 
 @rule(FinetuneConfig, "distill", "model", "task")
 def distillation_fits_task(distill: DistillConfig, model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
     """So with a task."""
-    yield from _misfits(distill, model, task)
+    yield from _other_inputs(distill, model, task)
 
 
-def _misfits(distill: DistillConfig, model: ModelConfig, learned: Any) -> Iterator[Problem]:
-    problem = distill.misfit(model, learned)
-    if problem is not None:
-        yield problem
-        return
+def _other_inputs(distill: DistillConfig, model: ModelConfig, learned: LearnedConfig) -> Iterator[Problem]:
+    if refusal(distill, learned=learned, model=model) is not None:
+        return  # told already
     for part in learned.parts() if distill.same_batches or one_vocabulary(distill, learned) else ():
-        learns: Any = task_of(part) or part
+        learns = task_of(part) or part
         if learns.makes_inputs:
             written, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
             if isinstance(learns, ObjectiveConfig):
@@ -65,7 +64,7 @@ def teachers_are_named(distill: DistillConfig) -> Iterator[Problem]:
 @rule(RunConfig, "distill", running=True)
 def predictions_are_there(distill: DistillConfig) -> Iterator[Problem]:
     """So have hard labels of a file."""
-    path = getattr(distill, "predictions", None)
+    path = distill.label_file
     if path is not None and not Path(path).expanduser().is_file():
         hint = f"lmtool predict checkpoint=TEACHER input=ROWS output={path}"
         yield Problem("distill.predictions", f"distill.predictions={path}: no such file", hint)
@@ -99,12 +98,12 @@ def teachers_know_the_objective(
     distill: DistillConfig, objective: ObjectiveConfig, teachers: Saved
 ) -> Iterator[Problem]:
     """Every teacher was trained for something that the student learns."""
-    for teacher in _known(distill, teachers):
+    for teacher in _specs(distill, teachers):
         if not any(teacher.teaches(part) for part in objective.parts()):
             names = ", ".join(part.title for part in objective.parts())
             yield Problem(
-                _key(distill),
-                f"{_key(distill)}={teacher.path} {_trained_for(teacher)}, and the student learns {names}",
+                distill.teacher_key,
+                f"{distill.teacher_key}={teacher.path} {_trained_for(teacher)}, and the student learns {names}",
                 _other_learned(teacher, "pretrain"),
             )
 
@@ -116,19 +115,21 @@ def teachers_know_the_task(distill: DistillConfig, task: TaskConfig, teachers: S
         message = f"task={task.name} is several runs, each with a teacher of its own"
         yield Problem("distill", message, "name one task, or task=mixture with distill.teachers=[RUN,RUN2]")
         return
-    for teacher in _known(distill, teachers):
+    for teacher in _specs(distill, teachers):
         shared = [part for part in task.parts() if teacher.teaches(part)]
         if not shared:
             names = ", ".join(part.name for part in task.parts())
             yield Problem(
-                _key(distill),
-                f"{_key(distill)}={teacher.path} {_trained_for(teacher)}, and the student learns task={names}",
+                distill.teacher_key,
+                f"{distill.teacher_key}={teacher.path} {_trained_for(teacher)}, and the student learns task={names}",
                 f"lmtool finetune task={names} trains a teacher" if len(task.parts()) == 1 else None,
             )
         for part in shared:
             section = teacher.section_for(part)
             if section is not None and teacher.head_for(part) is None:
-                yield Problem(_key(distill), f"{_key(distill)}={teacher.path}: {_other_head(section, part)}", _ANOTHER)
+                yield Problem(
+                    distill.teacher_key, f"{distill.teacher_key}={teacher.path}: {_other_head(section, part)}", _ANOTHER
+                )
 
 
 @rule(RunConfig, "distill", "model", "max_length", "teachers")
@@ -141,13 +142,13 @@ def teachers_read_the_batches(
 
 
 def _unreadable(distill: DistillConfig, model: ModelConfig, max_length: int, teachers: Saved) -> Iterator[Problem]:
-    for teacher in _known(distill, teachers):
-        theirs, named = teacher.model, f"{_key(distill)}={teacher.path}"
+    for teacher in _specs(distill, teachers):
+        theirs, named = teacher.model, f"{distill.teacher_key}={teacher.path}"
         if theirs is None:
-            yield Problem(_key(distill), f"{named}: the model in its config.json is none of lmtool's", _ANOTHER)
+            yield Problem(distill.teacher_key, f"{named}: the model in its config.json is none of lmtool's", _ANOTHER)
         elif _reading(theirs) != _reading(model):
             yield Problem(
-                _key(distill),
+                distill.teacher_key,
                 f"{named} is a model={theirs.name} and the student a model={model.name}: they lay out a text in "
                 "different ways, and the teacher reads the student's batches",
                 f"give a model= of the teacher's family, such as model={theirs.name}, or a teacher of the student's",
@@ -163,10 +164,9 @@ def _unreadable(distill: DistillConfig, model: ModelConfig, max_length: int, tea
 @rule(RunConfig, "distill", "model", "teachers")
 def teachers_fit_model(distill: DistillConfig, model: ModelConfig, teachers: Saved) -> Iterator[Problem]:
     """What a student learns from a teacher's model can be learned with its own."""
-    for teacher in _known(distill, teachers):
-        misfit = None if teacher.model is None else distill.misfit_of_teacher(model, teacher.model)
-        if misfit is not None:
-            yield misfit
+    for teacher in _specs(distill, teachers):
+        if teacher.model is not None:
+            yield from distill.refusals_of_pair(ModelPair(model, teacher.model))
 
 
 @rule(RunConfig, "distill", "model", "tokenizer", "checkpoint", "teachers")
@@ -213,9 +213,9 @@ def _other_vocabulary(
     distill: DistillConfig, model: ModelConfig, tokenizer: TokenizerConfig, checkpoint: str | None, teachers: Saved
 ) -> Iterator[Problem]:
     starts_anew = checkpoint in (None, "none")
-    for teacher in _known(distill, teachers):
-        theirs, rows = teacher.tokenizer, getattr(teacher.model, "vocab_size", None)
-        named = f"{_key(distill)}={teacher.path}"
+    for teacher in _specs(distill, teachers):
+        theirs, rows = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size
+        named = f"{distill.teacher_key}={teacher.path}"
         differing = differing_tokenizer(tokenizer, theirs)
         if differing is not None:
             ours, own = getattr(tokenizer, differing), getattr(theirs, differing)
@@ -236,32 +236,27 @@ _ANOTHER = "give another teacher"
 
 def _without_inputs(model: ModelConfig) -> str:
     """The nearest objective that goes with a model and makes no part of what it reads."""
-    published = [*fitting_objectives(model, None), "mlm"]
-    sections = {entry.name: entry.config for entry in entries("objective")}
-    return next(name for name in published if not getattr(sections[name], "makes_inputs", False))
+    fitting = fitting_objectives(model, None)
+    return next((objective.name for objective in fitting if not objective.makes_inputs), "mlm")
 
 
-def _known(distill: DistillConfig, teachers: Saved) -> list[Known]:
-    return [Known(path, teachers[path]) for path in distill.checkpoints if path in teachers]
-
-
-def _key(distill: DistillConfig) -> str:
-    return "distill.teachers" if getattr(distill, "teachers", ()) else "distill.teacher"
+def _specs(distill: DistillConfig, teachers: Saved) -> list[TeacherSpec]:
+    return [TeacherSpec(path, teachers[path]) for path in distill.checkpoints if path in teachers]
 
 
 def _reading(model: ModelConfig) -> tuple[str, str, str | None]:
     """What decides how a batch is laid out for a model."""
-    return model.architecture, model.text_format, getattr(model, "start_role", None)
+    return model.architecture, model.text_format, model.start_role
 
 
-def _trained_for(teacher: Known) -> str:
+def _trained_for(teacher: TeacherSpec) -> str:
     tasks, objectives = list(teacher.tasks()), [part.title for part in teacher.objectives()]
     if tasks or objectives:
         return f"was trained for {', '.join(dict.fromkeys([*objectives, *tasks]))}"
     return "is a language model without a head for a task"
 
 
-def _other_learned(teacher: Known, verb: str) -> str:
+def _other_learned(teacher: TeacherSpec, verb: str) -> str:
     objectives = [part.name for part in teacher.objectives()]
     return f"give objective={objectives[0]}, or another teacher" if objectives else _ANOTHER
 
@@ -270,5 +265,5 @@ def _other_head(section: Mapping[str, Any], task: TaskConfig) -> str:
     """How a head of the same name differs from what a student's task needs."""
     if section.get("kind") != task.kind:
         return f"its task {section.get('name')} is of kind {section.get('kind')}, the student's of kind {task.kind}"
-    theirs, ours = section.get("labels") or (), getattr(task, "labels", None) or ()
+    theirs, ours = section.get("labels") or (), task.class_names or ()
     return f"its labels are {', '.join(map(str, theirs))}, the student's {', '.join(ours)}"

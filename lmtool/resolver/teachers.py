@@ -14,7 +14,7 @@ from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.tables import Choice
 from lmtool.distillation.configs import DistillConfig
 from lmtool.errors import Problem, UserError
-from lmtool.learners.configs import ObjectiveConfig
+from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.tasks.configs import TaskConfig, TaskObjectiveConfig
 from lmtool.tasks.labels import LoadedHead, load_head, sections_of
@@ -59,7 +59,7 @@ def saved_teacher(path: str, offline: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Known:
+class TeacherSpec:
     """What a teacher's config.json says. path: as it was typed. model: None where it is none of lmtool's."""
 
     path: str
@@ -95,7 +95,7 @@ class Known:
         section = self.section_for(task)
         if section is None:
             return None
-        if hasattr(task, "labels") and task.labels is None and section.get("labels"):
+        if task.has_classes and task.class_names is None and section.get("labels"):
             task = task.model_copy(update={"labels": tuple(section["labels"])})
         return load_head(section, task)
 
@@ -115,20 +115,20 @@ class Known:
     def without_auxiliaries(self, task: TaskConfig) -> TaskConfig:
         """The student's task as the teacher has it: without an auxiliary loss that it did not learn."""
         section, changes = self.section_for(task) or {}, dict[str, Any]()
-        if getattr(task, "domain", None) is not None:
+        if task.adapts is not None:
             changes["domain"] = None
-        if getattr(task, "auxiliary_lm", 0) and not section.get("auxiliary_lm"):
+        if task.language_model_weight and not section.get("auxiliary_lm"):
             changes["auxiliary_lm"] = 0.0
         return task.model_copy(update=changes)
 
 
-def task_of(part: TaskConfig | ObjectiveConfig) -> TaskConfig | None:
+def task_of(part: LearnedConfig) -> TaskConfig | None:
     """A task, be it one among objectives; None of an objective."""
     learned = part.task if isinstance(part, TaskObjectiveConfig) else part
     return learned if isinstance(learned, TaskConfig) else None
 
 
-def one_vocabulary(distill: DistillConfig, learned: TaskConfig | ObjectiveConfig) -> bool:
+def one_vocabulary(distill: DistillConfig, learned: LearnedConfig) -> bool:
     """Whether teacher and student must have the same tokens."""
     rows = distill.of_rows and isinstance(learned, TaskConfig) and all(part.of_rows for part in learned.parts())
     return distill.compares and (distill.same_batches or not rows)

@@ -161,7 +161,7 @@ class LayerMix(Companion):
         return layer_mix(session.learner)
 
 
-class PredictionFiles(Companion):
+class PredictionsFile(Companion):
     """predictions.jsonl of a learner that predicts rows, else samples.json."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
@@ -251,7 +251,7 @@ def _companions(session: Session) -> Iterator[Companion]:
     yield DataProvenance(session)
     if session.base is not None:
         yield TunedBase(session.base)
-    yield from (Lineage(session), MixtureFractions(), Phases(), LayerMix(), PredictionFiles())
+    yield from (Lineage(session), MixtureFractions(), Phases(), LayerMix(), PredictionsFile())
     if session.tests:
         yield LabeledTests()
     if isinstance(session.config, FinetuneConfig) and session.config.forgetting is not None:

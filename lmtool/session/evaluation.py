@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from lmtool.config.needs import refusal
 from lmtool.config.tables import build
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import Rows, SplitData
@@ -29,7 +30,6 @@ from lmtool.session.session import text_of
 from lmtool.session.trained import Trained
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import PROMPT
-from lmtool.tasks.configs.sequence import SequenceConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tasks.mixture import read_tasks, rows_of
@@ -117,7 +117,7 @@ def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> N
 
 
 def _stream_policy(metadata: Mapping[str, Any], max_length: int, backbone: Backbone) -> str:
-    memory, distance = getattr(backbone, "memory_length", None), metadata.get("segments_apart")
+    memory, distance = backbone.memory_length, metadata.get("segments_apart")
     memory_text = (
         "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
     )
@@ -228,7 +228,7 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
     before = trained.config
     if config.shots != 0 or not isinstance(before, PretrainConfig) or before.model.architecture != "encoder":
         return None
-    if not isinstance(config.task, SequenceConfig) or not config.task.prompted:
+    if config.task is None or not config.task.fills_prompts:
         return None
     require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots=0")
     if config.normalisation == "calibrated":
@@ -237,10 +237,10 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
             "leave normalisation= out, or prompt a decoder or an encoder-decoder",
         )
     task = config.task.model_copy(update={"head": PROMPT})
-    problem = task.misfit(before.model)
+    problem = refusal(task, model=before.model)
     if problem is not None:
         raise UserError(problem.message, problem.hint)
-    labels_known = getattr(task, "labels", None) is not None
+    labels_known = task.class_names is not None
     data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=labels_known)
     longest = _longest(config, trained, before)
     return FilledPrompts(trained.learner(data.config), data, longest, before.seed, trained.precision)

@@ -18,8 +18,8 @@ from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
 from lmtool.reporting.run_files import Baseline
+from lmtool.resolver.matcher import reads_lanes
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.resolver.stream_rules import reads_lanes
 from lmtool.runs.checkpoints import load_weights, read_weights
 from lmtool.session import screens
 from lmtool.session.companions import Companion, companions_of

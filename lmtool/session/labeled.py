@@ -140,7 +140,7 @@ def _to_score(
         )
     other_data = task.path is not None and task.path != known.path
     data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=other_data)
-    head = load_head(section, data.config, partial=getattr(task, "labels", None) is None)
+    head = load_head(section, data.config, partial=task.class_names is None)
     if head is None:
         raise UserError(
             f"checkpoint={checkpoint} gives {_predicted(known)}; task={task.name} has {_predicted(data.config)}",
@@ -161,18 +161,18 @@ def _to_score(
 def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
     """The task whose data a published classifier is scored on. Its classes are those of the data: the checkpoint's say
     nothing of the numbers in a file. UserError where no data are named."""
-    if all(getattr(task, where) is None for where in ("path", "hub", "embedded")):
+    if not task.has_data:
         raise UserError(
             f"checkpoint={checkpoint} is a published classifier and names no data to score it on",
             "give task=NAME task.path=FOLDER, or task=custom task.kind=classification task.path=FOLDER",
         )
-    same = task.name == known.name and getattr(task, "labels", None) == getattr(known, "labels", None)
-    return task.model_copy(update={"labels": None}) if same and hasattr(task, "labels") else task
+    same = task.name == known.name and task.class_names == known.class_names
+    return task.model_copy(update={"labels": None}) if same and task.has_classes else task
 
 
 def _predicted(task: TaskConfig) -> str:
     """The classes of a task, or 'a number', for messages."""
-    labels = getattr(task, "labels", None)
+    labels = task.class_names
     return f"the classes {', '.join(labels)}" if labels else "a number"
 
 

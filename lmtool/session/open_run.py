@@ -24,10 +24,10 @@ from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.reporting.trackers.base import RunMetadata
 from lmtool.reporting.trackers.tracking import Trackers
-from lmtool.resolver.compatibility import lacks_around, lacks_tokens
 from lmtool.resolver.decoding import completed
+from lmtool.resolver.matcher import missing_token, tokens_around
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.resolver.teachers import Known, differing_tokenizer
+from lmtool.resolver.teachers import TeacherSpec, differing_tokenizer
 from lmtool.resolver.trunks import phases_ended
 from lmtool.runs.checkpoints import tensor_names
 from lmtool.runs.following import FollowedFolder
@@ -236,7 +236,7 @@ def _vocabulary_of(config: RunConfig) -> str | None:
     for path in config.distill.checkpoints[:1] if not isinstance(config.tokenizer, FolderConfig) else ():
         if config.distill.same_batches:
             return path
-        teacher_tokenizer = Known(path, saved_config(path, config.offline)).tokenizer
+        teacher_tokenizer = TeacherSpec(path, saved_config(path, config.offline)).tokenizer
         if differing_tokenizer(config.tokenizer, teacher_tokenizer) is None:
             return path
     return None
@@ -267,8 +267,8 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
     parts = config.objective.parts() if isinstance(config, PretrainConfig) else ()
     tasks = config.task.parts() if isinstance(config, FinetuneConfig) else ()
     layouts: list[str | None] = [task.text_format(model) for task in tasks]
-    around = [lacks_around(model, roles, layout) for layout in layouts or [None]]
-    for problem in (*around, *(lacks_tokens(part, roles) for part in parts)):
+    around = [missing_token(tokens_around(model, layout), roles) for layout in layouts or [None]]
+    for problem in (*around, *(missing_token(part.needs(), roles) for part in parts)):
         if problem is not None:
             have = ", ".join(sorted(roles)) or "none"
             raise UserError(

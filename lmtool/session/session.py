@@ -17,7 +17,7 @@ from lmtool.data.phases import PhasedLoader
 from lmtool.data.sources import MixtureSource, OnStage, Source
 from lmtool.data.store import open_store
 from lmtool.distillation.distilled import Distilled
-from lmtool.distillation.seen import Reading
+from lmtool.distillation.seen import StudentData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import examples_of, predictors_of
@@ -190,11 +190,11 @@ class Session:
         )  # fmt: skip
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> StudentData:
         """The training data, as a teacher reads them before the first step."""
         last = self.phases[-1]
         config = last.config
-        return Reading(
+        return StudentData(
             data=last.data["train"],
             max_length=config.max_length,
             examples=last.examples,

@@ -136,7 +136,7 @@ def _submissions(
                 if (task_name, split) in FILES:
                     unlabelled = replace(rows, labels=None)
                     records = learner.respond(unlabelled, Inference(trained.longest, _TOKENS, precision))
-                    labels = getattr(task, "labels", None)
+                    labels = task.class_names
                     yield (
                         FILES[task_name, split],
                         submission(task_name, labels, (record["prediction"] for record in records)),

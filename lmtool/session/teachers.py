@@ -15,7 +15,7 @@ from lmtool.config.tables import build
 from lmtool.costs.memory_of_run import model_of_peers
 from lmtool.data.examples import Rows, SplitData
 from lmtool.distillation.configs import CodistillationConfig, StandardConfig
-from lmtool.distillation.configs.modes import reads_otherwise
+from lmtool.distillation.configs.base import reads_alike
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.hard_labels import HardLabels
 from lmtool.distillation.seen import Teacher
@@ -26,13 +26,13 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.held_out import evaluation_tokens
 from lmtool.models.configs import ModelConfig
-from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
-from lmtool.resolver.teachers import Known, one_vocabulary, task_of
+from lmtool.resolver.teachers import TeacherSpec, one_vocabulary, task_of
 from lmtool.session.labeled import relabelled
 from lmtool.session.open_run import OpenRun, prior_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents
 from lmtool.session.trained import read_trained
+from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
@@ -100,7 +100,7 @@ def stored(
 
 def _generation(config: PretrainConfig | FinetuneConfig) -> dict[str, Any] | None:
     """The generation settings of a task; None for a task that writes no texts."""
-    generation = getattr(config.learns, "generation", None)
+    generation = config.learns.text_generation if isinstance(config.learns, TaskConfig) else None
     return None if generation is None else generation.model_dump(mode="json")
 
 
@@ -112,7 +112,7 @@ def shelf_of(config: PretrainConfig | FinetuneConfig, part: str) -> Shelf:
 
 def layout_of(model: ModelConfig) -> dict[str, Any]:
     """The properties of a model that decide the layout of its batches."""
-    start = model.start_role if isinstance(model, EncoderDecoderConfig) else None
+    start = model.start_role
     return {"architecture": model.architecture, "text_format": model.text_format, "start": start}
 
 
@@ -298,9 +298,9 @@ def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenize
     if distill.checkpoint is None:
         return config
     model = model_of_peers(config, distill)
-    problem = reads_otherwise(f"distill.checkpoint={distill.checkpoint}", model, config.model)
-    if problem is not None:
-        raise UserError(problem.message, "give another checkpoint, or leave it out")
+    for need in reads_alike(f"distill.checkpoint={distill.checkpoint}", model):
+        if not need.offer.holds(config.model):
+            raise UserError(need.problem(config.model).message, "give another checkpoint, or leave it out")
     config = config.model_copy(update={"model": model, "checkpoint": distill.checkpoint})
     peer_tokenizer = starting_tokenizer(config)
     if peer_tokenizer is not None and not peer_tokenizer.same_encoding(tokenizer):
@@ -344,7 +344,7 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
             f"distill.teacher={path} has another tokenizer than the student: it cannot read the student's batches",
             f"give tokenizer=folder tokenizer.path={path}, or a teacher with the student's tokenizer",
         )
-    known, student_learns = Known(path, trained.saved), config.learns
+    known, student_learns = TeacherSpec(path, trained.saved), config.learns
     parts: list[Any] = []
     heads: dict[str, LoadedHead] = {}
     for part in student_learns.parts():

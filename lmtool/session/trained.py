@@ -193,7 +193,7 @@ def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tok
 
 def has_segments(model: ModelConfig) -> bool:
     """Whether a model tells the two texts of a pair apart by a table."""
-    return getattr(model, "segments", 0) > 1 and FORMATS[model.text_format].segments
+    return model.segment_types > 1 and FORMATS[model.text_format].segments
 
 
 def _as_finetuned(saved: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +217,8 @@ def _as_pretrained(checkpoint: str, saved: dict[str, Any], weights: Weights) -> 
     UserError where there is no such head.
     """
     class_of_model = chosen_class(saved.get("model"), Choice("model"))
-    architecture = getattr(class_of_model, "architecture", None)
+    family = class_of_model if class_of_model is not None and issubclass(class_of_model, ModelConfig) else None
+    architecture = None if family is None else family.architecture
     head = "heads.masked_lm." if architecture == "encoder" else None
     if head is None and (saved.get("model") or {}).get("tied") is False:
         head = "heads.lm.output."  # a table of its own, which a bare model has not

@@ -157,7 +157,7 @@ class Twice:
 
 
 @dataclass(frozen=True)
-class SplitTexts:
+class LabeledTexts:
     """What is read of the rows of a split, a text each; where each stands; its label, None where it has none; how much
     each counts in shares; and how often each label occurs."""
 
@@ -168,14 +168,14 @@ class SplitTexts:
     label_counts: dict[str, object] | None = None
 
     @classmethod
-    def of(cls, kind: TaskKind, rows: Rows) -> SplitTexts:
+    def of(cls, kind: TaskKind, rows: Rows) -> LabeledTexts:
         cells = zip(*rows.columns.values(), strict=True)
         texts = ["\n".join(_text(cell) for cell in row) for row in cells]
         labels = [None] * len(rows) if rows.labels is None else [kind.shown(label) for label in rows.labels]
         return cls(texts, [location(origin) for origin in rows.origin], labels, [1] * len(rows), _counted(kind, rows))
 
     @classmethod
-    def of_documents(cls, texts: list[str], split: str) -> SplitTexts:
+    def of_documents(cls, texts: list[str], split: str) -> LabeledTexts:
         """Documents of text to pretrain on. They count by their words: what recurs in all prose (a chapter's heading,
         "Yes.", a line of asterisks) is many documents and little text."""
         places = [f"{split} document {number:,}" for number in range(1, len(texts) + 1)]
@@ -233,13 +233,14 @@ def findings(
     texts alone. length_of: lengths of texts. longest: one from which on they are cut. most: pairs that are listed."""
     kind: TaskKind = build(data.config)
     splits = {
-        name: SplitTexts.of(kind, rows) for name, rows in {"train": data.train, **data.validation, **data.test}.items()
+        name: LabeledTexts.of(kind, rows)
+        for name, rows in {"train": data.train, **data.validation, **data.test}.items()
     }
     return compared(splits, near, length_of, longest, most, progress)
 
 
 def compared(
-    splits: Mapping[str, SplitTexts],
+    splits: Mapping[str, LabeledTexts],
     near: float | None,
     length_of: Callable[[Sequence[str]], list[int]],
     longest: int,
@@ -267,7 +268,7 @@ def compared(
     return report
 
 
-def _twice(split_texts: SplitTexts, other_splits: SplitTexts, matches: Iterable[tuple[int, Match]]) -> Twice:
+def _twice(split_texts: LabeledTexts, other_splits: LabeledTexts, matches: Iterable[tuple[int, Match]]) -> Twice:
     twice = Twice()
     for number, match in matches:
         equal = match.similarity == 1.0

@@ -73,9 +73,9 @@ def load_head(section: Mapping[str, Any], task: TaskConfig, partial: bool = Fals
         return None
     name = str(section.get("name"))
     form = {field: section[field] for field in task.head_fields if field in section}
-    if not hasattr(task, "labels"):
+    if not task.has_classes:
         return LoadedHead(name, form)
-    saved, expected = tuple(section.get("labels") or ()), task.labels or ()
+    saved, expected = tuple(section.get("labels") or ()), task.class_names or ()
     match = _matched(saved, expected)
     if match is None or (len(match) < len(saved) and not partial):
         return None

@@ -206,10 +206,10 @@ def decode_tables(
     if config.train_examples is not None and config.train_examples < len(train):
         metadata["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
-    shots, extra = getattr(config, "shots_per_class", None), None
+    shots, extra = config.few_shots, None
     if shots is not None:
         train, validation, test, rest = _few_shots(kind, train, validation, test, shots, seed, metadata)
-        extra = rest if getattr(config, "auxiliary_mlm", 0) and len(rest) else None
+        extra = rest if config.learns_masks and len(rest) else None
     own, warnings = kind.metadata(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, decayed_groups
+from lmtool.learners.configs import LearnedConfig
 from lmtool.models.base import Backbone
 from lmtool.nn.initialization import generator_for
 from lmtool.nn.prefix import KeyPrefix, VirtualTokens
 from lmtool.nn.stack import Stack
 from lmtool.random_streams import Permutation
 from lmtool.tuning.base import TuningMethod, draw_as_torch, freeze, made_for, stacks
-from lmtool.tuning.configs import PromptConfig
+from lmtool.tuning.configs import SoftPromptConfig
 from lmtool.types import ParameterGroup
 
 # Soft prompts (Lester et al. 2021): virtual tokens of the input learn.
@@ -50,7 +51,7 @@ class PromptTuning(TuningMethod):
     def _initial(self, learner: BaseLearner, seed: int) -> Tensor:
         """(P, E). Where only weights are loaded there is no tokenizer, and zeros do."""
         backbone, count = learner.backbone, self.config.length
-        width, tokenizer = backbone.embed.token.weight.shape[1], getattr(learner, "tokenizer", None)
+        width, tokenizer = backbone.embed.token.weight.shape[1], learner.tokenizer
         if self.config.init == "random":
             return torch.empty(count, width).uniform_(-0.5, 0.5, generator=generator_for(seed, f"{NAME}weight"))
         if tokenizer is None:
@@ -104,7 +105,7 @@ def drawn_from_vocabulary(tokenizer: Any, rows: int, count: int, seed: int) -> n
 def label_vectors(learner: BaseLearner) -> Sequence[Tensor]:
     """(1, E) for each label of the task: the mean vector of its tokens (Lester et al. 2021, 3.2). UserError where the
     labels are not known."""
-    labels = getattr(learner.config, "labels", None)
+    labels = learner.config.class_names if isinstance(learner.config, LearnedConfig) else None
     if not labels:
         raise UserError("tuning.init=class_labels: the task names no labels", "give tuning.init=vocabulary")
     embed = learner.backbone.embed
@@ -243,4 +244,4 @@ class PTuning(TuningMethod):
         folded.weight.copy_(vectors_PE)
         embed.virtual = folded
         learner.added = frozenset({f"{NAME}weight"})
-        return PromptConfig(length=len(vectors_PE))
+        return SoftPromptConfig(length=len(vectors_PE))

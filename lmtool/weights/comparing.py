@@ -21,7 +21,7 @@ from lmtool.nn.stack import Tap, TapPoint
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 from lmtool.weights.folders import read_settings
-from lmtool.weights.heads import CheckpointModel, segments_of
+from lmtool.weights.heads import CheckpointModel
 
 ADVERSARIAL = (
     "", " ", "  two  spaces ", "\n\n\t", "Hello, World! It's 3.14; don't.", "ÀÉÎÕÜ naïve café Ångström",
@@ -118,7 +118,7 @@ def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel,
     backbone = original.backbone
     rows, longest = backbone.config.vocab_size, min(backbone.config.max_positions, 24)
     tokens = torch.arange(2 * longest - 5, dtype=torch.int64) * 7919 % rows
-    pairs = segments_of(backbone.config) > 1
+    pairs = backbone.config.segment_types > 1
     columns = {"segment": torch.arange(len(tokens)) % longest // (longest // 2 + 1)} if pairs else {}
     sample = Packed(tokens, (longest, longest - 5), columns)
     outputs = Packed(tokens.flip(0), sample.lengths) if isinstance(backbone, EncoderDecoder) else None

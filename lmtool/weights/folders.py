@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from lmtool.config.checkpoint import ADAPTER
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import builder_module, lookup
+from lmtool.config.tables import builder_module, entries, lookup
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
 from lmtool.models.published import HFConfig
@@ -105,29 +105,15 @@ TOKENIZER = (
     "vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", CONFIG,
 )  # fmt: skip
 """The files that say what a tokenizer does; config.json may name its class."""
-FAMILIES = {
-    "bert": "bert",
-    "roberta": "roberta",
-    "distilbert": "distilbert",
-    "albert": "albert",
-    "electra": "electra",
-    "gpt2": "gpt",
-    "openai-gpt": "gpt1",
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "t5": "t5",
-    "bart": "bart",
-    "marian": "transformer",
-    "modernbert": "modernbert",
-    "big_bird": "bigbird",
-    "deberta": "deberta",
-    "deberta-v2": "deberta_v3",
-    "xlnet": "xlnet",
-}
-"""Our model by the `model_type` of a config.json."""
 _GIVE = "give a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
 _MOST_BYTES = 10_000_000
 Read = TypeVar("Read")
+
+
+def families() -> dict[str, str]:
+    """Our model by the `model_type` of a config.json. A family that is built on another one has none of it."""
+    types = {entry.name: vars(entry.config).get("published_type") for entry in entries("model")}
+    return {published: name for name, published in types.items() if published is not None}
 
 
 @dataclass(frozen=True)
@@ -142,11 +128,11 @@ class HFFolder:
     def family(self) -> Any:
         """The module of its model family. UserError for a family that lmtool does not have."""
         given = self.config.get("model_type")
-        name = FAMILIES.get(given) if isinstance(given, str) else None
+        name = families().get(given) if isinstance(given, str) else None
         entry = None if name is None else lookup("model", name)
         module = None if entry is None else builder_module(entry)
         if not hasattr(module, "from_hf_config"):
-            known = ", ".join(sorted(FAMILIES))
+            known = ", ".join(sorted(families()))
             raise UserError(
                 f"checkpoint={self.checkpoint}: model_type={given!r} in its config.json; lmtool reads {known}", _GIVE
             )

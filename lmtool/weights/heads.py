@@ -13,7 +13,6 @@ from lmtool.config.saved import JsonMapping
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Place, SequenceForm
-from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler, summary
 from lmtool.nn.dropout import DropoutRng
@@ -152,13 +151,3 @@ def format_of(model: ModelConfig, task: JsonMapping) -> str:
     head = head_of_task(task)
     over_words = head is not None and head.name == WORDS and model.transformers_form is not None
     return (model.sequence_form("transformers") if over_words else form_of(model, task)).text_format
-
-
-def segments_of(model: ModelConfig) -> int:
-    """Rows of a model's segment table, 0 if its family has none."""
-    return getattr(model, "segments", 0)
-
-
-def start_role(model: ModelConfig) -> str:
-    """Role of the token that a decoder's text starts with; empty for a model with one stack."""
-    return model.start_role if isinstance(model, EncoderDecoderConfig) else ""

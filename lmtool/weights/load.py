@@ -35,12 +35,11 @@ from lmtool.models.heads.lm import LMHead
 from lmtool.system.terminal import counted
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.tuning import configs as tuning_configs  # noqa: F401
 from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
 from lmtool.weights.exporting import Folded
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.heads import CheckpointModel, segments_of, start_role
+from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.loading import LoadReport
 from lmtool.weights.reading import Weights, layout_warnings, read
 
@@ -134,7 +133,7 @@ class PaddedModel(nn.Module):
             return None
         if segments_BL.shape != ids_BL.shape:
             raise ValueError(f"token_type_ids have the shape {tuple(segments_BL.shape)}, the ids {tuple(ids_BL.shape)}")
-        known = max(segments_of(self.parts.backbone.config), 1)
+        known = max(self.parts.backbone.config.segment_types, 1)
         if segments_BL.numel() and not 0 <= int(segments_BL.min()) <= int(segments_BL.max()) < known:
             raise ValueError(f"token_type_ids up to {int(segments_BL.max())}; the model has {known} segments")
         return segments_BL.to(ids_BL.device)
@@ -162,7 +161,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     special_ids = {} if tokenizer is None else tokenizer.roles
     if tokenizer is not None and parts.first_token is not None:
         tokenizer = tokenizer.with_tokens(FORMATS[parts.form.text_format].new, parts.first_token)
-    model = PaddedModel(parts, special_ids.get(start_role(saved.model))).to(device).eval()
+    model = PaddedModel(parts, special_ids.get(saved.model.start_role or "")).to(device).eval()
     return LoadedCheckpoint(model, tokenizer, saved.model, report, config)
 
 

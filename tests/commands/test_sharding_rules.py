@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmtool.cli import main as cli
+from lmtool.config.needs import refusals, unmet
 from lmtool.distillation.configs import InterchangeConfig, StandardConfig
-from lmtool.resolver.compatibility import sharded_students_run_alike, sharded_weights_are_not_compared
 from lmtool.tuning.configs import AdapterFusionConfig
 
 PRETRAIN = ("pretrain", "model=bert_tiny")
@@ -36,8 +36,9 @@ def test_what_cannot_be_cut_is_refused(typed, message, tmp_path, monkeypatch, ca
 
 def test_what_needs_other_runs_is_refused_too():
     fusion = AdapterFusionConfig.model_construct(name="adapter_fusion")
-    assert [problem.key for problem in sharded_weights_are_not_compared("fsdp", fusion, None)] == ["tuning"]
+    for parallel, keys in (("fsdp", ["tuning"]), ("ddp", [])):
+        assert [need.key for need, _ in unmet(fusion, parallel=parallel)] == keys
     for weight, keys in ((1.0, ["distill.terms"]), (0.0, [])):
         distill = StandardConfig(teacher="runs/a", terms={"interchange": InterchangeConfig(weight=weight)})
-        assert [problem.key for problem in sharded_students_run_alike("fsdp", distill)] == keys
-        assert not list(sharded_students_run_alike("ddp", distill))
+        assert [problem.key for problem in refusals(distill, parallel="fsdp")] == keys
+        assert not list(refusals(distill, parallel="ddp"))

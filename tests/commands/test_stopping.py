@@ -17,7 +17,7 @@ from lmtool.data import store, vocabulary
 from lmtool.distillation.store.outputs import TermWriter
 from lmtool.reporting.run_files import read_run
 from lmtool.session import open_run
-from lmtool.session.companions import PredictionFiles
+from lmtool.session.companions import PredictionsFile
 from lmtool.system.signals import take_late
 from tests.commands.conftest import TINY, finetune, pretrain
 
@@ -119,7 +119,7 @@ def test_after_the_last_step(
 ) -> None:
     """It is said to come too late; a second one ends the run, which then writes its results when it is resumed."""
     with monkeypatch.context() as patch:
-        signalling(patch, PredictionFiles, "after", *numbers)
+        signalling(patch, PredictionsFile, "after", *numbers)
         run = pretrain("a", "max_steps=2", status=status)
     lines = capfd.readouterr().err.splitlines()
     came = f"{numbers[0].name} came after the last step, too late to stop: the run has finished, and writes its results"
@@ -150,7 +150,7 @@ def test_a_command_without_a_run(
 
 @pytest.mark.parametrize(
     ("owner", "name", "status"),
-    [(store.StoreDraft, "_enter", 143), (PredictionFiles, "after", 143)],
+    [(store.StoreDraft, "_enter", 143), (PredictionsFile, "after", 143)],
 )
 def test_a_sweep_ends_with_its_job(
     place: Path, owner: Any, name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

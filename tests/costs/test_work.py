@@ -60,7 +60,7 @@ from lmtool.tuning.configs import (
     HeadConfig,
     LoraConfig,
     PrefixConfig,
-    PromptConfig,
+    SoftPromptConfig,
     TuningConfig,
 )
 from lmtool.types import Packed
@@ -214,7 +214,7 @@ def test_optimizers_keep_what_they_say(config: OptimizerConfig, case: str) -> No
 @pytest.mark.parametrize("family", [BertConfig, GptConfig, T5Config])
 @pytest.mark.parametrize(
     "method",
-    [PromptConfig(length=9), PrefixConfig(length=9, reparametrize=False)],
+    [SoftPromptConfig(length=9), PrefixConfig(length=9, reparametrize=False)],
     ids=lambda method: method.name,
 )
 def test_virtual_tokens_are_work_and_a_prefix_is_seen(family: Any, method: TuningConfig) -> None:

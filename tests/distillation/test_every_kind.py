@@ -15,7 +15,7 @@ from lmtool.config.tables import build
 from lmtool.data.examples import SplitData, unlabelled
 from lmtool.distillation.configs import HardConfig, SoftConfig, StandardConfig
 from lmtool.distillation.hard_labels import HardLabels
-from lmtool.distillation.seen import Reading, Teacher, see
+from lmtool.distillation.seen import StudentData, Teacher, see
 from lmtool.distillation.standard import Standard
 from lmtool.learners.configs import MixtureConfig
 from lmtool.objectives.configs import (
@@ -202,7 +202,7 @@ def test_labels_of_a_file_are_found_again(kind, tokens, tmp_path):
     source = getattr(examples, "source", examples)
     data = SplitData("train", rows={learner.config.name: source.rows})
     labels = HardLabels(learner, FP32, "said.jsonl", relabel=lambda data: (data, {"predictions": "all"}))
-    reading = Reading(data, 32, examples, None, None, None, {}, 64)
+    reading = StudentData(data, 32, examples, None, None, None, {}, 64)
     assert labels.begin(reading) == {"predictions": "all"}
     rows, numbers = examples.plan(0).rows, np.array([5, 0, 3])
     batch = examples.batch(rows[numbers], numbers, 0)

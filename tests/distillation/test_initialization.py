@@ -7,6 +7,7 @@ import torch
 
 from lmtool.config.tables import Several
 from lmtool.distillation.configs import StandardConfig
+from lmtool.distillation.configs.base import ModelPair
 from lmtool.distillation.configs.modes import taken_layers
 from lmtool.distillation.standard import start_from
 from lmtool.errors import UserError
@@ -76,7 +77,7 @@ def test_what_cannot_be_copied_is_refused():
 )
 def test_sizes_that_differ_name_both(initialize, sizes, said):
     config = StandardConfig(teacher="t", initialize=initialize, terms=Several("distill/term").validate({"soft": {}}))
-    problem = config.misfit_of_teacher(BertConfig(**sizes), BertConfig())
+    problem = next(config.refusals_of_pair(ModelPair(BertConfig(**sizes), BertConfig())), None)
     assert problem.key == "distill.initialize" and problem.hint
     with pytest.raises(UserError, match=said):
         raise UserError(problem.message)

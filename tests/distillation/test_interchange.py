@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmtool.distillation.interchange import Site, Swap, Swapped, interventions, kept_for, parts_of, swapped
-from lmtool.distillation.seen import Kept
+from lmtool.distillation.seen import RecordedStates
 from lmtool.learners.mixed_examples import combine
 from lmtool.nn.dropout import TokenRng, token_keys
 from lmtool.nn.stack import Stack, Tap, TapPoint
@@ -95,7 +95,7 @@ def test_every_example_has_a_site_of_its_own():
     assert set(plan.swaps) == {0, 1, 2} and plan.changed == 30
     assert sum(len(plan.swaps[number].to_S) for number in (0, 1)) // 8 + len(plan.swaps[2].to_S) // 5 == 30
     # One place of the teacher's, where several of the student's layers are aligned with it.
-    merged = swapped(Kept([]), [plan], [Site("inputs", 1, 2), Site("inputs", 2, 2), sites[2]], teacher=True)
+    merged = swapped(RecordedStates([]), [plan], [Site("inputs", 1, 2), Site("inputs", 2, 2), sites[2]], teacher=True)
     assert len(merged.swaps[0][TapPoint(2)].to_S) == sum(len(plan.swaps[number].to_S) for number in (0, 1))
 
 
@@ -110,7 +110,7 @@ def test_members_of_a_mixture_swap_among_themselves():
 
 
 def test_some_dimensions_alone():
-    kept = Kept([TapPoint(1)])
+    kept = RecordedStates([TapPoint(1)])
     states = torch.arange(24.0).view(4, 6)
     kept(TapPoint(1), states)
     tap = Swapped(kept, [{TapPoint(1): Swap(torch.tensor([0]), torch.tensor([3]))}], (0.5, 1.0))

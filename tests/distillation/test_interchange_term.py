@@ -7,7 +7,7 @@ import torch
 
 from lmtool.config.tables import build
 from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
-from lmtool.distillation.seen import Kept, Teacher, see
+from lmtool.distillation.seen import RecordedStates, Teacher, see
 from lmtool.nn.stack import TapPoint
 from lmtool.objectives.configs import ClmConfig, DenoisingConfig, MlmConfig, SpanCorruptionConfig
 from lmtool.training.precision import FP32_CPU
@@ -135,4 +135,4 @@ def test_the_teacher_keeps_nothing(tokens):
     run = built(learner("clm", tokens), learner("clm", tokens, seed=1))
     run(batch_of(run.student, tokens), 1)
     assert not run.distill["interchange"].kept and not run.distill.state_dict()
-    assert isinstance(run.distill["interchange"].tap(True), Kept)
+    assert isinstance(run.distill["interchange"].tap(True), RecordedStates)

@@ -9,7 +9,7 @@ import torch
 
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.distillation.seen import Kept, Reading, Teacher
+from lmtool.distillation.seen import RecordedStates, StudentData, Teacher
 from lmtool.distillation.store.folder import Shelf
 from lmtool.distillation.store.outputs import Format
 from lmtool.distillation.store.teacher import CutTeacher, Passes, StoredTeacher
@@ -35,7 +35,7 @@ def reading(examples, **budgets):
     sizes = {"batch_examples": 4, "batch_tokens": None}
     loader = PackedLoader(examples, 5, 4)
     budgets = {"max_steps": None, "max_epochs": 1.0, **budgets}
-    return Reading(SplitData("train"), 32, examples, loader, sizes=sizes, tokens=64, **budgets)
+    return StudentData(SplitData("train"), 32, examples, loader, sizes=sizes, tokens=64, **budgets)
 
 
 STORED = [kind for kind in KINDS if kind != "auxiliary_lm"]
@@ -58,7 +58,7 @@ def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
     same(whole.see(batch).predicted, live.see(batch).predicted, 0.0)
     batch = next(iter(read.loader.steps(None))).batches[0]
     places = [TapPoint(depth, side) for side, depth in learner.backbone.config.depths.items()]
-    there, here = Kept(states=places), Kept(states=places)
+    there, here = RecordedStates(states=places), RecordedStates(states=places)
     same(whole.see(batch, there).predicted, live.see(batch, here).predicted, 1e-5)
     for place, kept in here.states.items() if states else ():
         assert kept and len(kept) == len(there.states[place])

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lmtool.config.needs import refusal
 from lmtool.config.tables import build
 from lmtool.models.heads.lm import lm_head
 from lmtool.models.recurrent_configs import LstmConfig
 from lmtool.nn.cache import Carried
 from lmtool.objectives.configs import ClmConfig, PrefixLmConfig
-from lmtool.resolver.compatibility import wrong_architecture
 from lmtool.tasks.configs import Seq2SeqConfig
 from lmtool.types import Packed
 
@@ -115,7 +115,7 @@ def test_forget_gates_are_open_at_the_start():
 
 
 def test_what_is_read_in_turn_has_no_prefix():
-    assert "model=lstm reads in turn" in wrong_architecture(PrefixLmConfig(), CONFIG)
-    assert wrong_architecture(ClmConfig(), CONFIG) is None
-    problem = Seq2SeqConfig(mask="prefix").misfit(CONFIG)
+    assert "model=lstm reads in turn" in refusal(PrefixLmConfig(), model=CONFIG).message
+    assert refusal(ClmConfig(), model=CONFIG) is None
+    problem = refusal(Seq2SeqConfig(mask="prefix"), model=CONFIG)
     assert problem.key == "task.mask" and problem.hint == "give task.mask=causal"

@@ -8,6 +8,7 @@ import torch
 import transformers
 from task_fixtures import SIZES, TEXTS, evaluation, examples_of, glue, split_data, task_config
 
+from lmtool.config.needs import refusal
 from lmtool.config.tables import build
 from lmtool.data.examples import Rows, SplitData, unlabelled
 from lmtool.data.formats import truncate_texts
@@ -282,10 +283,10 @@ def test_words_that_are_not_one_token_each_are_refused(tokenizers, words, templa
     ],
 )
 def test_what_does_not_go_with_a_prompt_is_named_before_anything_is_read(name, family, fields, key):
-    problem = task_config(name, **{"head": "prompt", **fields}).misfit(MODELS[family])
+    problem = refusal(task_config(name, **{"head": "prompt", **fields}), model=MODELS[family])
     assert problem.key == key and problem.hint and "\n" not in problem.message
     for shipped in ("sst2", "cola", "mnli", "qnli", "mrpc", "qqp", "rte", "cb", "boolq", "wic"):
-        assert task_config(shipped, head="prompt").misfit(MODELS["bert"]) is None
+        assert refusal(task_config(shipped, head="prompt"), model=MODELS["bert"]) is None
 
 
 def test_a_checkpoint_with_a_prompt_keeps_it():

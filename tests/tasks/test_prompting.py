@@ -18,7 +18,7 @@ from lmtool.models.heads.lm import lm_head
 from lmtool.tasks.configs.base import ANSWER, places
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.prompting.few_shot import FewShot, Prompts, demonstrations, values_of
-from lmtool.tasks.prompting.pattern import Template
+from lmtool.tasks.prompting.pattern import PromptTemplate
 from lmtool.types import Packed
 from tests.objectives.objective_fixtures import backbone as small
 from tests.objectives.objective_fixtures import tokenizer as small_vocabulary
@@ -147,7 +147,7 @@ def test_an_encoder_decoder_scores_the_target_and_writes(t5, tmp_path):
     kind, dev = build(data.config), data.validation["dev"]
     shown = demonstrations(kind, data.train, [dev], 1, 0)
     evaluation = FewShot(kind, t5, 200, "none").evaluate(shown, dev)
-    prompts = Prompts(kind, Template(kind.config.template), t5, shown, 200)
+    prompts = Prompts(kind, PromptTemplate(kind.config.template), t5, shown, 200)
     for values, prediction in zip(values_of(kind, dev), evaluation.predictions, strict=True):
         ids = [*prompts._shared[1], *t5.encode(f"\n\nReview: {values['sentence']}\nSentiment:").tolist()]
         inputs = t5.encode_with_template(np.array(ids))
@@ -201,31 +201,31 @@ def test_the_oldest_demonstrations_are_left_out(gpt, tmp_path):
     data = data_of(tmp_path)
     kind, dev = build(data.config), data.validation["dev"]
     shown = demonstrations(kind, data.train, [dev], 4, 0)
-    prompts = Prompts(kind, Template(kind.config.template), gpt, shown, 200)
+    prompts = Prompts(kind, PromptTemplate(kind.config.template), gpt, shown, 200)
     values = values_of(kind, dev)[0]
     complete = prompts.question(values, 1, ("dev", 1))
     assert complete.kept == 4 and gpt.tokenizer.decode(complete.tokens) == prompts.text(values)
-    short = Prompts(kind, Template(kind.config.template), gpt, shown, len(complete.tokens))
+    short = Prompts(kind, PromptTemplate(kind.config.template), gpt, shown, len(complete.tokens))
     fewer = short.question(values, 1, ("dev", 1))
     assert fewer.kept == 3
     last = shown.take(np.arange(1, 4))
     assert (
         fewer.tokens
-        == Prompts(kind, Template(kind.config.template), gpt, last, 200).question(values, 1, ("", 1)).tokens
+        == Prompts(kind, PromptTemplate(kind.config.template), gpt, last, 200).question(values, 1, ("", 1)).tokens
     )
     assert short.question(values, 0, ("dev", 1)).kept == 4
     evaluation = FewShot(kind, gpt, len(complete.tokens)).evaluate(shown, dev)
     assert set(evaluation.kept.tolist()) <= {3, 4} and min(evaluation.kept) == 3 and evaluation.shots == 4
     with pytest.raises(UserError, match=r"dev.jsonl:7: \d+ tokens and 3 of the answer, without a demonstration; 9 are"):
-        Prompts(kind, Template(kind.config.template), gpt, shown, 9).question(values, 3, ("dev.jsonl", 7))
+        Prompts(kind, PromptTemplate(kind.config.template), gpt, shown, 9).question(values, 3, ("dev.jsonl", 7))
 
 
 def test_templates_keep_white_space_with_what_follows_it():
-    template = Template("{a}\nis {label}, says {b}")
+    template = PromptTemplate("{a}\nis {label}, says {b}")
     values = {"a": "x {b}", "b": "y"}
     assert (template.before(values), template.answer("fine", values)) == ("x {b}\nis", " fine, says y")
     assert template.example("fine", values) == "x {b}\nis fine, says y" and template.stop(values) == ", says y"
-    assert Template("Q: {a} A: {label}").stop(values) == "\n"
+    assert PromptTemplate("Q: {a} A: {label}").stop(values) == "\n"
     typed = task_config("sst2", prompt__template="{sentence}\\n{label}")
     assert typed.template == "{sentence}\n{label}" and typed.model_validate(typed.model_dump()) == typed
 

@@ -8,6 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from tuning_fixtures import (
+    FAMILIES,
+    LENGTHS,
+    TASK,
+    batch_for,
+    hashes,
+    model_config,
+    outputs_of,
+    refused,
+    side,
+    train,
+    tuned,
+    tuning_config,
+)
 
 from lmtool.config.tables import build
 from lmtool.costs.memory_of_run import trainable_by_role
@@ -20,19 +34,6 @@ from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
 from lmtool.weights.reading import Weights
 from tests.models.test_taps import Changed
-from tests.tuning.tuning_fixtures import (
-    FAMILIES,
-    LENGTHS,
-    TASK,
-    batch_for,
-    hashes,
-    model_config,
-    outputs_of,
-    side,
-    train,
-    tuned,
-    tuning_config,
-)
 
 READ = torch.tensor([0, 3, 5, 6, 16, 18, 24])
 HEAD = f"heads.{TASK.name}."
@@ -198,10 +199,10 @@ def test_what_does_not_fit_is_refused() -> None:
             key: [part.model_dump() for part in value] if isinstance(value, list) else value
             for key, value in fields.items()
         }
-        problem = tuning_config(name=name, **data).misfit(model, TASK)
+        problem = refused(tuning_config(name=name, **data), model, TASK)
         assert said in problem.message and problem.hint
     two = [adapter.model_dump() for adapter in (TRAINED, other)]
-    assert tuning_config(name="adapter_fusion", adapters=two).misfit(model, TASK) is None
+    assert refused(tuning_config(name="adapter_fusion", adapters=two), model, TASK) is None
     learner = tuned(model, None)
     learner.backbone.layers[1] = torch.nn.Linear(2, 2)
     with pytest.raises(UserError, match="no slot for adapters"):

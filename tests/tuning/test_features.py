@@ -6,6 +6,18 @@ import json
 
 import pytest
 import torch
+from tuning_fixtures import (
+    FAMILIES,
+    TASK,
+    batch_for,
+    model_config,
+    outputs_of,
+    refused,
+    side,
+    train,
+    tuned,
+    tuning_config,
+)
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
@@ -16,17 +28,6 @@ from lmtool.tasks.configs import (
     MixtureTaskConfig,
     SpanClassificationConfig,
     TokenClassificationConfig,
-)
-from tests.tuning.tuning_fixtures import (
-    FAMILIES,
-    TASK,
-    batch_for,
-    model_config,
-    outputs_of,
-    side,
-    train,
-    tuned,
-    tuning_config,
 )
 
 LABELS = ("no", "yes")
@@ -160,8 +161,8 @@ def test_members_that_read_different_stacks_are_refused():
     words = {**WORDS.model_dump(mode="json"), "name": "words"}
     task, t5 = mixture(member("first"), words), model_config("t5")
     for tuning in ({"name": "head", "layers": "scalar_mix"}, {"name": "last_n"}):
-        assert "different stacks" in tuning_config(**tuning).misfit(t5, task).message
-        assert tuning_config(**tuning).misfit(t5, mixture(words, {**words, "name": "more"})) is None
+        assert "different stacks" in refused(tuning_config(**tuning), t5, task).message
+        assert refused(tuning_config(**tuning), t5, mixture(words, {**words, "name": "more"})) is None
     written = mixture(member("first"), member("second", head="text_to_text"))
-    assert "reads the last layer alone" in tuning_config(name="head", layers="scalar_mix").misfit(t5, written).message
-    assert tuning_config(name="head").misfit(t5, written) is None
+    assert "reads the last layer alone" in refused(tuning_config(name="head", layers="scalar_mix"), t5, written).message
+    assert refused(tuning_config(name="head"), t5, written) is None

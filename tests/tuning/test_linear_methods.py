@@ -26,6 +26,7 @@ from tests.tuning.tuning_fixtures import (
     hashes,
     model_config,
     outputs_of,
+    refused,
     side,
     train,
     tuned,
@@ -190,7 +191,7 @@ def test_the_last_layers_of_the_stack_that_is_read(family, fields, layers):
     ],
 )
 def test_pairs_that_do_not_go_together(family, fields, tuning, hint):
-    problem = tuning_config(**tuning).misfit(model_config(family, **fields), TASK)
+    problem = refused(tuning_config(**tuning), model_config(family, **fields), TASK)
     assert problem is not None and hint in problem.hint
     assert tuning["name"] in problem.message or "tuning." in problem.message
 
@@ -201,7 +202,7 @@ def test_gated_maps_have_updates_where_the_family_has_them(family):
         config = model_config(family, **fields)
         tuning = {"name": "lora", "projections": ("fc_gate",)}
         gates = [name for name, _ in build(config, 0).named_modules() if name.endswith("fc_gate")]
-        assert (tuning_config(**tuning).misfit(config, TASK) is None) == bool(gates)
+        assert (refused(tuning_config(**tuning), config, TASK) is None) == bool(gates)
         if gates:
             learner = tuned(config, tuning)
             assert sum(name.endswith("fc_gate.lora_a") for name, _ in learner.named_parameters()) == len(gates)
@@ -232,8 +233,8 @@ def test_nothing_to_learn_is_refused():
     words = TASK.model_copy(update={"head": "text_to_text"})
     t5 = model_config("t5")
     head = tuning_config(name="head")
-    assert "tuning=lora" in head.misfit(t5, words).hint
-    assert head.misfit(model_config("t5", tied=False), words) is None and head.misfit(t5, TASK) is None
+    assert "tuning=lora" in refused(head, t5, words).hint
+    assert refused(head, model_config("t5", tied=False), words) is None and refused(head, t5, TASK) is None
     headless = SimpleNamespace(learner=lambda backbone, *_: ModelWithHeads(backbone, 0))
     blueprint = SimpleNamespace(model=t5, seed=0, tuned_by=head, learns=headless, exits=())
     with pytest.raises(UserError, match="nothing of this model learns"):

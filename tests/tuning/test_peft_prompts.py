@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.tuning.configs import PrefixConfig, PromptConfig, PTuningConfig
+from lmtool.tuning.configs import PrefixConfig, PTuningConfig, SoftPromptConfig
 from lmtool.types import Packed
 from lmtool.weights.load import load
 from tests.weights.published_folders import make
@@ -51,7 +51,7 @@ NAMES = {
     "mlp_head.0.": "maps.0.", "mlp_head.2.": "maps.1.", "mlp_head.4.": "maps.2.",
 }  # fmt: skip
 CASES = {
-    "prompt": (PromptConfig(length=COUNT), "PromptTuningConfig", {}),
+    "prompt": (SoftPromptConfig(length=COUNT), "PromptTuningConfig", {}),
     "prefix": (PrefixConfig(length=COUNT, reparametrize=False), "PrefixTuningConfig", {}),
     "mapped prefix": (
         PrefixConfig(length=COUNT, inner_size=7), "PrefixTuningConfig",

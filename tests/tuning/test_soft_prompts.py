@@ -18,7 +18,7 @@ from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.resolver.decoding import decoded
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
-from lmtool.tuning.configs import PrefixConfig, PromptConfig, PTuningConfig
+from lmtool.tuning.configs import PrefixConfig, PTuningConfig, SoftPromptConfig
 
 SIZES = {
     "vocab_size": 340, "num_layers": 2, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "max_positions": 64,
@@ -31,7 +31,7 @@ FAMILIES = {
     "bart": (BartConfig(**SIZES), "roberta"),
 }
 METHODS = {
-    "prompt": PromptConfig(length=3),
+    "prompt": SoftPromptConfig(length=3),
     "prefix": PrefixConfig(length=3, inner_size=5),
     "lstm": PTuningConfig(length=3),
     "mlp": PTuningConfig(length=3, encoder="mlp"),
@@ -151,7 +151,7 @@ def test_what_is_folded_is_what_it_was(family, kind, method):
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
 def test_a_prompt_begins_as_entries_of_the_vocabulary(family):
-    learner = learner_of(family, method=PromptConfig(length=400))
+    learner = learner_of(family, method=SoftPromptConfig(length=400))
     tokenizer, embed = learner.tokenizer, learner.backbone.embed
     vectors = embed.virtual.weight.detach()
     matches = (vectors[:, None] == embed.token.weight[None]).all(-1).float()
@@ -160,18 +160,18 @@ def test_a_prompt_begins_as_entries_of_the_vocabulary(family):
     pieces, entries = tokenizer.pieces(drawn), len(set(drawn))
     assert not set(drawn) & tokenizer.special_ids and not any(piece.startswith("[") for piece in pieces if piece[1:])
     assert drawn[:entries] != sorted(drawn[:entries]) and drawn[entries:] == drawn[: 400 - entries]
-    assert drawn == (learner_of(family, method=PromptConfig(length=400)).backbone.embed.virtual.weight[:, None]
+    assert drawn == (learner_of(family, method=SoftPromptConfig(length=400)).backbone.embed.virtual.weight[:, None]
                      == embed.token.weight[None]).all(-1).float().argmax(1).tolist()  # fmt: skip
 
 
 def test_a_prompt_begins_as_the_labels():
-    learner = learner_of("bert", method=PromptConfig(length=3, init="class_labels"), labels=["a_film", "mess"])
+    learner = learner_of("bert", method=SoftPromptConfig(length=3, init="class_labels"), labels=["a_film", "mess"])
     embed, encode = learner.backbone.embed, learner.tokenizer.encode
     for row, words in enumerate(("a film", "mess")):
         ids = torch.from_numpy(np.asarray(encode(words))).long()
         torch.testing.assert_close(embed.virtual.weight[row], embed.token.weight[ids].mean(0))
     assert (embed.virtual.weight[2] == embed.token.weight).all(-1).any()
-    drawn = learner_of("bert", method=PromptConfig(length=50, init="random")).backbone.embed.virtual.weight
+    drawn = learner_of("bert", method=SoftPromptConfig(length=50, init="random")).backbone.embed.virtual.weight
     assert drawn.abs().max() <= 0.5 and drawn.std() > 0.25
 
 
@@ -183,7 +183,7 @@ def test_a_prompt_of_an_encoder_stands_behind_its_first_token():
 
 
 def test_heads_learn_at_a_rate_of_their_own_beside_a_prompt():
-    learner = learner_of("bert", method=PromptConfig(length=3))
+    learner = learner_of("bert", method=SoftPromptConfig(length=3))
     groups = {group.name: group for group in learner.parameter_groups()}
     assert [name for name, _ in groups["prompt"].parameters] == ["backbone.embed.virtual.weight"]
     # Token vectors of BERT begin with a standard deviation of 0.02, cut at two of them; those of T5 with 1.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from tuning_fixtures import refused
 
 from lmtool.config.tables import build
 from lmtool.models.configs import BertConfig
@@ -113,13 +114,13 @@ def test_frozen_embeddings_and_layers(fields, expected):
     ],
 )
 def test_what_has_no_such_layers_is_refused(fields, model, problem):
-    misfit = FullConfig(**fields).misfit(model, None)
+    misfit = refused(FullConfig(**fields), model, None)
     assert problem in misfit.message and misfit.hint.startswith("give tuning")
 
 
 def test_legal_depths():
-    assert FullConfig(freeze_layers=4, schedule=GradualUnfreezingConfig()).misfit(BartConfig(**SIZES), None) is None
-    assert FullConfig(regularization=MixoutConfig()).misfit(AlbertConfig(**SIZES), None) is None
+    assert refused(FullConfig(freeze_layers=4, schedule=GradualUnfreezingConfig()), BartConfig(**SIZES), None) is None
+    assert refused(FullConfig(regularization=MixoutConfig()), AlbertConfig(**SIZES), None) is None
 
 
 def test_l2_sp_is_the_distance_from_the_start():

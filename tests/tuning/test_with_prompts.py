@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from tuning_fixtures import SIZES, tuning_config
+from tuning_fixtures import SIZES, refused, tuning_config
 
 from lmtool.config.tables import build, lookup
 from lmtool.data.examples import Rows, SplitData
@@ -41,7 +41,7 @@ def test_prompts_go_with_every_tuning_method(tokenizers, method, family):
     )  # fmt: skip
     model = lookup("model", family).config(**{**SIZES, "vocab_size": 310, "max_positions": 64})
     tuning = tuning_config(name=method, **FIELDS.get(method, {}))
-    assert tuning.misfit(model, task) is None
+    assert refused(tuning, model, task) is None
     backbone, edits = build(model, 0), build(tuning)
     edits.prepare(backbone)
     learner = build(task).learner(backbone, tokenizers[family], 0)
@@ -77,5 +77,5 @@ def test_heads_alone_do_not_learn_words_of_a_tied_table():
     task = ClassificationConfig(text=("text",), labels=("no", "yes"), head="prompt")
     models = {family: lookup("model", family).config(**SIZES) for family in ("bert", "gpt", "bart")}
     for family, model in models.items():
-        assert (tuning_config(name="head").misfit(model, task) is None) == (family == "bert")
-    assert tuning_config(name="head", layers="scalar_mix").misfit(models["bert"], task).key == "tuning.layers"
+        assert (refused(tuning_config(name="head"), model, task) is None) == (family == "bert")
+    assert refused(tuning_config(name="head", layers="scalar_mix"), models["bert"], task).key == "tuning.layers"

@@ -6,11 +6,11 @@ import hashlib
 
 import torch
 
-import lmtool.tuning.configs  # noqa: F401 (enters the methods into the table)
+from lmtool.config.needs import refusal
 from lmtool.config.tables import Choice, build, lookup
-from lmtool.models import decoder_configs, encoder_configs, encoder_decoder_configs  # noqa: F401 (and the families)
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.configs import ClassificationConfig
+from lmtool.tuning.configs.base import offered
 from lmtool.types import Batch, Packed, Target
 
 SIZES = {
@@ -25,6 +25,11 @@ NEW = frozenset({f"heads.{TASK.name}"})
 
 def model_config(family, **fields):
     return lookup("model", family).config(**{**SIZES, **fields})
+
+
+def refused(tuning, model, task):
+    """The first reason why a method does not go with a model and a task."""
+    return refusal(tuning, **offered(model, task))
 
 
 def tuning_config(**fields):

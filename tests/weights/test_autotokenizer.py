@@ -27,7 +27,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights import comparing
 from lmtool.weights.comparing import compare_autotokenizer
 from lmtool.weights.exporting import Export, TokenizerSettings, write_export
-from lmtool.weights.folders import FAMILIES
+from lmtool.weights.folders import families
 from tests.breadth import slow_but
 from tests.tokenizers.test_published_folders import ADVERSARIAL, TEXTS
 
@@ -75,7 +75,7 @@ def exported(model: str, tokenizer: Tokenizer, split: bool, folder: Path) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("model", slow_but({"bert", "bart", "qwen2"}, FAMILIES.values()))
+@pytest.mark.parametrize("model", slow_but({"bert", "bart", "qwen2"}, families().values()))
 def test_every_tokenizer_gives_its_ids_or_is_refused(model: str, tmp_path: Path) -> None:
     refused = set()
     for number, kind in enumerate(KINDS):

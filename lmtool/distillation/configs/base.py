@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from lmtool.config.base import Config
+from lmtool.config.needs import Component, Offer, Requirement
 from lmtool.config.tables import component
 from lmtool.errors import Problem, UserError
+from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Side
 from lmtool.system.terminal import counted
@@ -80,7 +82,7 @@ def _pairs(key: str, layers: Layers, own: int, its: int) -> dict[int, int]:
             given = (
                 "={} maps no layer" if wrong is None else f" maps layer {wrong[0]} to layer {wrong[1]} of the teacher"
             )
-            raise _misfit(key + given, key, own, its)
+            raise _unmapped(key + given, key, own, its)
         return dict(sorted(layers.items()))
     if layers == "last":
         return {own: its}
@@ -88,7 +90,7 @@ def _pairs(key: str, layers: Layers, own: int, its: int) -> dict[int, int]:
         return {layer: _evenly(layer, own, its) for layer in range(1, own + 1)}
     if own == 1 or (layers == "pkd_last" and its < own):
         given = f"{key}={layers} leaves no layer before the last that could learn"
-        raise _misfit(given, key, own, its)
+        raise _unmapped(given, key, own, its)
     if layers == "pkd_skip":
         return {layer: _evenly(layer, own, its) for layer in range(1, own)}
     return {layer: its - own + layer for layer in range(1, own)}
@@ -99,7 +101,7 @@ def _evenly(layer: int, own: int, its: int) -> int:
     return max(1, (2 * layer * its + own) // (2 * own))
 
 
-def _misfit(given: str, key: str, own: int, its: int) -> UserError:
+def _unmapped(given: str, key: str, own: int, its: int) -> UserError:
     uniform = ", ".join(f"{layer}: {_evenly(layer, own, its)}" for layer in range(1, own + 1))
     return UserError(
         f"{given}: the student has {counted(own, 'layer')}, the teacher {its}, and 0 stands for the embeddings",
@@ -107,8 +109,82 @@ def _misfit(given: str, key: str, own: int, its: int) -> UserError:
     )
 
 
-class DistillConfig(Config):
+# Which layers of its teacher a student starts from. Imports no torch.
+
+
+Initialize = Literal["none", "alternate"] | tuple[Annotated[int, Field(ge=1)], ...]
+"""none: from random weights. alternate: from the teacher's first layer, its last, and those at even distances between
+them: 1, 3, 5, 8, 10, 12 of 12 for 6, which are DistilBERT's. Or a layer of the teacher for each of the student's, from
+the first on."""
+
+# What two models must share so that the tensors of one are those of the other.
+_SHAPES = (
+    "vocab_size", "hidden_size", "embedding_size", "num_heads", "num_key_value_heads", "head_size", "feedforward_size",
+    "max_positions",
+)  # fmt: skip
+
+
+def taken_layers(initialize: Initialize, student: ModelConfig, teacher: ModelConfig) -> dict[Side, tuple[int, ...]]:
+    """For each stack that both models have, the teacher's layer of each of the student's, counted from 1; {} for none.
+
+    UserError where the two differ in a size, which names both, and where the layers given are others than there are.
+    """
+    if initialize == "none":
+        return {}
+    for field in _SHAPES:
+        own, its = (getattr(model, field, None) for model in (student, teacher))
+        if own != its:
+            raise UserError(
+                f"distill.initialize: the student has model.{field}={own}, its teacher {its}; tensors are copied as "
+                "they are",
+                f"give model.{field}={its} or distill.initialize=none" if own is not None else _NONE,
+            )
+    if student.shares_layers != teacher.shares_layers:
+        sharing = student.name if student.shares_layers else teacher.name
+        raise UserError(f"distill.initialize: model={sharing} has one layer at all depths, the other one each", _NONE)
+    taken: dict[Side, tuple[int, ...]] = {}
+    for side in shared_sides(student, teacher):
+        own, its = student.depths[side], teacher.depths[side]
+        layers = _alternate(own, its) if isinstance(initialize, str) else initialize
+        if len(layers) != own or max(layers) > its:
+            raise UserError(
+                f"distill.initialize={list(layers)}: the student has {counted(own, 'layer')}, the teacher {its}",
+                f"give distill.initialize=alternate, which is {list(_alternate(own, its))} here",
+            )
+        taken[side] = layers
+    return taken
+
+
+def _alternate(own: int, its: int) -> tuple[int, ...]:
+    """The first, the last, and between them the nearest to even distances."""
+    steps = max(own - 1, 1)
+    return tuple(1 + (2 * number * (its - 1) + steps) // (2 * steps) for number in range(own))
+
+
+_NONE = "give distill.initialize=none"
+
+
+@dataclass(frozen=True)
+class ModelPair:
+    """A student's model and its teacher's."""
+
+    student: ModelConfig
+    teacher: ModelConfig
+
+    def __iter__(self) -> Iterator[ModelConfig]:
+        yield from (self.student, self.teacher)
+
+
+# What a teacher says of a text is kept for one form of its examples.
+_ONE_PHASE: Offer[tuple[object, ...]] = Offer(
+    "phases", lambda phases: not phases, lambda phases: "", wording="{reason}"
+)
+
+
+class DistillConfig(Component):
     """The base of every mode."""
+
+    group: ClassVar[str] = "distill"
 
     name: str = Field(description="Which mode.")
 
@@ -147,18 +223,69 @@ class DistillConfig(Config):
         """What it learns from a teacher, where none is named."""
         return None
 
-    def exits_in(self, model: Any) -> tuple[int, ...]:
+    def needs(self) -> Iterator[Requirement]:
+        if self.name != "none":
+            reason = f"distill={self.name}: a distilled run has no phases"
+            hint = "give phases=[], and a run for each phase, the next one from the checkpoint of the one before"
+            yield Requirement(_ONE_PHASE, "phases", reason, hint)
+
+    @property
+    def teacher_key(self) -> str:
+        """Where the teachers are typed."""
+        return "distill.teacher"
+
+    @property
+    def label_file(self) -> str | None:
+        """A file of a teacher's predictions in its place."""
+        return None
+
+    @property
+    def comparisons(self) -> Mapping[str, TermConfig]:
+        """The terms with a weight, by name."""
+        return {}
+
+    def exits_in(self, model: ModelConfig) -> tuple[int, ...]:
         """Of a model's configuration, the layers behind which the student has early exits, in their order."""
         return ()
 
-    def misfit(self, model: Any, learned: Any) -> Problem | None:
-        """Why it does not go with a model's configuration and that of a task or an objective, if it does not: what is
-        given, why not, and the nearest override that does."""
-        return None
+    def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
+        """Why a student cannot learn from a teacher of its pair, once that of the teacher is read."""
+        return iter(())
 
-    def misfit_of_teacher(self, student: ModelConfig, teacher: ModelConfig) -> Problem | None:
-        """The same of the two models, once that of a teacher is read."""
-        return None
+
+def runs_models(name: str) -> Requirement:
+    """Of modes that train several models, or run parts of one. Frozen teachers read what their student reads."""
+    reason = f"distill={name} runs models, or parts of one, by themselves"
+    return Requirement(FORWARDS_OF_ONE_PROCESS, "distill", reason, "give distill=soft")
+
+
+def reads_alike(key: str, peer: ModelConfig) -> Iterator[Requirement]:
+    """A peer reads the batches of a run's model. key: what names the peer."""
+    fields: dict[str, Callable[[ModelConfig], object]] = {
+        "architecture": lambda model: model.architecture,
+        "text_format": lambda model: model.text_format,
+        "vocab_size": lambda model: model.vocab_size,
+    }
+    for name, value in fields.items():
+        reason = f"{key}: a peer reads the batches of the run's model, and its {name} is {value(peer)}"
+        yield Requirement(_same(value, peer), key, reason, _same_vocabulary if name == "vocab_size" else _same_model)
+
+
+def _same(value: Callable[[ModelConfig], object], peer: ModelConfig) -> Offer[ModelConfig]:
+    return Offer(
+        "model",
+        lambda model: value(model) == value(peer),
+        lambda model: f"not {value(model)}",
+        wording="{reason}, {lacking}",
+    )
+
+
+def _same_vocabulary(model: ModelConfig) -> str:
+    return f"give distill.model.vocab_size={model.vocab_size}"
+
+
+def _same_model(model: ModelConfig) -> str:
+    return f"give distill.model.name={model.name}"
 
 
 @component("distill", "none", builder="lmtool.distillation.distilled:none")
@@ -186,6 +313,6 @@ class TermConfig(Config):
 
     weight: float = Field(1.0, ge=0, description="Weight of the term in the loss.")
 
-    def misfit(self, student: ModelConfig, teacher: ModelConfig, layers: LayerMap | None) -> Problem | None:
-        """Why the two models cannot be compared by it, if they cannot. layers: where a term goes by their map."""
-        return None
+    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
+        """What it needs of the two models that it compares. name: its own. layers: where a term goes by their map."""
+        return iter(())

@@ -2,71 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import Choice, Several, component
-from lmtool.distillation.configs.base import DistillConfig, LayerMap, Layers, TermConfig, layer_map, shared_sides
+from lmtool.distillation.configs.base import (
+    DistillConfig,
+    Initialize,
+    LayerMap,
+    Layers,
+    ModelPair,
+    TermConfig,
+    layer_map,
+    reads_alike,
+    runs_models,
+    taken_layers,
+)
 from lmtool.errors import Problem, UserError
+from lmtool.learners.configs import A_TASK, FORWARDS_OF_ONE_PROCESS, NO_TEXTS, ONE_DOMAIN, ONE_TASK, TEXTS
 from lmtool.models.configs import ModelConfig
-from lmtool.nn.configs import Side
-from lmtool.system.terminal import counted
-
-# Which layers of its teacher a student starts from. Imports no torch.
-
-
-Initialize = Literal["none", "alternate"] | tuple[Annotated[int, Field(ge=1)], ...]
-"""none: from random weights. alternate: from the teacher's first layer, its last, and those at even distances between
-them: 1, 3, 5, 8, 10, 12 of 12 for 6, which are DistilBERT's. Or a layer of the teacher for each of the student's, from
-the first on."""
-
-# What two models must share so that the tensors of one are those of the other.
-_SHAPES = (
-    "vocab_size", "hidden_size", "embedding_size", "num_heads", "num_key_value_heads", "head_size", "feedforward_size",
-    "max_positions",
-)  # fmt: skip
-
-
-def taken_layers(initialize: Initialize, student: ModelConfig, teacher: ModelConfig) -> dict[Side, tuple[int, ...]]:
-    """For each stack that both models have, the teacher's layer of each of the student's, counted from 1; {} for none.
-
-    UserError where the two differ in a size, which names both, and where the layers given are others than there are.
-    """
-    if initialize == "none":
-        return {}
-    for field in _SHAPES:
-        own, its = getattr(student, field, None), getattr(teacher, field, None)
-        if own != its:
-            raise UserError(
-                f"distill.initialize: the student has model.{field}={own}, its teacher {its}; tensors are copied as "
-                "they are",
-                f"give model.{field}={its} or distill.initialize=none" if own is not None else _NONE,
-            )
-    if student.shares_layers != teacher.shares_layers:
-        sharing = student.name if student.shares_layers else teacher.name
-        raise UserError(f"distill.initialize: model={sharing} has one layer at all depths, the other one each", _NONE)
-    taken: dict[Side, tuple[int, ...]] = {}
-    for side in shared_sides(student, teacher):
-        own, its = student.depths[side], teacher.depths[side]
-        layers = _alternate(own, its) if isinstance(initialize, str) else initialize
-        if len(layers) != own or max(layers) > its:
-            raise UserError(
-                f"distill.initialize={list(layers)}: the student has {counted(own, 'layer')}, the teacher {its}",
-                f"give distill.initialize=alternate, which is {list(_alternate(own, its))} here",
-            )
-        taken[side] = layers
-    return taken
-
-
-def _alternate(own: int, its: int) -> tuple[int, ...]:
-    """The first, the last, and between them the nearest to even distances."""
-    steps = max(own - 1, 1)
-    return tuple(1 + (2 * number * (its - 1) + steps) // (2 * steps) for number in range(own))
-
-
-_NONE = "give distill.initialize=none"
-
 
 # Learning from frozen teachers. Imports no torch.
 
@@ -173,16 +130,23 @@ class StandardConfig(DistillConfig):
         """The teacher's layer by the student's. UserError where it does not fit their depths."""
         return layer_map(self.layers, self.decoder_layers, student, teacher)
 
-    def misfit_of_teacher(self, student: ModelConfig, teacher: ModelConfig) -> Problem | None:
+    def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
+        layers = None
         try:
-            layers = self.layer_map(student, teacher) if self.compares_layers else None
+            layers = self.layer_map(*pair) if self.compares_layers else None
         except UserError as error:
-            return Problem("distill.layers", error.message, error.hint)
+            yield Problem("distill.layers", error.message, error.hint)
+            return
         try:
-            taken_layers(self.initialize, student, teacher)
+            taken_layers(self.initialize, *pair)
         except UserError as error:
-            return Problem("distill.initialize", error.message, error.hint)
-        return next(filter(None, (term.misfit(student, teacher, layers) for term in self.terms.values())), None)
+            yield Problem("distill.initialize", error.message, error.hint)
+            return
+        for name, term in self.terms.items():
+            for need in term.needs_of_term(name, layers):
+                if not need.offer.holds(pair):
+                    yield need.problem(pair)
+                    return
 
     def shares(self) -> dict[str, float]:
         """The weight of each teacher in an average."""
@@ -211,54 +175,76 @@ class StandardConfig(DistillConfig):
         message = f"distill.terms.{of_teachers[0]} learns from a teacher, and none is named"
         return Problem("distill.teacher", message, _GIVE, absent=True)
 
-    def misfit(self, model: Any, learned: Any) -> Problem | None:
-        alone = [name for name, term in self._weighted.items() if not term.averages]
-        if alone and len(self.checkpoints) > 1:
-            message = f"distill.terms.{alone[0]} learns from one teacher, and distill.teachers has {len(self.teachers)}"
+    @property
+    def teacher_key(self) -> str:
+        return "distill.teachers" if self.teachers else "distill.teacher"
+
+    @property
+    def label_file(self) -> str | None:
+        return self.predictions
+
+    @property
+    def comparisons(self) -> dict[str, TermConfig]:
+        return self._weighted
+
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        if self.predictions is not None:
+            key, typed = "distill.predictions", f"distill.predictions={self.predictions}"
+            hint = "give a teacher in its place: distill.teacher=RUN"
+            yield Requirement(ONE_TASK, key, f"{typed}: labels of the rows of one task", hint)
+            hint = "give the file as the task's data (task.path=), or distill=sequence"
+            yield Requirement(NO_TEXTS, key, f"{typed}: labels of rows, and no texts", hint)
+        if self.targets != "gold":
+            key, reason = (
+                "distill.targets",
+                f"distill.targets={self.targets}: a teacher writes texts for rows of a task",
+            )
+            yield Requirement(TEXTS, key, reason, "give distill.targets=gold, or a task that writes: task=seq2seq")
+        interchange = self._weighted.get("interchange")
+        if interchange is not None:
+            reason = "distill.terms.interchange computes some layers of some texts again"
+            yield Requirement(FORWARDS_OF_ONE_PROCESS, "distill.terms", reason, "give distill.terms.interchange=null")
+
+    def conflicts(self) -> Iterator[Problem]:
+        problems = (self._of_several(), self._of_predictions(), self._of_targets(), self._of_store())
+        yield from filter(None, problems)
+
+    def _of_several(self) -> Problem | None:
+        """What is learned from one teacher alone."""
+        if len(self.checkpoints) < 2:
+            return None
+        alone, count = [name for name, term in self._weighted.items() if not term.averages], len(self.teachers)
+        if alone:
+            message = f"distill.terms.{alone[0]} learns from one teacher, and distill.teachers has {count}"
             return Problem("distill.teachers", message, "give one of them as distill.teacher=; soft and hard average")
-        if self.starts_from_teacher and len(self.checkpoints) > 1:
-            message = f"distill.initialize takes layers of one teacher, and distill.teachers has {len(self.teachers)}"
+        if self.starts_from_teacher:
+            message = f"distill.initialize takes layers of one teacher, and distill.teachers has {count}"
             return Problem("distill.initialize", message, "give distill.initialize=none")
-        if self.average == "logits" and len(self.checkpoints) > 1 and (self.top_k is not None or self.store):
+        if self.average == "logits" and (self.top_k is not None or self.store):
             cut = "distill.store" if self.store else f"distill.top_k={self.top_k}"
             message = f"distill.average=logits: {cut} keeps probabilities of words"
             return Problem("distill.average", message, "give distill.average=probabilities")
-        return self._misfit_of_predictions(learned) or self._misfit_of_targets(learned) or self._misfit_of_store()
+        return None
 
-    def _misfit_of_predictions(self, learned: Any) -> Problem | None:
+    def _of_predictions(self) -> Problem | None:
         """Whose labels are in a file."""
-        given, key = f"distill.predictions={self.predictions}", "distill.predictions"
-        if self.predictions is None:
+        if self.predictions is None or not self.checkpoints:
             return None
-        if self.checkpoints:
-            message = (
-                f"{given} and distill.teacher={self.checkpoints[0]}: the labels are those of the file, or the teacher's"
-            )
-            return Problem(key, message, "give one of the two")
-        if len(learned.parts()) > 1 or not hasattr(learned, "label"):
-            message = f"{given}: labels of the rows of one task; {learned.name} is none"
-            return Problem(key, message, "give a teacher in its place: distill.teacher=RUN")
-        if learned.writes_text:
-            message = f"{given}: task={learned.name} learns texts, and these are its targets"
-            return Problem(key, message, "give the file as the task's data (task.path=), or distill=sequence")
-        return None
+        given = f"distill.predictions={self.predictions} and distill.teacher={self.checkpoints[0]}"
+        message = f"{given}: the labels are those of the file, or the teacher's"
+        return Problem("distill.predictions", message, "give one of the two")
 
-    def _misfit_of_targets(self, learned: Any) -> Problem | None:
-        """Who writes texts, and who learns them."""
-        given = f"distill.targets={self.targets}"
-        writes = getattr(learned, "writes", False) or getattr(learned, "head", None) in ("text_to_text", "prompt")
-        if self.targets == "gold":
+    def _of_targets(self) -> Problem | None:
+        """Whose texts are learned."""
+        if self.targets == "gold" or (self.gold and len(self.checkpoints) < 2):
             return None
-        if not writes:
-            message = f"{given}: a teacher writes texts for the rows of a task; {learned.name} learns none"
-            return Problem("distill.targets", message, "give distill.targets=gold, or a task that writes: task=seq2seq")
-        if not self.gold or len(self.checkpoints) > 1:
-            given += f" and distill.gold={self.gold}" if not self.gold else f" with {len(self.teachers)} teachers"
-            hint = "give distill.gold=1" if not self.gold else "give one of them as distill.teacher="
-            return Problem("distill.targets", f"{given}: one teacher's texts are what the own loss is over", hint)
-        return None
+        given = f"distill.gold={self.gold}" if not self.gold else f"{len(self.teachers)} teachers"
+        hint = "give distill.gold=1" if not self.gold else "give one of them as distill.teacher="
+        message = f"distill.targets={self.targets} and {given}: one teacher's texts are what the own loss is over"
+        return Problem("distill.targets", message, hint)
 
-    def _misfit_of_store(self) -> Problem | None:
+    def _of_store(self) -> Problem | None:
         """What is kept of a teacher, and what is learned from it."""
         given = f"distill.store={'true' if self.store is True else self.store}"
         live = [name for name, term in self._weighted.items() if not term.stored]
@@ -283,9 +269,6 @@ class StandardConfig(DistillConfig):
 
 
 # Models that learn together, each from the others. Imports no torch.
-
-
-_READ_ALIKE = ("architecture", "text_format", "vocab_size")
 
 
 @component("distill", "codistillation", builder="lmtool.distillation.codistillation:Codistillation")
@@ -318,22 +301,16 @@ class CodistillationConfig(DistillConfig):
     def same_batches(self) -> bool:
         return True
 
-    def misfit(self, model: Any, learned: Any) -> Problem | None:
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        yield runs_models(self.name)
+        if self.model is not None:
+            yield from reads_alike("distill.model", self.model)
+
+    def conflicts(self) -> Iterator[Problem]:
         if self.model is not None and self.checkpoint is not None:
             message = "distill.model is for peers with random weights, and distill.checkpoint names theirs"
-            return Problem("distill.model", message, "leave one of them out")
-        return None if self.model is None else reads_otherwise("distill.model", self.model, model)
-
-
-def reads_otherwise(key: str, peer: ModelConfig, model: ModelConfig) -> Problem | None:
-    """Why a peer does not read the batches of a model, if it does not. key: what names the peer."""
-    for field in _READ_ALIKE:
-        own, other = getattr(model, field), getattr(peer, field)
-        if own != other:
-            message = f"{key}: a peer reads the batches of the run's model, and its {field} is {other}, not {own}"
-            hint = f"distill.model.{field}={own}" if field == "vocab_size" else f"distill.model.name={model.name}"
-            return Problem(key, message, f"give {hint}")
-    return None
+            yield Problem("distill.model", message, "leave one of them out")
 
 
 # A model that learns from its own last layer. Imports no torch.
@@ -356,34 +333,49 @@ class SelfConfig(DistillConfig):
         0.03, ge=0, description="Weight of the squared difference between an exit's states and the last ones."
     )
 
-    def exits_in(self, model: Any) -> tuple[int, ...]:
+    def exits_in(self, model: ModelConfig) -> tuple[int, ...]:
         return tuple(range(1, model.num_layers)) if self.exits == "all" else tuple(sorted(self.exits))
 
-    def misfit(self, model: Any, learned: Any) -> Problem | None:
-        if not hasattr(learned, "writes_text"):
-            return _problem(f"objective={learned.name} is none")
-        if [*learned.parts()] != [learned]:
-            return _problem(f"task={learned.name} is a mixture of several")
-        if model.architecture == "encoder_decoder":
-            return _problem(f"model={model.name} has two stacks, whose layers do not follow one another", "model=bert")
-        if learned.writes_text:
-            return _problem(f"task={learned.name} reads what a language model writes")
-        if getattr(learned, "domain", None) is not None:
-            return _problem(f"task={learned.name} has an auxiliary loss over two domains", "task.domain=null")
-        return self._out_of_place(model)
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        yield runs_models(self.name)
+        why = "distill=self puts exits behind the layers of a model of one task of labels"
+        for offer in (A_TASK, ONE_TASK, NO_TEXTS):
+            yield Requirement(offer, "distill", why, "give distill=none")
+        yield Requirement(ONE_DOMAIN, "distill", why, "give task.domain=null, or distill=none")
+        yield Requirement(_ONE_STACK, "distill", why, "give model=bert, or distill=none")
+        yield Requirement(_LAYERS_BELOW, "distill", why, "give model.num_layers=2, or distill=none")
+        yield Requirement(self._layers(), "distill.exits", "distill.exits", _middle_exit)
 
-    def _out_of_place(self, model: Any) -> Problem | None:
-        if model.num_layers < 2:
-            return _problem(f"model.num_layers={model.num_layers}: no layer is below the last", "model.num_layers=2")
-        deepest, exits = model.num_layers - 1, self.exits_in(model)
-        wrong = next((depth for depth in exits if not 1 <= depth <= deepest), None)
-        if wrong is None and exits and len(set(exits)) == len(exits):
-            return None
-        reason = "names none" if not exits else f"names {wrong}" if wrong is not None else "names a layer twice"
-        message = f"distill.exits={list(exits)} {reason}: exits are behind layers 1 to {deepest}, the last but one"
-        return Problem("distill.exits", message, f"give distill.exits=[{max(1, deepest // 2)}], or all")
+    def _layers(self) -> Offer[ModelConfig]:
+        """The layers of the exits, each once."""
+
+        def wrong(model: ModelConfig) -> str | None:
+            exits = self.exits_in(model)
+            beyond = next((depth for depth in exits if not 1 <= depth < model.num_layers), None)
+            if not exits or beyond is not None:
+                return "names none" if not exits else f"names {beyond}"
+            return None if len(set(exits)) == len(exits) else "names a layer twice"
+
+        def said(model: ModelConfig) -> str:
+            behind = f"exits are behind layers 1 to {model.num_layers - 1}, the last but one"
+            return f"{list(self.exits_in(model))} {wrong(model)}: {behind}"
+
+        return Offer("model", lambda model: wrong(model) is None, said, wording="{reason}={lacking}")
 
 
-def _problem(reason: str, instead: str | None = None) -> Problem:
-    message = f"distill=self puts exits behind the layers of a model of one task of labels: {reason}"
-    return Problem("distill", message, "give distill=none" if instead is None else f"give {instead}, or distill=none")
+_LAYERS_BELOW: Offer[ModelConfig] = Offer(
+    "model",
+    lambda model: model.num_layers > 1,
+    lambda model: f"model.num_layers={model.num_layers}: no layer is below the last",
+    wording="{reason}: {lacking}",
+)
+_ONE_STACK: Offer[ModelConfig] = Offer(
+    "model",
+    lambda model: model.architecture != "encoder_decoder",
+    "has two stacks, whose layers do not follow one another",
+)
+
+
+def _middle_exit(model: ModelConfig) -> str:
+    return f"give distill.exits=[{max(1, (model.num_layers - 1) // 2)}], or all"

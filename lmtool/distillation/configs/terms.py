@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import component
-from lmtool.distillation.configs.base import LayerMap, TermConfig, shared_sides
-from lmtool.errors import Problem, UserError
+from lmtool.distillation.configs.base import LayerMap, ModelPair, TermConfig
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.configs import Side
 
@@ -44,12 +45,10 @@ class StateTermConfig(TermConfig):
 
     teaches_heads: ClassVar[bool] = False
 
-    def misfit(self, student: ModelConfig, teacher: ModelConfig, layers: LayerMap | None) -> Problem | None:
-        try:
-            shared_sides(student, teacher)
-        except UserError as error:
-            return Problem("distill.terms", error.message, error.hint)
-        return None
+    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
+        yield Requirement(
+            _COMMON_STACK, "distill.terms", "distill.terms", "take terms over what is predicted: distill=soft"
+        )
 
 
 @component("distill/term", "states", builder="lmtool.distillation.terms.layers:States")
@@ -84,57 +83,86 @@ class EmbeddingsConfig(StateTermConfig):
 _STATES = "take terms over states: distill.terms.hidden.weight=1"
 
 
+def _heads(pair: ModelPair) -> tuple[int, int]:
+    """Of a layer in student and teacher; 0 where it has none."""
+    student, teacher = (model.num_heads if isinstance(model, TransformerConfig) else 0 for model in pair)
+    return student, teacher
+
+
+def _widths(pair: ModelPair) -> tuple[int, int]:
+    """Of all heads together in student and teacher."""
+    student, teacher = (
+        model.num_heads * model.width_of_head if isinstance(model, TransformerConfig) else 0 for model in pair
+    )
+    return student, teacher
+
+
+def _without_layers(pair: ModelPair) -> str:
+    named = f"the layers of model={pair.student.name} and of its teacher, model={pair.teacher.name},"
+    bare = next((model.name for model in pair if not model.depths), None)
+    return f"{named} " + (
+        "have no stack in common" if bare is None else f"cannot be compared: model={bare} has no layers"
+    )
+
+
+def _without_heads(pair: ModelPair) -> str:
+    bare = next(model.name for model, heads in zip(pair, _heads(pair), strict=True) if not heads)
+    return f"model={bare} has no attention heads"
+
+
+def _attends_otherwise(pair: ModelPair) -> str:
+    own, its = (model.architecture.replace("_", "-") for model in pair)
+    return f"a token of the student sees what one of an {own} sees, the teacher's what one of an {its} sees"
+
+
+def _other_heads(pair: ModelPair) -> str:
+    own, its = _heads(pair)
+    return f"the student has {own} attention heads a layer, the teacher {its}; they are compared one by one"
+
+
+def _of_pair(holds: Callable[[ModelPair], bool], lacking: Callable[[ModelPair], str]) -> Offer[ModelPair]:
+    return Offer("pair", holds, lacking, wording="{reason}: {lacking}")
+
+
+_COMMON_STACK = _of_pair(lambda pair: bool({*pair.student.depths} & {*pair.teacher.depths}), _without_layers)
+_ATTENTION_HEADS = _of_pair(lambda pair: all(_heads(pair)), _without_heads)
+_COMMON_ARCHITECTURE = _of_pair(lambda pair: pair.student.architecture == pair.teacher.architecture, _attends_otherwise)
+_AS_MANY_HEADS = _of_pair(lambda pair: len({*_heads(pair)}) == 1, _other_heads)
+
+
+def _as_many_heads(pair: ModelPair) -> str:
+    its = _heads(pair)[1]
+    return f"give model.num_heads={its}" if pair.student.hidden_size % its == 0 else _STATES
+
+
 class AttentionTermConfig(TermConfig):
     """The base of terms over attention: both models attend to the same tokens."""
 
     teaches_heads: ClassVar[bool] = False
     compares_layers: ClassVar[bool] = True
 
-    def misfit(self, student: ModelConfig, teacher: ModelConfig, layers: LayerMap | None) -> Problem | None:
-        problem, hint = None, _STATES
-        bare = next((model for model in (student, teacher) if not isinstance(model, TransformerConfig)), None)
-        embeddings = [own for _, own, its in layers or () if own == 0 or its == 0]
-        if bare is not None:
-            problem = f"model={bare.name} has no attention heads"
-        elif student.architecture != teacher.architecture:
-            own, its = (model.architecture.replace("_", "-") for model in (student, teacher))
-            problem = f"a token of the student sees what one of an {own} sees, the teacher's what one of an {its} sees"
-        elif embeddings:
-            problem, hint = "layer 0 of distill.layers is the embeddings, which do not attend", "leave layer 0 out"
-        elif isinstance(student, TransformerConfig) and isinstance(teacher, TransformerConfig):
-            return self.misfit_of_heads(student, teacher)
-        return None if problem is None else self.problem(problem, hint)
+    def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
+        key, typed = "distill.terms", f"distill.terms.{name}"
+        yield Requirement(_ATTENTION_HEADS, key, typed, _STATES)
+        yield Requirement(_COMMON_ARCHITECTURE, key, typed, _STATES)
+        if any(own == 0 or its == 0 for _, own, its in layers or ()):
+            embeddings = "layer 0 of distill.layers is the embeddings, which do not attend"
+            yield Requirement(_of_pair(lambda pair: False, lambda pair: embeddings), key, typed, "leave layer 0 out")
+        yield from self.needs_of_heads(name)
 
-    def misfit_of_heads(self, student: TransformerConfig, teacher: TransformerConfig) -> Problem | None:
-        """Why heads cannot be compared one by one, if they cannot."""
-        own, its = student.num_heads, teacher.num_heads
-        if own == its:
-            return None
-        fitting = student.hidden_size % its == 0
-        return self.problem(
-            f"the student has {own} attention heads a layer, the teacher {its}; they are compared one by one",
-            f"give model.num_heads={its}" if fitting else _STATES,
-        )
-
-    def problem(self, message: str, hint: str) -> Problem:
-        """Under the term's own key."""
-        return Problem("distill.terms", f"distill.terms.{self.term}: {message}", hint)
-
-    term: ClassVar[str]
+    def needs_of_heads(self, name: str) -> Iterator[Requirement]:
+        """Heads are compared one by one."""
+        yield Requirement(_AS_MANY_HEADS, "distill.terms", f"distill.terms.{name}", _as_many_heads)
 
 
-@component("distill/term", "attention", builder="lmtool.distillation.terms.layers:Attention")
+@component("distill/term", "attention", builder="lmtool.distillation.terms.layers:AttentionScores")
 class AttentionConfig(AttentionTermConfig):
     """Attention (TinyBERT, Jiao et al. 2020): mean squared error of the scores before the softmax, by the layer map."""
-
-    term: ClassVar[str] = "attention"
 
 
 @component("distill/term", "relations", builder="lmtool.distillation.terms.layers:Relations")
 class RelationsConfig(AttentionTermConfig):
     """Relations (MiniLM, Wang et al. 2020): KL of attention, and of how the values of a layer relate to each other."""
-
-    term: ClassVar[str] = "relations"
 
     relations: tuple[Literal["attention", "queries", "keys", "values"], ...] = Field(
         ("attention", "values"),
@@ -158,20 +186,26 @@ class RelationsConfig(AttentionTermConfig):
             )
         return self
 
-    def misfit_of_heads(self, student: TransformerConfig, teacher: TransformerConfig) -> Problem | None:
-        parts = self.relation_heads
-        if parts is None:
-            misfit = super().misfit_of_heads(student, teacher)
-            key = "distill.terms.relations"
-            shared = math.gcd(student.num_heads, teacher.num_heads)
-            hint = f"give {key}.relation_heads={shared} {key}.relations=[queries,keys,values]"
-            return None if misfit is None else Problem(misfit.key, misfit.message, hint)
-        widths = [model.num_heads * model.width_of_head for model in (student, teacher)]
-        if not any(width % parts for width in widths):
-            return None
-        message = f"its {parts} relation_heads do not divide the width of both, {widths[0]} and {widths[1]}"
-        divisor = f"give distill.terms.{self.term}.relation_heads=N, a divisor of {math.gcd(*widths)}"
-        return self.problem(message, divisor)
+    def needs_of_heads(self, name: str) -> Iterator[Requirement]:
+        key, typed, heads = "distill.terms", f"distill.terms.{name}", self.relation_heads
+        if heads is None:
+            yield Requirement(_AS_MANY_HEADS, key, typed, _common_relation_heads)
+            return
+        undivided = f"its {heads} relation_heads do not divide the width of both"
+        divided = _of_pair(
+            lambda pair: not any(width % heads for width in _widths(pair)),
+            lambda pair: f"{undivided}, {_widths(pair)[0]} and {_widths(pair)[1]}",
+        )
+        yield Requirement(divided, key, typed, _divisor)
+
+
+def _common_relation_heads(pair: ModelPair) -> str:
+    key = "distill.terms.relations"
+    return f"give {key}.relation_heads={math.gcd(*_heads(pair))} {key}.relations=[queries,keys,values]"
+
+
+def _divisor(pair: ModelPair) -> str:
+    return f"give distill.terms.relations.relation_heads=N, a divisor of {math.gcd(*_widths(pair))}"
 
 
 # The term over what models predict when states of another text are put into them. Imports no torch.

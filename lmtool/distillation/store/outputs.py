@@ -21,7 +21,15 @@ from torch import Tensor
 from lmtool.distillation.interchange import parts_of
 from lmtool.errors import NotFinite, UserError
 from lmtool.learners.mixed_examples import MixedBatch, term_of
-from lmtool.models.heads.predicted import ROWS, Binary, Classes, TargetProbabilities, TokenPredictions, TopWords, Values
+from lmtool.models.heads.predicted import (
+    ROWS,
+    Binary,
+    Classes,
+    PredictedWords,
+    TargetProbabilities,
+    TopWords,
+    Values,
+)
 from lmtool.nn.configs import Side
 from lmtool.random_streams import mix
 from lmtool.types import Batch, Packed, Target
@@ -157,7 +165,7 @@ _KINDS: dict[str, type[TargetProbabilities]] = {
     "classes": Classes,
     "binary": Binary,
     "values": Values,
-    "words": TokenPredictions,
+    "words": PredictedWords,
 }
 
 
@@ -230,7 +238,7 @@ class TermWriter:
 
     def _columns(self, predicted: TargetProbabilities) -> dict[str, np.ndarray]:
         """(M, W) the values of the targets, and what stands beside them."""
-        if isinstance(predicted, TokenPredictions):
+        if isinstance(predicted, PredictedWords):
             return self._of_words(predicted)
         if isinstance(predicted, Classes):
             values = predicted.logits_MC
@@ -241,7 +249,7 @@ class TermWriter:
         self.width = values.shape[1]
         return {"values": self.layout.plain(values.float())}
 
-    def _of_words(self, predicted: TokenPredictions) -> dict[str, np.ndarray]:
+    def _of_words(self, predicted: PredictedWords) -> dict[str, np.ndarray]:
         if self.layout.top_k is None:
             pieces = [predicted.logits.of(row, row + ROWS).detach().float() for row in range(0, len(predicted), ROWS)]
             plain = [self.layout.plain(piece) for piece in pieces]

@@ -18,7 +18,7 @@ import torch
 
 from lmtool.data.examples import Examples
 from lmtool.data.loader import PackedLoader
-from lmtool.distillation.seen import Kept, Reading, Seen, Teacher
+from lmtool.distillation.seen import RecordedOutputs, RecordedStates, StudentData, Teacher
 from lmtool.distillation.store.folder import Opened, Shelf, open_or_make, require_room
 from lmtool.distillation.store.outputs import (
     Format,
@@ -53,7 +53,7 @@ class StoredTeacher(Teacher):
     states: bool = False
     terms: dict[str, TermReader] = field(default_factory=dict)
 
-    def begin(self, reading: Reading) -> dict[str, Any]:
+    def begin(self, reading: StudentData) -> dict[str, Any]:
         if self.by_row:
             length = min(reading.max_length, self.longest or reading.max_length)
             examples = examples_of(self.learner, reading.data, length)
@@ -74,7 +74,7 @@ class StoredTeacher(Teacher):
         """Whether its examples are known by the rows that they are of."""
         return not self.reads_batches
 
-    def see(self, batch: Batch, states: Tap | None = None) -> Seen:
+    def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
         """UserError where it has not read an example of the batch."""
         device = batch.inputs.tokens.device
         held = {term: part for term, part in held_terms(batch).items() if term in self.terms}
@@ -85,7 +85,7 @@ class StoredTeacher(Teacher):
                 kept = self._kept(name, part, device)
                 assert isinstance(kept, Classes)
                 states(place, kept.logits_MC.float())
-        return Seen(self.learner, batch, predicted)
+        return RecordedOutputs(self.learner, batch, predicted)
 
     def _kept(self, term: str, held: Held, device: torch.device) -> TargetProbabilities:
         kept = self.terms[term].of(held, held.keys(self.by_row), device)
@@ -130,7 +130,7 @@ class StoredTeacher(Teacher):
         self, batch: Batch, held: Sequence[tuple[str, Held]], writers: dict[str, TermWriter], folder: Path
     ) -> None:
         depths = self.learner.backbone.config.depths
-        tap = Kept(states=[TapPoint(depth, side) for side, depth in depths.items()]) if self.states else None
+        tap = RecordedStates(states=[TapPoint(depth, side) for side, depth in depths.items()]) if self.states else None
         predicted = dict(super().see(batch.to(self.precision.device), tap).predicted)
         loose = sorted(predicted.keys() - held_terms(batch).keys())
         if loose:
@@ -148,7 +148,7 @@ class StoredTeacher(Teacher):
                     writer.add(part, part.keys(self.by_row), values)
 
 
-def _next_states(tap: Kept, place: TapPoint, tokens: int) -> torch.Tensor:
+def _next_states(tap: RecordedStates, place: TapPoint, tokens: int) -> torch.Tensor:
     """The states of the next forward that a tap kept. UserError where a learner does not read each text once."""
     states = tap.states[place].pop(0) if tap.states[place] else None
     if states is None or len(states) != tokens:
@@ -171,14 +171,14 @@ class Passes:
     """The examples that a run reads. metadata: the same as plain data. epochs: whole epochs; 0: the first steps of one,
     up to `steps`. documents: about how many these are, for progress."""
 
-    reading: Reading
+    reading: StudentData
     metadata: dict[str, Any]
     epochs: int
     steps: int
     documents: int
 
     @classmethod
-    def of(cls, reading: Reading, fixed: bool, seed: int) -> Passes:
+    def of(cls, reading: StudentData, fixed: bool, seed: int) -> Passes:
         """UserError where no budget says how much is read."""
         plan = reading.examples.plan(0)
         if fixed and _same_every_epoch(reading.examples):
@@ -225,7 +225,7 @@ class CutTeacher(Teacher):
     top_k: int
     temperatures: tuple[float, ...]
 
-    def see(self, batch: Batch, states: Tap | None = None) -> Seen:
+    def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
         seen = super().see(batch, states)
         with self.precision.autocast():
             predicted = {term: cut(each, self.top_k, self.temperatures) for term, each in seen.predicted.items()}

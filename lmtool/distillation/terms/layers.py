@@ -14,7 +14,7 @@ from lmtool.config.tables import entry_of
 from lmtool.distillation.configs import LayerMap, RelationsConfig
 from lmtool.distillation.configs.base import shared_sides
 from lmtool.distillation.interchange import parts_of
-from lmtool.distillation.seen import Kept, Seen, Teacher
+from lmtool.distillation.seen import RecordedOutputs, RecordedStates, Teacher
 from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -49,7 +49,7 @@ class LayerTerm(Term):
                 "give tuning=full, or take terms over what is predicted: distill=soft",
             )
         self.pairs = tuple(self.compared(student, teacher.learner, layers))
-        self._kept: dict[bool, Kept] = {}
+        self._kept: dict[bool, RecordedStates] = {}
 
     def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
         """The places that are compared: by the layer map."""
@@ -57,13 +57,13 @@ class LayerTerm(Term):
 
     def tap(self, teacher: bool) -> Tap:
         places = [pair[teacher] for pair in self.pairs]
-        self._kept[teacher] = Kept(attention=places) if self.of_attention else Kept(states=places)
+        self._kept[teacher] = RecordedStates(attention=places) if self.of_attention else RecordedStates(states=places)
         return self._kept[teacher]
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {"": float(batch.tokens)}
 
-    def sums(self, student: Seen, teacher: Seen, step: int) -> dict[str, Tensor]:
+    def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
         own, its = self._kept.pop(False), self._kept.pop(True)
         total = torch.zeros((), device=student.batch.inputs.tokens.device)
         rows: dict[Side, int] = {}
@@ -80,7 +80,7 @@ class LayerTerm(Term):
         return {"": total * (self.counts(student.batch)[""] / max(sum(rows.values()), 1))}
 
     @abstractmethod
-    def lost(self, student: Kept, teacher: Kept, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
+    def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
         """What is lost at a pair of places, summed over tokens, and their number."""
 
 
@@ -116,12 +116,12 @@ class AttentionTerm(LayerTerm):
         stacks = [module for module in student.backbone.modules() if isinstance(module, Stack)]
         if student.virtual_tokens or any(stack.ahead for stack in stacks):
             raise UserError(
-                f"distill.terms.{config.term}: the tuning method puts tokens into what the student attends to, and the "
-                "teacher has none there",
+                f"distill.terms.{entry_of(config).name}: the tuning method puts tokens into what the student attends "
+                "to, and the teacher has none there",
                 "give tuning=full, or take terms over states: distill.terms.hidden.weight=1",
             )
 
-    def lost(self, student: Kept, teacher: Kept, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
+    def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
         total, tokens = torch.zeros((), device=batch.inputs.tokens.device), 0
         for own, its in zip(student.attention_inputs[pair[0]], teacher.attention_inputs[pair[1]], strict=True):
             for tiles in self.tiles(own, its):
@@ -138,7 +138,7 @@ class AttentionTerm(LayerTerm):
         """Of a tile, summed over queries."""
 
 
-class Attention(AttentionTerm):
+class AttentionScores(AttentionTerm):
     """The squared error of the scores before the softmax, its mean over heads and over what a token sees, summed over
     tokens and layers: 1/h sum_i MSE(A_i student, A_i teacher) (Jiao et al. 2020, equation 8; "the attention matrix is
     used as the fitting target instead of its softmax output", section 3.1, and so in their code)."""
@@ -218,7 +218,7 @@ class StateTerm(LayerTerm):
             student.backbone.initialize(projection, student.seed, f"distill.{entry_of(config).name}.projection.")
             self.projection = projection.to(student.device)
 
-    def lost(self, student: Kept, teacher: Kept, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
+    def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
         own, its = student.states[pair[0]], teacher.states[pair[1]]
         if not own:
             return torch.zeros(()), 0
@@ -250,7 +250,7 @@ class States(StateTerm):
     def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
         return last_places(student, teacher)
 
-    def lost(self, student: Kept, teacher: Kept, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
+    def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
         for of_teacher, kept in ((False, student), (True, teacher)):
             place = pair[of_teacher]
             norm = self._norms[of_teacher].get(place.side)

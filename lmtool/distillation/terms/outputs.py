@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lmtool.distillation.configs import HardConfig, InterchangeConfig, LayerMap, SoftConfig
 from lmtool.distillation.interchange import Site, interventions, kept_for, parts_of, swapped
-from lmtool.distillation.seen import Kept, Reading, Seen, Teacher, see
+from lmtool.distillation.seen import RecordedOutputs, RecordedStates, StudentData, Teacher, see
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.models.heads.predicted import Predicted, TargetProbabilities
@@ -30,7 +30,7 @@ class Term(nn.Module, ABC):
         super().__init__()
         self.config = config
 
-    def begin(self, reading: Reading) -> dict[str, Any]:
+    def begin(self, reading: StudentData) -> dict[str, Any]:
         """Called before training. Returns what the first screen says of it. UserError where it has nothing to learn of
         what the run reads."""
         return {}
@@ -44,7 +44,7 @@ class Term(nn.Module, ABC):
         """By part, how much it compares in a batch, known without a forward. A term of one part calls it ""."""
 
     @abstractmethod
-    def sums(self, student: Seen, teacher: Seen, step: int) -> dict[str, Tensor]:
+    def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
         """By part, the sum of what is lost."""
 
     def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
@@ -82,7 +82,7 @@ class OutputTerm(Term):
     def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
         return {term: weight for term, weight in weights.items() if term in self.parts}
 
-    def sums(self, student: Seen, teacher: Seen, step: int) -> dict[str, Tensor]:
+    def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
         return {
             term: self.lost(predicted, teacher.predicted[term])
             for term, predicted in student.predicted.items()
@@ -130,9 +130,9 @@ class Interchange(OutputTerm):
         self.teacher = teacher
         self.sites = [Site(*site) for site in config.sites(layers, student.backbone.config)]
         self.depths = {True: teacher.learner.backbone.config.depths, False: student.backbone.config.depths}
-        self.kept: dict[bool, Kept] = {}
+        self.kept: dict[bool, RecordedStates] = {}
 
-    def begin(self, reading: Reading) -> dict[str, Any]:
+    def begin(self, reading: StudentData) -> dict[str, Any]:
         """How many texts of the first step have another one beside them to be swapped with."""
         first = next(iter(reading.loader.steps(None)))
         parts = [part for batch in first.batches for part in parts_of(batch)]
@@ -147,7 +147,7 @@ class Interchange(OutputTerm):
         pairs = (f"{side}{site.student} <- {site.teacher}" for side, site in zip(sides, self.sites, strict=True))
         return {"interchange": ", ".join(pairs)} | ({"interchange_fraction": paired} if paired < 1 else {})
 
-    def tap(self, teacher: bool) -> Kept:
+    def tap(self, teacher: bool) -> RecordedStates:
         self.kept[teacher] = kept_for(self.depths[teacher], self.sites, teacher)
         return self.kept[teacher]
 
@@ -156,7 +156,7 @@ class Interchange(OutputTerm):
         paired = any(len(part.inputs.lengths) > 1 for part in parts_of(batch))
         return {term: count if paired else 0.0 for term, count in super().counts(batch).items()}
 
-    def sums(self, student: Seen, teacher: Seen, step: int) -> dict[str, Tensor]:
+    def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
         learner, batch = student.learner, student.batch
         plans = [
             interventions(part, self.sites, self.config.proportion, learner.seed, step) for part in parts_of(batch)

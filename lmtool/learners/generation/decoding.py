@@ -92,7 +92,7 @@ class ContinuationDecoding(Decoding):
         return self.logits(self.backbone(self.one_each(tokens_R), cache=self.cache))
 
 
-class AnswerDecoding(Decoding):
+class EncoderDecoderDecoding(Decoding):
     """An encoder-decoder answers N inputs, which the encoder reads once.
 
     start: the token that an answer begins with. capacity: tokens of an answer, at most.

@@ -14,7 +14,7 @@ from torch import nn
 
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.decoding import AnswerDecoding, ContinuationDecoding, Decoding
+from lmtool.learners.generation.decoding import ContinuationDecoding, Decoding, EncoderDecoderDecoding
 from lmtool.learners.generation.strategies import BeamSearch, Greedy, Request, Sampling, Strategy, Watch, draw_keys
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -114,7 +114,7 @@ class GenerativeModel:
         if isinstance(self.backbone, EncoderDecoder):
             if self.start is None:
                 raise ValueError("an encoder-decoder's answer begins with a start token; start is None")
-            return AnswerDecoding(self.backbone, self.head, vocab_size, prompts, self.start, limit)
+            return EncoderDecoderDecoding(self.backbone, self.head, vocab_size, prompts, self.start, limit)
         assert isinstance(self.backbone, Decoder)
         capacity = min(max(map(len, prompts)) + limit, self.backbone.longest_text)
         return ContinuationDecoding(self.backbone, self.head, vocab_size, prompts, capacity, self.prefix)

@@ -161,7 +161,7 @@ _DRAW = 7
 
 
 @dataclass(frozen=True)
-class CachedStates:
+class LabeledStates:
     """states_WNH: float32. labels_N: classes. groups_N: the text each place is of; those of one lean on each other."""
 
     states_WNH: Tensor
@@ -180,7 +180,7 @@ def cached(
     limit: int,
     seed: int,
     batch_tokens: int,
-) -> CachedStates:
+) -> LabeledStates:
     """The states of `limit` places at most, of examples drawn by the seed: those that the term names in a text, or one
     of each text, pooled. UserError where the term predicts no classes."""
     plan, device = examples.plan(0), states.precision.device
@@ -219,11 +219,11 @@ def cached(
         count += taken
     if count == 0:
         raise UserError("there is nothing to probe: no place has a class to predict", "give more text or rows")
-    return CachedStates(torch.cat(kept, 1), torch.cat(labels).to(device), np.concatenate(groups))
+    return LabeledStates(torch.cat(kept, 1), torch.cat(labels).to(device), np.concatenate(groups))
 
 
 def score_layers(
-    train: CachedStates, held_out: CachedStates, classes: int, progress: Callable[[], None]
+    train: LabeledStates, held_out: LabeledStates, classes: int, progress: Callable[[], None]
 ) -> list[dict[str, Any]]:
     """For each layer the `accuracy` of its probe on held-out places, its `standard_error` (places of one example lean
     on each other), and the `iterations` of its fit."""
@@ -237,7 +237,7 @@ def score_layers(
     return rows
 
 
-def majority(train: CachedStates, held_out: CachedStates, classes: int) -> dict[str, float]:
+def majority(train: LabeledStates, held_out: LabeledStates, classes: int) -> dict[str, float]:
     """The `accuracy` and `standard_error` of the commonest class of the training places."""
     best = torch.bincount(train.labels_N, minlength=classes).argmax()
     accuracy, error = _share(held_out.labels_N == best, held_out.groups_N)

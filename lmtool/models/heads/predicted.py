@@ -161,7 +161,7 @@ class Values(Predicted):
 
 
 @dataclass(frozen=True)
-class TokenPredictions(Predicted):
+class PredictedWords(Predicted):
     """One word of a vocabulary a target; its logits are made a few rows at a time."""
 
     logits: TokenLogits
@@ -298,7 +298,7 @@ class TopWords(TargetProbabilities):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, predicted: TokenPredictions, k: int, temperatures: Sequence[float]) -> TopWords:
+    def of(cls, predicted: PredictedWords, k: int, temperatures: Sequence[float]) -> TopWords:
         """The cut of a prediction. Logits are of probabilities: they add up to 1 at temperature 1, over all words."""
         words, top_logits, norms, vocabulary = [], [], [], 0
         for first in range(0, max(len(predicted), 1), ROWS):
@@ -340,6 +340,6 @@ def cut(predicted: TargetProbabilities, k: int | None, temperatures: Sequence[fl
     """A prediction with its k most probable words, where it is over a vocabulary. None: all."""
     return (
         TopWords.of(predicted, k, temperatures)
-        if k is not None and isinstance(predicted, TokenPredictions)
+        if k is not None and isinstance(predicted, PredictedWords)
         else predicted
     )

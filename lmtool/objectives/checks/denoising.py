@@ -14,7 +14,7 @@ from lmtool.objectives.checks.language import StreamInspector, within
 from lmtool.objectives.corruption.masking import budget
 from lmtool.objectives.corruption.noises import (
     Corrupted,
-    Texts,
+    PackedTexts,
     infill,
     mask_each,
     noise_counts,
@@ -73,7 +73,9 @@ class NoisyInspector(StreamInspector):
         )
 
 
-def _permuted(stats: RunningStatistics, examples: NoisyWindows, before: Texts, after: Texts, rows: np.ndarray) -> None:
+def _permuted(
+    stats: RunningStatistics, examples: NoisyWindows, before: PackedTexts, after: PackedTexts, rows: np.ndarray
+) -> None:
     order = np.lexsort((before.tokens, before.owners)), np.lexsort((after.tokens, after.owners))
     stats.none("tokens lost by the permutation", (before.tokens[order[0]] != after.tokens[order[1]]).sum())
     sentences = examples.sentences(before, rows["start"])
@@ -91,7 +93,7 @@ def _permuted(stats: RunningStatistics, examples: NoisyWindows, before: Texts, a
         stats.share("first sentences that stay first", sum(kept), len(kept), np.array(chances))
 
 
-def _infilled(stats: RunningStatistics, examples: NoisyWindows, before: Texts, after: Texts) -> None:
+def _infilled(stats: RunningStatistics, examples: NoisyWindows, before: PackedTexts, after: PackedTexts) -> None:
     config, vocabulary = examples.config, examples.vocabulary
     infilled = examples.infilled(before)
     fractions, drawn, mean = poisson_shares(config.poisson_mean), infilled.drawn, config.poisson_mean
@@ -110,7 +112,7 @@ def _infilled(stats: RunningStatistics, examples: NoisyWindows, before: Texts, a
         _randomised(stats, examples, "spans", after, plain.texts.tokens == vocabulary.mask)
 
 
-def _masked(stats: RunningStatistics, examples: NoisyWindows, before: Texts, after: Texts) -> None:
+def _masked(stats: RunningStatistics, examples: NoisyWindows, before: PackedTexts, after: PackedTexts) -> None:
     config, mask = examples.config, examples.vocabulary.mask
     plain = mask_each(before, examples.vocabulary, config.token_masking, 0.0)
     new = plain.tokens != before.tokens
@@ -125,12 +127,14 @@ def _masked(stats: RunningStatistics, examples: NoisyWindows, before: Texts, aft
         stats.none("masked tokens that show another", (after.tokens[new] != mask).sum())
 
 
-def _randomised(stats: RunningStatistics, examples: NoisyWindows, unit: str, after: Texts, masks_T: np.ndarray) -> None:
+def _randomised(
+    stats: RunningStatistics, examples: NoisyWindows, unit: str, after: PackedTexts, masks_T: np.ndarray
+) -> None:
     shown = after.tokens[masks_T] != examples.vocabulary.mask
     stats.share(f"masked {unit} that show a random token", shown.sum(), masks_T.sum(), examples.config.random)
 
 
-def _rotated(stats: RunningStatistics, share: float, before: Texts, after: Texts) -> None:
+def _rotated(stats: RunningStatistics, share: float, before: PackedTexts, after: PackedTexts) -> None:
     """A text looks as it was by chance too: of its n beginnings, those a whole number of periods away."""
     strange, kept, periods = 0, 0, []
     for original, other in zip(_each(before), _each(after), strict=True):
@@ -143,7 +147,7 @@ def _rotated(stats: RunningStatistics, share: float, before: Texts, after: Texts
     stats.share("texts that begin as they did", kept, len(periods), 1 - share * (1 - 1 / np.array(periods)))
 
 
-def _each(texts: Texts) -> list[np.ndarray]:
+def _each(texts: PackedTexts) -> list[np.ndarray]:
     return np.split(texts.tokens, texts.starts[1:])
 
 

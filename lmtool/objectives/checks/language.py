@@ -91,7 +91,7 @@ class LanesInspector(StreamInspector):
         return np.flatnonzero(self.examples.plan(0).rows["lane"] == 0)[:n]
 
     def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
-        memory = getattr(self.learner.backbone.config, "memory_length", None)
+        memory = self.learner.backbone.config.memory_states
         for entry, row in zip(super().entries(drawn), drawn.rows, strict=True):
             read = int(row["before"])
             lane = {"number": int(row["lane"]) + 1, "of": self.examples.lanes, "read": read}

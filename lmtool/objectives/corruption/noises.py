@@ -30,7 +30,7 @@ _SENTENCE, _LENGTH, _PLACE, _INSERT, _MASK, _DELETE, _ROTATE, _RANDOM, _CHOOSE =
 
 
 @dataclass(frozen=True)
-class Texts:
+class PackedTexts:
     """N texts laid end to end, and the keys of their draws. tokens: (T,). lengths, examples: (N,)."""
 
     tokens: np.ndarray
@@ -58,9 +58,9 @@ class Texts:
         """Draws by text and number."""
         return random_streams.uniform_at(self.seed, "corrupt", self.epoch, self.examples[owners], numbers)
 
-    def of(self, tokens: np.ndarray, lengths: np.ndarray) -> Texts:
+    def of(self, tokens: np.ndarray, lengths: np.ndarray) -> PackedTexts:
         """Other tokens under the same keys."""
-        return Texts(tokens, lengths, self.examples, self.seed, self.epoch)
+        return PackedTexts(tokens, lengths, self.examples, self.seed, self.epoch)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Infilled:
     """texts: with their spans filled. drawn: (D,) lengths as they were drawn, the cut ones too. masked: (N,) words
     that were masked."""
 
-    texts: Texts
+    texts: PackedTexts
     drawn: np.ndarray
     masked: np.ndarray
 
@@ -81,7 +81,7 @@ def _ranks(owners: np.ndarray, uniform: np.ndarray, counts_N: np.ndarray) -> np.
     return ranks
 
 
-def permute_sentences(texts: Texts, sentences_T: np.ndarray, share: float) -> Texts:
+def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, share: float) -> PackedTexts:
     """Let round up (share x sentences) sentences of each text change places among themselves. sentences_T: a number of
     each token's sentence, rising within a text."""
     owners = texts.owners
@@ -99,7 +99,9 @@ def permute_sentences(texts: Texts, sentences_T: np.ndarray, share: float) -> Te
     return texts.of(texts.tokens[ragged_ranges(first[source], sizes[source])], texts.lengths)
 
 
-def infill(texts: Texts, vocabulary: Vocabulary, share: float, mean: float, random: float, longest: int) -> Infilled:
+def infill(
+    texts: PackedTexts, vocabulary: Vocabulary, share: float, mean: float, random: float, longest: int
+) -> Infilled:
     """Replace spans of words by a mask each.
 
     share: of the words. mean: of the Poisson lengths. random: share of the masks that are a random token instead.
@@ -149,7 +151,7 @@ def poisson_shares(mean: float) -> np.ndarray:
     return np.array(fractions)
 
 
-def _lengths(texts: Texts, enough_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
+def _lengths(texts: PackedTexts, enough_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
     """(D,) whose, and (D,) lengths: of each text as many as add up to enough."""
     cumulative = np.cumsum(poisson_shares(mean))[:-1]
     draws_N = np.where(enough_N > 0, 8 + np.ceil(2 * enough_N / mean).astype(np.int64), 0)
@@ -166,7 +168,7 @@ def _lengths(texts: Texts, enough_N: np.ndarray, mean: float) -> tuple[np.ndarra
     return owner[needed], lengths[needed]
 
 
-def _insert(texts: Texts, mask: int, inserts_N: np.ndarray) -> Texts:
+def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts:
     """Put masks at random places among the tokens of each text."""
     lengths = texts.lengths + inserts_N
     owners = np.repeat(np.arange(len(lengths)), lengths)
@@ -179,21 +181,21 @@ def _insert(texts: Texts, mask: int, inserts_N: np.ndarray) -> Texts:
     return texts.of(tokens, lengths)
 
 
-def mask_each(texts: Texts, vocabulary: Vocabulary, share: float, random: float) -> Texts:
+def mask_each(texts: PackedTexts, vocabulary: Vocabulary, share: float, random: float) -> PackedTexts:
     """Replace round(share x tokens) tokens of each text by a mask each; masks that are there are left alone."""
     chosen = _chosen(texts, share, _MASK, texts.tokens != vocabulary.mask)
     tokens = np.where(chosen, vocabulary.mask, texts.tokens)
     return _randomised(texts.of(tokens, texts.lengths), vocabulary, random, chosen)
 
 
-def delete(texts: Texts, share: float) -> Texts:
+def delete(texts: PackedTexts, share: float) -> PackedTexts:
     """Leave out round(share x tokens) tokens of each text, but never all of them."""
     kept = ~_chosen(texts, share, _DELETE, np.ones(len(texts.tokens), dtype=bool))
     kept[texts.starts[np.bincount(texts.owners, kept, len(texts.lengths)) == 0]] = True
     return texts.of(texts.tokens[kept], np.bincount(texts.owners[kept], minlength=len(texts.lengths)))
 
 
-def rotate(texts: Texts, share: float) -> Texts:
+def rotate(texts: PackedTexts, share: float) -> PackedTexts:
     """Let texts begin with a token drawn uniformly, with a chance of `share` each."""
     numbers = np.arange(len(texts.lengths))
     turned = texts.uniform(numbers, np.full(len(numbers), _ROTATE)) < share
@@ -203,7 +205,7 @@ def rotate(texts: Texts, share: float) -> Texts:
     return texts.of(texts.tokens[source], texts.lengths)
 
 
-def _chosen(texts: Texts, share: float, base: int, eligible_T: np.ndarray) -> np.ndarray:
+def _chosen(texts: PackedTexts, share: float, base: int, eligible_T: np.ndarray) -> np.ndarray:
     """(T,) exactly round(share x eligible tokens), one at least, of each text."""
     places = np.flatnonzero(eligible_T)
     owners = texts.owners[places]
@@ -214,7 +216,9 @@ def _chosen(texts: Texts, share: float, base: int, eligible_T: np.ndarray) -> np
     return chosen
 
 
-def _randomised(texts: Texts, vocabulary: Vocabulary, share: float, among: np.ndarray | None = None) -> Texts:
+def _randomised(
+    texts: PackedTexts, vocabulary: Vocabulary, share: float, among: np.ndarray | None = None
+) -> PackedTexts:
     """Put a random token in the place of a share of the masks."""
     if share == 0:
         return texts

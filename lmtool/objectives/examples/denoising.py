@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.data.examples import Plan
+from lmtool.data.examples import Plan, SplitData
 from lmtool.data.formats import assemble, ragged_ranges
-from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import DenoisingConfig, SpanCorruptionConfig
 from lmtool.objectives.corruption.masking import Vocabulary
 from lmtool.objectives.corruption.noises import (
     Corrupted,
     Infilled,
-    Texts,
+    PackedTexts,
     corrupt_spans,
     delete,
     infill,
@@ -38,31 +37,30 @@ class NoisyWindows:
     """Windows of text, with noise on one side. joined: through documents, nothing between them; separate: of each."""
 
     def __init__(
-        self, config: DenoisingConfig, tokenizer: Tokenizer, sides: Sides, store: TokenStore,
-        max_length: int, documents: str, split: str, seed: int,
-    ):  # fmt: skip
-        self.config, self.sides, self.store, self.split, self.seed = config, sides, store, split, seed
+        self, config: DenoisingConfig, tokenizer: Tokenizer, sides: Sides, data: SplitData, max_length: int, seed: int
+    ):
+        self.config, self.sides, self.store, self.split, self.seed = config, sides, data.text, data.split, seed
         self.vocabulary = _vocabulary(tokenizer)
         special_count = sides.template.special_count
         self.room = room_for(max_length, special_count, 1)
         # Nothing stands between documents, and none is empty: places of the stream are places of the store.
-        self.stream = Stream(store.tokens, store.document_offsets, None)
-        rows = windows(self.stream, self.room, documents == "joined")
+        self.stream = Stream(self.store.tokens, self.store.document_offsets, None)
+        rows = windows(self.stream, self.room, data.documents == "joined")
         lengths = rows["length"].astype(np.int64)
         # A mask put in between may make a short text longer.
         noisy = np.minimum(lengths + np.ceil(lengths * config.text_infilling).astype(np.int64), self.room)
-        self._plan = some(Plan(rows, lengths + noisy + 2 * special_count), split)
+        self._plan = some(Plan(rows, lengths + noisy + 2 * special_count), data.split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
 
-    def texts(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Texts:
+    def texts(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> PackedTexts:
         """Some windows as they are."""
         lengths = rows["length"].astype(np.int64)
         tokens = self.stream.read(rows["start"], lengths)
-        return Texts(tokens, lengths, np.asarray(examples), self.seed, epoch)
+        return PackedTexts(tokens, lengths, np.asarray(examples), self.seed, epoch)
 
-    def stages(self, texts: Texts, starts: np.ndarray) -> dict[str, Texts]:
+    def stages(self, texts: PackedTexts, starts: np.ndarray) -> dict[str, PackedTexts]:
         """The texts after each noise of the configuration, by its field, in their order. starts: (N,) where the windows
         begin in the store."""
         config, stages = self.config, {"": texts}
@@ -80,12 +78,12 @@ class NoisyWindows:
             stages["document_rotation"] = rotate(texts, config.document_rotation)
         return stages
 
-    def sentences(self, texts: Texts, starts: np.ndarray) -> np.ndarray:
+    def sentences(self, texts: PackedTexts, starts: np.ndarray) -> np.ndarray:
         """(T,) the sentence of the store that each token is of."""
         places = ragged_ranges(starts, texts.lengths)
         return np.searchsorted(self.store.sentence_offsets, places, side="right")
 
-    def infilled(self, texts: Texts) -> Infilled:
+    def infilled(self, texts: PackedTexts) -> Infilled:
         """The texts with their spans filled."""
         config = self.config
         return infill(texts, self.vocabulary, config.text_infilling, config.poisson_mean, config.random, self.room)
@@ -121,19 +119,24 @@ class CorruptedSpans:
     separate: of each document, of which a last token alone is left out."""
 
     def __init__(
-        self, config: SpanCorruptionConfig, tokenizer: Tokenizer, sides: Sides, store: TokenStore,
-        max_length: int, documents: str, split: str, seed: int,
-    ):  # fmt: skip
-        self.config, self.sides, self.store, self.split, self.seed = config, sides, store, split, seed
+        self,
+        config: SpanCorruptionConfig,
+        tokenizer: Tokenizer,
+        sides: Sides,
+        data: SplitData,
+        max_length: int,
+        seed: int,
+    ):
+        self.config, self.sides, self.store, self.split, self.seed = config, sides, data.text, data.split, seed
         special_count = sides.template.special_count
         self.text_length = text_length(max_length, special_count, config)
-        self.stream = Stream(store.tokens, store.document_offsets, None)
-        rows = windows(self.stream, self.text_length, documents == "joined")
+        self.stream = Stream(self.store.tokens, self.store.document_offsets, None)
+        rows = windows(self.stream, self.text_length, data.documents == "joined")
         rows = rows[rows["length"] >= 2]
         lengths = rows["length"].astype(np.int64)
         _, spans = noise_counts(lengths, config)
         # Each span has a sentinel on both sides.
-        self._plan = some(Plan(rows, lengths + 2 * spans + 2 * special_count), split)
+        self._plan = some(Plan(rows, lengths + 2 * spans + 2 * special_count), data.split)
         self.sentinels = np.array(tokenizer.sentinels, dtype=np.int64)
         if len(self.sentinels) < spans.max():
             raise UserError(

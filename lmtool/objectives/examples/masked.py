@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool.data.examples import Plan
+from lmtool.data.examples import Plan, SplitData
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, text_format
 from lmtool.data.loader import segments
-from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MaskingConfig
 from lmtool.objectives.corruption.masking import Masked, MaskedSpans, Vocabulary, mask_spans, mask_tokens
@@ -107,14 +106,14 @@ class MaskedWindows:
     """
 
     def __init__(
-        self, config: MaskingConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, store: TokenStore,
-        max_length: int, documents: str, split: str, seed: int, masks: type[TokenMasks] = TokenMasks,
+        self, config: MaskingConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,
+        max_length: int, seed: int, masks: type[TokenMasks] = TokenMasks,
     ):  # fmt: skip
-        self.config, self.store, self.split, self.seed = config, store, split, seed
+        self.config, self.store, self.split, self.seed = config, data.text, data.split, seed
         self.masks = masks(config, Vocabulary.of(tokenizer))
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 1)
-        joined = documents == "joined"
-        self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("sep") if joined else None)
+        joined = data.documents == "joined"
+        self.stream = Stream(self.store.tokens, self.store.document_offsets, tokenizer.role("sep") if joined else None)
         self.room, self.joined = room_for(max_length, self.template.special_count, 1), joined
         self._plans: dict[int, Plan] = {}
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.examples import Plan
+from lmtool.data.examples import Plan, SplitData
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format, truncate_pair
-from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import PairsConfig
 from lmtool.objectives.corruption.masking import Masked, Vocabulary
@@ -100,15 +100,19 @@ def sentence_pairs(
     return pairs
 
 
+@dataclass(frozen=True)
 class _Builder:
     """One round makes the next pair of every document at hand that has sentences left."""
 
-    def __init__(
-        self, offsets: np.ndarray, starts: np.ndarray, ends: np.ndarray, limit: int, short: float, seed: int,
-        epoch: int, kind: Pairs, sentences: bool,
-    ):  # fmt: skip
-        self.offsets, self.starts, self.ends, self.sentences = offsets, starts, ends, sentences
-        self.limit, self.short, self.seed, self.epoch, self.kind = limit, short, seed, epoch, kind
+    offsets: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    limit: int
+    short: float
+    seed: int
+    epoch: int
+    kind: Pairs
+    sentences: bool
 
     def pairs(self, first: int, last: int) -> np.ndarray:
         """The pairs of the documents from first up to last, by document."""
@@ -212,10 +216,10 @@ class MaskedPairs:
     over them, or without."""
 
     def __init__(
-        self, config: PairsConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, store: TokenStore,
-        max_length: int, split: str, seed: int, masks: type[TokenMasks] = TokenMasks,
+        self, config: PairsConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,
+        max_length: int, seed: int, masks: type[TokenMasks] = TokenMasks,
     ):  # fmt: skip
-        self.config, self.store, self.split, self.seed = config, store, split, seed
+        self.config, self.store, self.split, self.seed = config, data.text, data.split, seed
         self.masks = masks(config, Vocabulary.of(tokenizer))
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
         self.limit = room_for(max_length, self.template.special_count, 2)

@@ -102,9 +102,10 @@ class TrackerConfig(Config):
     extra: ClassVar[str] = "trackers"
     """The extra of lmtool that installs the package."""
 
-    def misfit(self, key: str, offline: bool) -> Problem | None:
-        """Why it does not go with the run, if it does not. key: of this section. offline: no connection is opened."""
-        return None
+    @property
+    def needs_network(self) -> bool:
+        """Whether it cannot do without a connection."""
+        return False
 
     def missing(self, key: str) -> Problem | None:
         """The problem if its package or key is missing here; found without importing the package."""
@@ -148,12 +149,9 @@ class WandbConfig(TrackerConfig):
         "a key and the server answers within 2 seconds, else offline.",
     )
 
-    def misfit(self, key: str, offline: bool) -> Problem | None:
-        if not offline or self.mode != "online":
-            return None
-        return Problem(
-            f"{key}.mode", f"{key}.mode=online and offline=true", f"give {key}.mode=offline, or offline=false"
-        )
+    @property
+    def needs_network(self) -> bool:
+        return self.mode == "online"
 
     def missing(self, key: str) -> Problem | None:
         server = server_of(os.environ)

@@ -298,7 +298,9 @@ def _positions_taken(data: dict[str, Any]) -> int:
         tuning, model = (Choice(key).validate(data.get(key)) for key in ("tuning", "model"))
     except ValidationError:
         return 0
-    return tuning.reserved_positions(model) if isinstance(tuning, TuningConfig) else 0
+    if not (isinstance(tuning, TuningConfig) and isinstance(model, ModelConfig)):
+        return 0
+    return tuning.reserved_positions(model)
 
 
 class TokenizerCommandConfig(CommandConfig):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any, ClassVar, Literal
 
@@ -10,8 +10,12 @@ from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import build, component
 from lmtool.errors import Problem
+from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS, LearnedConfig
+from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.models.configs import ModelConfig, architecture, kinds
 
 # What every task kind's configuration says: where its rows come from, what is read, predicted and scored. Imports no
 # torch.
@@ -27,14 +31,19 @@ def parts_of(name: str) -> list[str]:
     return parts if all(parts) else [name]
 
 
-class TaskConfig(Config):
+class TaskConfig(LearnedConfig):
     """The base of every task kind: where labelled rows come from, and which columns are read."""
 
+    group: ClassVar[str] = "task"
+    of_rows_with_labels: ClassVar[bool] = True
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "bidirectional_lm")
     layouts: ClassVar[tuple[str, ...]] = ("table", "parquet")
     """The layouts that its files may have, see `lmtool.tasks.files`; the first that takes a file reads it."""
     head_fields: ClassVar[tuple[str, ...]] = ()
     """The fields that say what form the head has: a checkpoint's head is used in its own."""
+
+    fills_prompts: ClassVar[bool] = False
+    """Whether a label can be the word that a language model puts in a place of the text."""
 
     default_max_length: ClassVar[int] = 128
     """Tokens of a packed sequence, at most, where the run says nothing."""
@@ -105,11 +114,6 @@ class TaskConfig(Config):
         """Tokens of a packed sequence, at most, where the run says nothing. section: the task's data."""
         return cls.default_max_length
 
-    @property
-    def title(self) -> str:
-        """What it is called among the members of a mixture."""
-        return self.name
-
     def parts(self) -> tuple[TaskConfig, ...]:
         """The tasks it is made of: itself."""
         return (self,)
@@ -137,7 +141,7 @@ class TaskConfig(Config):
     def same_question(self, other: TaskConfig) -> bool:
         """Whether two tasks differ in their data alone: they share the name, or the kind and the names of classes (AX
         and MNLI), and read as many texts."""
-        labels, others = (set(getattr(task, "labels", None) or ()) for task in (self, other))
+        labels, others = (set(task.class_names or ()) for task in (self, other))
         same_classes = self.kind == other.kind and bool(labels) and labels == others
         return (self.name == other.name or same_classes) and len(self.text) == len(other.text)
 
@@ -157,29 +161,51 @@ class TaskConfig(Config):
         return False
 
     @property
-    def of_rows(self) -> bool:
-        """Whether it predicts rows as wholes, however their texts are cut into tokens."""
-        return False
+    def typed_kind(self) -> str:
+        return f"task.kind={self.kind}"
 
     @property
-    def writes_text(self) -> bool:
-        """Whether its answers are a language model's: what its head writes, or says of words."""
-        return False
+    def has_data(self) -> bool:
+        """Whether it says where its rows come from."""
+        return any(place is not None for place in (self.path, self.hub, self.embedded))
 
     @property
-    def makes_inputs(self) -> bool:
-        """Whether its learner makes a part of what it reads itself, as it learns, so that no other model reads the
-        same."""
-        return False
-
-    def states_read(self, model: Any) -> Literal["inputs", "outputs"]:
-        """The side of a batch whose hidden states the head reads; in an encoder-decoder the decoder's reads the same
-        text."""
-        return "outputs" if model.architecture == "encoder_decoder" else "inputs"
-
-    def misfit(self, model: Any) -> Problem | None:
-        """Why this task does not go with a model of one of its architectures, if it does not."""
+    def head_form(self) -> str | None:
+        """How a whole text is read, where the task chooses."""
         return None
+
+    @property
+    def writes_labels(self) -> bool:
+        """Whether its labels are texts, or can be written as texts."""
+        return False
+
+    @property
+    def few_shots(self) -> int | None:
+        """Rows of each class that are trained on; None: all."""
+        return None
+
+    @property
+    def learns_masks(self) -> bool:
+        """Whether masked texts are learned beside it."""
+        return False
+
+    @property
+    def longest_target(self) -> int:
+        """Tokens of a text that it writes, at most."""
+        return 0
+
+    @property
+    def text_generation(self) -> GenerationConfig | None:
+        """How the texts that it writes are generated."""
+        return None
+
+    def needs(self) -> Iterator[Requirement]:
+        yield Requirement(
+            architecture(*self.architectures), "task", f"task={self.name} trains {kinds(self.architectures)}"
+        )
+        if self.writes_text:
+            reason = f"task={self.name} is scored by what the model writes, text by text"
+            yield Requirement(FORWARDS_OF_ONE_PROCESS, "task", reason, "give another task or head")
 
     def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """A published folder's tensors with those of the head that have no place in one."""
@@ -242,6 +268,11 @@ def places(template: str) -> list[str]:
     return names
 
 
+_READS_BOTH_WAYS: Offer[ModelConfig] = Offer(
+    "model", lambda model: model.architecture != "decoder", "reads from left to right"
+)
+
+
 class PromptedConfig(TaskConfig):
     """The base of kinds that a language model can do from a prompt, without training."""
 
@@ -284,17 +315,16 @@ class PromptedConfig(TaskConfig):
                 )
         return None
 
-    def unasked(self, model: Any) -> Problem | None:
-        """Why a model of this configuration cannot learn the answer in its place of the template, if it cannot."""
-        after = self.template.partition(f"{{{ANSWER}}}")[2]
-        if model.architecture != "decoder" or not places(after):
-            return self.unworded()
-        return Problem(
-            "task.prompt.template",
-            f"task.prompt.template={self.template!r}: model={model.name} reads from left to right, and {{{ANSWER}}} "
-            f"stands before {{{places(after)[0]}}}",
-            f"put the answer last: task.prompt.template={self.default_template!r}",
-        )
+    def needs_of_template(self) -> Iterator[Requirement]:
+        """What reads the answer in its place of the template."""
+        after = places(self.template.partition(f"{{{ANSWER}}}")[2])
+        if after:
+            yield Requirement(
+                _READS_BOTH_WAYS,
+                "task.prompt.template",
+                f"task.prompt.template={self.template!r} has {{{ANSWER}}} before {{{after[0]}}}",
+                f"put the answer last: task.prompt.template={self.default_template!r}",
+            )
 
 
 # Texts of another domain beside a task's, as configuration. Imports no torch.

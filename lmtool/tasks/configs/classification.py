@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.errors import Problem
+from lmtool.models.configs import architecture
 from lmtool.tasks.configs.base import ANSWER, PROMPT, PromptedConfig
 from lmtool.tasks.configs.sequence import FORM, ClassLossConfig, SequenceConfig, WindowedConfig
 
@@ -25,8 +27,8 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     """One of several classes for a text or a pair of texts."""
 
     head_fields: ClassVar[tuple[str, ...]] = (*FORM, "prompt", "label_words", "demonstrations", "demonstration_rows")
-    writes_labels: ClassVar[bool] = True
-    prompted: ClassVar[bool] = True
+    has_classes: ClassVar[bool] = True
+    fills_prompts: ClassVar[bool] = True
     of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "loss.class_weights", "loss.focal_gamma")
 
     kind: Literal["classification"] = Field(
@@ -92,6 +94,22 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         return DEMONSTRATIONS if value is True else 0 if value is False else value
 
     @property
+    def writes_labels(self) -> bool:
+        return True
+
+    @property
+    def few_shots(self) -> int | None:
+        return self.shots_per_class
+
+    @property
+    def learns_masks(self) -> bool:
+        return self.auxiliary_mlm > 0
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self.labels
+
+    @property
     def needs_two_classes(self) -> bool:
         return "f1" in self.metrics
 
@@ -116,11 +134,27 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         own = {**self.model_dump(), **form}
         return type(self).model_validate_json(json.dumps(own))
 
-    def misfit(self, model: Any) -> Problem | None:
-        problem = super().misfit(model)
-        if problem is not None or self.head != PROMPT:
-            return problem or self._out_of_prompt() or self._ambiguous("label_words", self.written_labels)
-        return self.unasked(model) or self.ambiguous() or self._beyond(model)
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        if self.head != PROMPT:
+            return
+        yield from self.needs_of_template()
+        if self.auxiliary_mlm:
+            reason = f"task.auxiliary_mlm={self.auxiliary_mlm:g} learns to fill masks"
+            hint = "leave it out, or take an encoder: model=bert"
+            yield Requirement(architecture("encoder"), "task.auxiliary_mlm", reason, hint)
+        if self.demonstrations:
+            reason = f"task.demonstrations={self.demonstrations} are texts around the place of a word"
+            hint = "leave it out, or take an encoder or a decoder"
+            yield Requirement(architecture("encoder", "decoder"), "task.demonstrations", reason, hint)
+
+    def conflicts(self) -> Iterator[Problem]:
+        yield from super().conflicts()
+        if self.head == PROMPT:
+            problems = self.unworded(), self.ambiguous()
+        else:
+            problems = self._out_of_prompt(), self._ambiguous("label_words", self.written_labels)
+        yield from (problem for problem in problems if problem is not None)
 
     def ambiguous(self) -> Problem | None:
         """Why the words of a prompt do not tell the classes apart, if they do not."""
@@ -152,16 +186,6 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
                 shown = value if field != "demonstration_rows" else "..."
                 message = f"task.{field}={shown} is of texts that are read as prompts"
                 return Problem(f"task.{field}", message, f"give task.head={PROMPT} too")
-        return None
-
-    def _beyond(self, model: Any) -> Problem | None:
-        """What a model of another architecture does not learn from prompts."""
-        if self.auxiliary_mlm and model.architecture != "encoder":
-            message = f"task.auxiliary_mlm={self.auxiliary_mlm:g}: model={model.name} fills no masks"
-            return Problem("task.auxiliary_mlm", message, "leave it out, or take an encoder: model=bert")
-        if self.demonstrations and model.architecture == "encoder_decoder":
-            message = f"task.demonstrations={self.demonstrations}: model={model.name} writes the word of a prompt alone"
-            return Problem("task.demonstrations", message, "leave it out, or take an encoder or a decoder")
         return None
 
     @model_validator(mode="after")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.members import reached, title_of
+from lmtool.config.needs import Requirement
 from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
-from lmtool.learners.configs import ObjectiveConfig, member_problem
+from lmtool.learners.configs import ObjectiveConfig, member_problem, one_forward
+from lmtool.models.configs import architecture, kinds
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 
@@ -136,7 +138,7 @@ class MixtureTaskConfig(TaskConfig):
         tasks = tuple(part for part in parts if isinstance(part, TaskConfig))
         if self.head is None:
             return tasks
-        return tuple(task.with_head({"head": self.head}) if hasattr(task, "head") else task for task in tasks)
+        return tuple(task.with_head({"head": self.head}) if "head" in task.head_fields else task for task in tasks)
 
     def with_parts(self, parts: tuple[TaskConfig, ...]) -> MixtureTaskConfig:
         return self.model_copy(update={"members": tuple(part.model_dump(mode="json") for part in parts)})
@@ -162,18 +164,33 @@ class MixtureTaskConfig(TaskConfig):
     def text_format(self, model: Any) -> str:
         return self.parts()[0].text_format(model)
 
-    def misfit(self, model: Any) -> Problem | None:
-        for part in self.parts():
-            if self.head == TEXT_TO_TEXT and not hasattr(part, "head") and not getattr(part, "writes", False):
+    @property
+    def learns_texts(self) -> bool:
+        return self.head is not None
+
+    def needs(self) -> Iterator[Requirement]:
+        """Its members say more."""
+        yield from one_forward("task", [part.name for part in self.parts()])
+
+    def conflicts(self) -> Iterator[Problem]:
+        for part in self.parts() if self.head == TEXT_TO_TEXT else ():
+            if not part.writes_labels and part.head_form != TEXT_TO_TEXT:
                 message = (
                     f"task.head={TEXT_TO_TEXT}: the labels of the member {part.name} ({part.kind}) are not written"
                 )
-                return Problem("task.head", message, f"leave {part.name} out of task.members, or task.head")
-            problem = part.misfit(model)
-            if problem is not None:
-                message = f"task.members: {part.name}: {problem.message}"
-                return Problem("task.members", message, problem.hint)
-        return None
+                yield Problem("task.head", message, f"leave {part.name} out of task.members, or task.head")
+        yield from self._other_scores()
+
+    def _other_scores(self) -> Iterator[Problem]:
+        """Of the members of a mixture the larger score is the better one."""
+        from lmtool.learners.metrics import smaller_is_better  # needs numpy, which no other configuration waits for
+
+        for part in self.parts():
+            if smaller_is_better(part.metric):
+                others = [metric for metric in part.metrics if not smaller_is_better(metric)]
+                key = f"task.with.{part.name}.metric"
+                message = f"{key}={part.metric}: small where it is good; the mean of the members is of large scores"
+                yield Problem("task.members", message, f"give {key}={others[0] if others else 'NAME'}")
 
     @model_validator(mode="after")
     def _members_fit(self) -> MixtureTaskConfig:
@@ -205,13 +222,15 @@ class MixtureTaskConfig(TaskConfig):
 class TaskObjectiveConfig(ObjectiveConfig):
     """A labelled task in pretraining, beside other objectives (Raffel et al. 2020, section 3.5.3)."""
 
-    architectures: ClassVar[tuple[str, ...]] = TaskConfig.architectures
-
     name: Literal["task"] = Field("task", description="A task.")
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
         description="The task, as `lmtool finetune` has it, with its kind and where its data are: "
         "{kind: classification, name: reviews, path: FOLDER}."
     )
+
+    def needs(self) -> Iterator[Requirement]:
+        takes = self.task.architectures
+        yield Requirement(architecture(*takes), "objective", f"objective={self.name} trains {kinds(takes)}")
 
     @property
     def title(self) -> str:

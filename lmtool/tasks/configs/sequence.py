@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem
+from lmtool.models.configs import CONTEXT, TRANSFORMERS_CLASSIFIER, ModelConfig, SequenceForm, architecture
 from lmtool.tasks.configs.base import PROMPT, DomainConfig, TaskConfig
 
 TEXT_TO_TEXT = "text_to_text"
@@ -17,14 +19,40 @@ FORM = ("head", "pooling", "head_layers")
 """The fields that a model's `sequence_form` reads."""
 
 
+_READS_IN_A_DIRECTION: Offer[ModelConfig] = architecture("decoder")
+_FIRST_TOKEN_READS: Offer[ModelConfig] = Offer(
+    "model",
+    lambda model: model.architecture != "decoder",
+    lambda model: f"the first token of a decoder such as model={model.name} sees nothing of the text",
+    wording="{reason}: {lacking}",
+)
+_FILLS_A_PLACE: Offer[ModelConfig] = Offer(
+    "model",
+    lambda model: model.architecture != "bidirectional_lm",
+    "predicts a word from one side of it at a time",
+)
+_SCORES_WORDS: Offer[ModelConfig] = Offer(
+    "model", lambda model: model.architecture != "encoder_decoder", "writes the word of a prompt"
+)
+
+
+def _writes_nothing(model: ModelConfig) -> str:
+    kind = "an encoder" if model.architecture == "encoder" else "no decoder"
+    return f"model={model.name} writes no text: it is {kind}"
+
+
+_WRITES: Offer[ModelConfig] = Offer(
+    "model",
+    lambda model: model.architecture in ("decoder", "encoder_decoder"),
+    _writes_nothing,
+    wording="{reason}: {lacking}",
+)
+
+
 class SequenceConfig(TaskConfig):
     """The base of kinds whose rows are one text, or two, and one label."""
 
     head_fields: ClassVar[tuple[str, ...]] = FORM
-    writes_labels: ClassVar[bool] = False
-    """Whether labels can be written as texts."""
-    prompted: ClassVar[bool] = False
-    """Whether a label can be the word that a language model puts in a place of the text."""
     of_summary: ClassVar[tuple[str, ...]] = (
         "pooling", "head_layers", "auxiliary_lm", "dropout", "windows", "domain",
     )  # fmt: skip
@@ -73,14 +101,27 @@ class SequenceConfig(TaskConfig):
 
     @property
     def of_rows(self) -> bool:
-        return not self.writes_text and getattr(self, "windows", "none") == "none"
+        return not self.writes_text
 
     @property
     def writes_text(self) -> bool:
         return self.head in (TEXT_TO_TEXT, PROMPT)
 
-    def form(self, model: Any) -> Any:
-        """How a model of this configuration reads a whole text: its `SequenceForm`."""
+    @property
+    def head_form(self) -> str | None:
+        return self.head
+
+    @property
+    def language_model_weight(self) -> float:
+        return self.auxiliary_lm
+
+    @property
+    def windowed(self) -> str:
+        """How a text longer than max_length is read."""
+        return "none"
+
+    def form(self, model: ModelConfig) -> SequenceForm:
+        """How a model of this configuration reads a whole text."""
         return model.sequence_form(*(getattr(self, name) for name in FORM))
 
     def text_format(self, model: Any) -> str:
@@ -93,56 +134,55 @@ class SequenceConfig(TaskConfig):
         given = {name: getattr(self, name) for name in FORM if getattr(self, name) not in (None, "auto")}
         return model.sequence_form(**{**theirs, **given}) == model.sequence_form(**theirs)
 
-    def misfit(self, model: Any) -> Problem | None:
-        if self.head == TEXT_TO_TEXT:
-            return self._unwritten(model)
-        if self.head == PROMPT:
-            return self._unprompted(model)
-        domain = getattr(self, "domain", None)
-        if self.auxiliary_lm and domain is not None:
-            message = f"task.auxiliary_lm={self.auxiliary_lm:g} and task.domain={domain.name}: one auxiliary loss"
-            return Problem("task.domain", message, "leave one of them out")
-        if self.auxiliary_lm and model.architecture != "decoder":
-            return Problem(
-                "task.auxiliary_lm",
-                f"task.auxiliary_lm={self.auxiliary_lm:g}: model={model.name} reads its text in both directions, and "
-                "learns no next token from it",
-                "leave it out, or take a decoder: model=gpt",
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        typed = f"task.head={self.head}"
+        if self.head == TEXT_TO_TEXT and self.writes_labels:
+            hint = "take an encoder-decoder or a decoder: model=t5"
+            yield Requirement(_WRITES, "task.head", typed, hint)
+        elif self.head == PROMPT and self.fills_prompts:
+            yield Requirement(_FILLS_A_PLACE, "task.head", f"{typed} asks for a word in a text", "leave it out")
+            yield Requirement(CONTEXT, "task.head", f"{typed} asks by the words around", "give task.head=paper")
+            outputs = tuple(field for field in self.of_outputs if field not in self.of_summary)
+            problem = self._meaningless(outputs, "is of heads over the whole text", "reads one place of it")
+            if problem is not None:
+                yield Requirement(_SCORES_WORDS, problem.key, problem.message, problem.hint)
+        elif self.head == "transformers":
+            yield Requirement(TRANSFORMERS_CLASSIFIER, "task.head", typed, "give task.head=paper")
+        if self.auxiliary_lm and not self.writes_text:
+            reason = f"task.auxiliary_lm={self.auxiliary_lm:g} learns the next token from those before it"
+            yield Requirement(
+                _READS_IN_A_DIRECTION, "task.auxiliary_lm", reason, "leave it out, or take a decoder: model=gpt"
             )
-        if model.architecture == "decoder" and self.pooling == "first":
-            return Problem(
-                "task.pooling",
-                f"task.pooling=first: the first token of a decoder such as model={model.name} sees nothing of the text",
-                "give task.pooling=last or task.pooling=mean",
-            )
-        return None
+        if self.pooling == "first" and not self.writes_text:
+            hint = "give task.pooling=last or task.pooling=mean"
+            yield Requirement(_FIRST_TOKEN_READS, "task.pooling", "task.pooling=first", hint)
 
-    def _unwritten(self, model: Any) -> Problem | None:
+    def conflicts(self) -> Iterator[Problem]:
+        problem = None
+        if self.head == TEXT_TO_TEXT:
+            problem = self._unwritten()
+        elif self.head == PROMPT:
+            problem = self._unprompted()
+        elif self.auxiliary_lm and self.adapts is not None:
+            message = f"task.auxiliary_lm={self.auxiliary_lm:g} and task.domain={self.adapts}: one auxiliary loss"
+            problem = Problem("task.domain", message, "leave one of them out")
+        if problem is not None:
+            yield problem
+
+    def _unwritten(self) -> Problem | None:
         """Why labels cannot be written as texts, if they cannot."""
-        typed = f"task.head={TEXT_TO_TEXT}"
         if not self.writes_labels:
-            return Problem("task.head", f"{typed}: labels of task.kind={self.kind} are not written", "leave it out")
-        if model.architecture not in ("decoder", "encoder_decoder"):
-            kind = "an encoder" if model.architecture == "encoder" else "no decoder"
-            message = f"{typed}: model={model.name} writes no text: it is {kind}"
-            return Problem("task.head", message, "take an encoder-decoder or a decoder: model=t5")
+            message = f"task.head={TEXT_TO_TEXT}: labels of task.kind={self.kind} are not written"
+            return Problem("task.head", message, "leave it out")
         return self._meaningless(self.of_outputs, "is of heads whose outputs are classes or values", "has none")
 
-    def _unprompted(self, model: Any) -> Problem | None:
+    def _unprompted(self) -> Problem | None:
         """Why labels cannot be words of a prompt, if they cannot."""
-        if not self.prompted:
+        if not self.fills_prompts:
             message = f"task.head={PROMPT} tells classes apart by words; task.kind={self.kind} has none"
             return Problem("task.head", message, "leave it out")
-        if model.architecture == "bidirectional_lm":
-            message = f"task.head={PROMPT}: model={model.name} predicts a word from one side of it at a time"
-            return Problem("task.head", message, "leave it out")
-        if not model.contextual:
-            message = (
-                f"task.head={PROMPT}: model={model.name} reads each word by itself, so that no prompt asks anything"
-            )
-            return Problem("task.head", message, "give task.head=paper")
-        fields = self.of_outputs if model.architecture == "encoder_decoder" else self.of_summary
-        return self._meaningless(fields, "is of heads over the whole text", "reads one place of it")
+        return self._meaningless(self.of_summary, "is of heads over the whole text", "reads one place of it")
 
     def _meaningless(self, fields: tuple[str, ...], whose: str, but: str) -> Problem | None:
         """The first of the fields that has a value, which means nothing with this head."""
@@ -151,7 +191,7 @@ class SequenceConfig(TaskConfig):
             for name in field.split("."):
                 value, default = getattr(value, name), getattr(default, name)
             if value != default:
-                shown = getattr(value, "name", value)
+                shown = value.name if isinstance(value, DomainConfig) else value
                 message = f"task.{field}={shown} {whose}; task.head={self.head} {but}"
                 return Problem(f"task.{field}", message, "leave it out")
         return None
@@ -172,6 +212,18 @@ class WindowedConfig(SequenceConfig):
         description="Unlabelled texts of another domain beside the task's, for which the model is to work too "
         "(task.domain=dann task.domain.target=FOLDER): dann or coral. Null: none.",
     )
+
+    @property
+    def of_rows(self) -> bool:
+        return super().of_rows and self.windows == "none"
+
+    @property
+    def windowed(self) -> str:
+        return self.windows
+
+    @property
+    def adapts(self) -> str | None:
+        return None if self.domain is None else self.domain.name
 
 
 class ClassLossConfig(Config):
@@ -222,6 +274,8 @@ class MultiLabelLossConfig(ClassLossConfig):
 class MultiLabelConfig(WindowedConfig):
     """Any number of several classes for a text or a pair of texts."""
 
+    has_classes: ClassVar[bool] = True
+
     kind: Literal["multi_label"] = Field(
         "multi_label",
         description="Any number of several classes for a text or a pair of texts.",
@@ -260,6 +314,10 @@ class MultiLabelConfig(WindowedConfig):
         description="Smoothing, weights and focus of the loss.",
     )
 
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self.labels
+
     @model_validator(mode="after")
     def _labels_fit(self) -> MultiLabelConfig:
         thresholds = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds or 0.5,)
@@ -278,7 +336,6 @@ class MultiLabelConfig(WindowedConfig):
 class RegressionConfig(WindowedConfig):
     """One number for a text or a pair of texts, by squared error."""
 
-    writes_labels: ClassVar[bool] = True
     of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "standardize")
 
     kind: Literal["regression"] = Field(
@@ -305,6 +362,10 @@ class RegressionConfig(WindowedConfig):
         "variance, and a new head starts at the mean. train: those of the training rows. Null: "
         "the squared error itself, as published. Predictions and scores are of the values as they are.",
     )
+
+    @property
+    def writes_labels(self) -> bool:
+        return True
 
     @model_validator(mode="after")
     def _deviates(self) -> RegressionConfig:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
+from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
-from lmtool.errors import Problem
 from lmtool.learners.generation.configs import GenerationConfig
+from lmtool.models.configs import PREFIXES
 from lmtool.tasks.configs.base import PromptedConfig, TaskConfig
 
 # Texts from texts, as configuration. Imports no torch.
@@ -42,8 +44,6 @@ class Seq2SeqConfig(PromptedConfig):
     """A text from a text: translation, summaries, answers, code."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
-    writes: ClassVar[bool] = True
-    """Its labels are texts."""
 
     kind: Literal["seq2seq"] = Field("seq2seq", description="A text from a text.")
     name: str = Field("seq2seq", description="The task's name.", pattern=r"^[a-z][a-z0-9_]*$")
@@ -89,11 +89,24 @@ class Seq2SeqConfig(PromptedConfig):
     def writes_text(self) -> bool:
         return True
 
-    def misfit(self, model: Any) -> Problem | None:
-        if self.mask == "prefix" and model.architecture == "decoder" and not model.sees_prefixes:
-            message = f"task.mask=prefix lets all of a source see itself; model={model.name} reads it in turn"
-            return Problem("task.mask", message, "give task.mask=causal")
-        return super().misfit(model)
+    @property
+    def writes_labels(self) -> bool:
+        return True
+
+    @property
+    def longest_target(self) -> int:
+        return self.target_tokens
+
+    @property
+    def text_generation(self) -> GenerationConfig:
+        return self.generation
+
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        if self.mask == "prefix":
+            yield Requirement(
+                PREFIXES, "task.mask", "task.mask=prefix lets all of a source see itself", "give task.mask=causal"
+            )
 
     @model_validator(mode="after")
     def _metric_listed(self) -> Seq2SeqConfig:

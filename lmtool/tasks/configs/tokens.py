@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
-from lmtool.errors import Problem
+from lmtool.models.configs import WORD_STATES, ModelConfig
+from lmtool.nn.configs import Side
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.configs.sequence import ClassLossConfig
 
@@ -18,6 +21,7 @@ from lmtool.tasks.configs.sequence import ClassLossConfig
 class TokenClassificationConfig(TaskConfig):
     """A tag for each word of a sentence."""
 
+    has_classes: ClassVar[bool] = True
     layouts: ClassVar[tuple[str, ...]] = ("conll", "conllu", "table", "parquet")
 
     kind: Literal["token_classification"] = Field(
@@ -68,16 +72,17 @@ class TokenClassificationConfig(TaskConfig):
         default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
     )
 
-    def states_read(self, model: Any) -> Literal["inputs", "outputs"]:
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self.labels
+
+    def states_read(self, model: ModelConfig) -> Side:
         return model.token_states or super().states_read(model)
 
-    def misfit(self, model: Any) -> Problem | None:
-        if model.token_states is not None:
-            return None
-        return Problem(
-            "task",
-            f"task={self.name} tags words, and the states of model={model.name} stand for none",
-            "give model=bert, model=t5 or model=bart",
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        yield Requirement(
+            WORD_STATES, "task", f"task={self.name} tags words", "give model=bert, model=t5 or model=bart"
         )
 
     def text_format(self, model: Any) -> str:
@@ -104,6 +109,7 @@ class TokenClassificationConfig(TaskConfig):
 class SpanClassificationConfig(TaskConfig):
     """One of several classes for a span of a text, or for a pair of spans."""
 
+    has_classes: ClassVar[bool] = True
     default_max_length: ClassVar[int] = 256
 
     kind: Literal["span_classification"] = Field(
@@ -135,6 +141,10 @@ class SpanClassificationConfig(TaskConfig):
         "accuracy",
         description="The score that chooses the best checkpoint.",
     )
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self.labels
 
     @model_validator(mode="after")
     def _labels_fit(self) -> SpanClassificationConfig:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.config.needs import refusal
 from lmtool.data.examples import Rows, SplitData, unlabelled
 from lmtool.data.formats import FormatTemplate, assemble, text_format, truncate_texts
 from lmtool.errors import UserError
@@ -22,7 +23,7 @@ from lmtool.learners.model import hidden_at, indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits
 from lmtool.models.heads.lm import LMHead, lm_head, masked_lm_head
-from lmtool.models.heads.predicted import Classes, Predicted, TokenPredictions
+from lmtool.models.heads.predicted import Classes, Predicted, PredictedWords
 from lmtool.models.heads.sequence import summary_index
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.configs.base import ANSWER, PROMPT
@@ -44,14 +45,14 @@ from lmtool.tasks.prompting.examples import (
     Wording,
     kept_rows,
 )
-from lmtool.tasks.prompting.pattern import Pattern, PatternTexts, Template, label_tokens, room_for_texts
+from lmtool.tasks.prompting.pattern import Pattern, PatternTexts, PromptTemplate, label_tokens, room_for_texts
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, StepOutput, send
 
 
 def prompted_texts(config: ClassificationConfig, rows: Rows) -> list[Sequence[str]]:
     """Rows in words, each with that of its class: text from which a tokenizer can be trained."""
-    template, words = Template(config.template), config.words
+    template, words = PromptTemplate(config.template), config.words
     labels = np.zeros(len(rows), dtype=np.int64) if rows.labels is None else np.asarray(rows.labels)
     values = [dict(zip(rows.columns, texts, strict=True)) for texts in zip(*rows.columns.values(), strict=True)]
     return [[template.example(words[label], own) for label, own in zip(labels, values, strict=True)]]
@@ -65,7 +66,7 @@ class PromptedLearner(ClassLearner):
     def __init__(self, kind: WrittenKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
         config: ClassificationConfig = kind.config
-        problem = config.unasked(backbone.config)
+        problem = refusal(config, model=backbone.config)
         if problem is not None:
             raise UserError(problem.message, problem.hint)
         self.fills = backbone.config.architecture == "encoder"
@@ -137,7 +138,7 @@ class PromptedLearner(ClassLearner):
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         """The words of the classes, and with auxiliary language modeling those of the texts, come of one head."""
-        return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, TokenPredictions(logits))
+        return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, PredictedWords(logits))
 
     def places(self, batch: Batch) -> Tensor:
         """(N,) flat indices, on the host, of the tokens at which the answers are predicted."""

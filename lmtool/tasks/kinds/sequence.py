@@ -31,6 +31,7 @@ from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler, summary, summary_index
 from lmtool.nn.dropout import DropoutRng
 from lmtool.tasks.configs.base import CoralConfig, DannConfig
+from lmtool.tasks.configs.sequence import WindowedConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import is_unlabelled, row_ids, text_of
 from lmtool.tasks.kinds.learner import TaskInspector, TaskLearner
@@ -237,7 +238,7 @@ class SequenceLearner(TaskLearner):
         head = SequenceHead(width, outputs, dropout, form.bias, form.dense, len(new), backbone.hidden_size)
         self.add_head(self.term, head)
         self.adaptation: Adaptation | None = None
-        domain = getattr(self.config, "domain", None)
+        domain = self.config.domain if isinstance(self.config, WindowedConfig) else None
         if domain is not None:
             self.adaptation = build(domain)
             self.weights = {**self.weights, self.domain_term: domain.weight}
@@ -271,7 +272,7 @@ class SequenceLearner(TaskLearner):
         model, start = self.backbone.config, None
         if isinstance(model, EncoderDecoderConfig):
             start = self.tokenizer.role(model.start_role)
-        stride = self.config.stride if getattr(self.config, "windows", "none") != "none" else None
+        stride = self.config.stride if self.config.windowed != "none" else None
         layout = InputFormat(self.tokenizer, self.form.text_format, max_length, start, stride)
         return SequenceExamples(rows, layout, self.term, split)
 

@@ -22,7 +22,7 @@ from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_fo
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.decoding import AnswerDecoding, ContinuationDecoding, Decoding
+from lmtool.learners.generation.decoding import ContinuationDecoding, Decoding, EncoderDecoderDecoding
 from lmtool.learners.model import indices_of
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.models.base import Backbone, Decoder
@@ -296,7 +296,7 @@ class TextLearner(TaskLearner):
         decoding: Decoding
         if isinstance(self.backbone, EncoderDecoder):
             inputs = [text.tolist() for text in host.inputs.tokens.split(host.inputs.lengths)]
-            decoding = AnswerDecoding(self.backbone, self._lm, rows, inputs, starts[0][0], longest)
+            decoding = EncoderDecoderDecoding(self.backbone, self._lm, rows, inputs, starts[0][0], longest)
         else:
             assert isinstance(self.backbone, Decoder)
             decoding = ContinuationDecoding(self.backbone, self._lm, rows, starts, longest, bool(packed.prefixes))

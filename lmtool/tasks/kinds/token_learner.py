@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.config.needs import refusal
 from lmtool.data.examples import Plan, Rows, SplitData
 from lmtool.data.formats import assemble, ragged_ranges
 from lmtool.errors import UserError
@@ -257,9 +258,9 @@ class TokenLearner(TaskLearner):
         config = kind.config
         if config.labels is None or config.loss.class_weights == "balanced":
             raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
-        misfit = config.misfit(backbone.config)
-        if misfit is not None:
-            raise UserError(misfit.message, misfit.hint)
+        problem = refusal(config, model=backbone.config)
+        if problem is not None:
+            raise UserError(problem.message, problem.hint)
         super().__init__(kind, backbone, tokenizer, seed)
         dropout = backbone.config.dropout if config.dropout is None else config.dropout
         self.add_token_head(SequenceHead(self.token_width, len(config.labels), dropout))

@@ -18,10 +18,11 @@ from lmtool.errors import UserError
 from lmtool.learners.generation.scoring import CandidateScorer
 from lmtool.learners.writing import Writer
 from lmtool.random_streams import Permutation
+from lmtool.tasks.configs.base import PromptedConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import location
 from lmtool.tasks.kinds.predictions import Prediction
-from lmtool.tasks.prompting.pattern import SEPARATOR, Template
+from lmtool.tasks.prompting.pattern import SEPARATOR, PromptTemplate
 from lmtool.training.precision import FP32_CPU, Precision
 
 # A counter of the sample stream: which training rows are demonstrations.
@@ -67,7 +68,7 @@ class Question:
 class Prompts:
     """shown: the demonstrations. longest: tokens that the model reads at a time."""
 
-    def __init__(self, kind: TaskKind, template: Template, writer: Writer, shown: Rows, longest: int):
+    def __init__(self, kind: TaskKind, template: PromptTemplate, writer: Writer, shown: Rows, longest: int):
         self.template, self.writer, self.longest = template, writer, longest
         texts = [
             template.example(answer, values)
@@ -166,7 +167,7 @@ class FewShot:
         self.kind, self.writer, self.normalisation = kind, writer, normalisation
         self.longest = min(longest, writer.model.backbone.longest_text)
         self.batch_tokens, self.precision = batch_tokens, precision
-        self.template = Template(_checked(kind))
+        self.template = PromptTemplate(_checked(kind))
         model = writer.model
         self.scorer = CandidateScorer(model.backbone, model.head, model.start, model.prefix, batch_tokens)
 
@@ -273,8 +274,7 @@ class FewShot:
 def _checked(kind: TaskKind) -> str:
     """The template of a kind. UserError where rows of the kind are not put into words, and where it names a column that
     is not read."""
-    template = getattr(kind.config, "template", None)
-    if template is None:
+    if not isinstance(kind.config, PromptedConfig):
         raise UserError(
             f"task={kind.config.name} is {kind.config.kind}: its rows are not put into words",
             f"lmtool finetune task={kind.config.name} learns it",
@@ -282,7 +282,7 @@ def _checked(kind: TaskKind) -> str:
     problem = kind.config.unworded()
     if problem is not None:
         raise UserError(problem.message, problem.hint)
-    return template
+    return kind.config.template
 
 
 def _softmax(scores_C: np.ndarray) -> np.ndarray:

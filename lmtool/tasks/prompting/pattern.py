@@ -23,7 +23,7 @@ SEPARATOR = "\n\n"
 """Between demonstrations (Brown et al. 2020, appendix G)."""
 
 
-class Template:
+class PromptTemplate:
     """text: with places for columns, and one for the answer, as `PromptConfig.template`."""
 
     def __init__(self, text: str):

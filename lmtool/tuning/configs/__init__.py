@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         LastLayersConfig,
         LoraConfig,
         PrefixConfig,
-        PromptConfig,
         PTuningConfig,
+        SoftPromptConfig,
     )
 
 __getattr__ = attribute_of(__name__, "base", "methods", "adapter")
@@ -31,7 +31,7 @@ __all__ = [
     "OfPretrainedConfig",
     "PTuningConfig",
     "PrefixConfig",
-    "PromptConfig",
+    "SoftPromptConfig",
     "Ia3Config",
     "LastLayersConfig",
     "LoraConfig",

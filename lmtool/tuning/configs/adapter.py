@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -10,8 +11,11 @@ from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.checkpoint import read_checkpoint
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem, UserError
+from lmtool.learners.configs import WHOLE_WEIGHTS
+from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Activation, AdapterReads
 from lmtool.tuning.configs.base import ByDepthConfig, TuningConfig
 
@@ -21,7 +25,7 @@ Scale = float | Literal["learned"]
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedPlacement:
     """A placement as it was published. slots: of a layer. reads: what an adapter reads. bottleneck: its width, or
     reduction: the hidden size over it. scale: of what it adds. trains_norms: whether the layers' norms learn too."""
 
@@ -34,13 +38,13 @@ class Published:
     trains_norms: bool = False
 
 
-HF_FORMAT: dict[Placement, Published] = {
+HF_FORMAT: dict[Placement, PublishedPlacement] = {
     # Section 2.1, with the middle one of its sizes; activation and norms as in github.com/google-research/adapter-bert.
-    "houlsby": Published(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
+    "houlsby": PublishedPlacement(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
     # Section 3.1 and appendix B of "AdapterFusion"; the values of AdapterHub's `seq_bn`.
-    "pfeiffer": Published(("ffn_adapter",), "sum", "relu", reduction=16.0),
+    "pfeiffer": PublishedPlacement(("ffn_adapter",), "sum", "relu", reduction=16.0),
     # Table 1 and section 4.6; the values of AdapterHub's `par_bn`.
-    "parallel": Published(("ffn_adapter",), "input", "relu", reduction=2.0, scale=4.0),
+    "parallel": PublishedPlacement(("ffn_adapter",), "input", "relu", reduction=2.0, scale=4.0),
 }
 
 
@@ -96,24 +100,34 @@ def _read(path: str) -> dict[str, Any]:
     }
 
 
-def _strangers(key: str, trained: tuple[TrainedAdapter, ...], placement: Placement, model: Any) -> Problem | None:
-    """Why trained adapters do not go into this model, or not with each other, if they do not."""
+def _same_sizes(key: str, trained: tuple[TrainedAdapter, ...]) -> Iterator[Requirement]:
+    """The model that adapters were trained in has the sizes of this one."""
+    for adapter in trained:
+        for name in ("hidden_size", "num_layers"):
+            hint = "start from the checkpoint that they were trained on"
+            size = adapter.hidden_size if name == "hidden_size" else adapter.num_layers
+            reason = f"{adapter.path}: its adapters are of a model with {name}={size}"
+            yield Requirement(_size(name, size), key, reason, hint)
+
+
+def _size(name: str, size: int) -> Offer[ModelConfig]:
+    def own(model: ModelConfig) -> int:
+        return model.hidden_size if name == "hidden_size" else model.num_layers
+
+    return Offer(
+        "model",
+        lambda model: own(model) == size,
+        lambda model: f"this one has {own(model)}",
+        wording="{reason}, and {lacking}",
+    )
+
+
+def _other_placements(key: str, trained: tuple[TrainedAdapter, ...], placement: Placement) -> Iterator[Problem]:
+    """Trained adapters stand in one place of each layer."""
     for adapter in trained:
         if adapter.placement != placement:
-            return Problem(
-                key,
-                f"{adapter.path}: its adapters have tuning.placement={adapter.placement}, not {placement}",
-                f"train them with tuning.placement={placement}",
-            )
-        sizes = [(name, getattr(adapter, name), getattr(model, name)) for name in ("hidden_size", "num_layers")]
-        for name, theirs, own in sizes:
-            if theirs != own:
-                return Problem(
-                    key,
-                    f"{adapter.path}: its adapters are of a model with {name}={theirs}, and this one has {own}",
-                    "start from the checkpoint that they were trained on",
-                )
-    return None
+            message = f"{adapter.path}: its adapters have tuning.placement={adapter.placement}, not {placement}"
+            yield Problem(key, message, f"train them with tuning.placement={placement}")
 
 
 @component("tuning", "adapter", builder="lmtool.tuning.adapter:AdapterTuning")
@@ -163,7 +177,7 @@ class AdapterConfig(ByDepthConfig):
         return self
 
     @property
-    def published(self) -> Published:
+    def published(self) -> PublishedPlacement:
         """The placement as published."""
         return HF_FORMAT[self.placement]
 
@@ -195,16 +209,20 @@ class AdapterConfig(ByDepthConfig):
         own = self if self.bottleneck is not None or self.reduction is not None else self.published
         return int(hidden_size // own.reduction) if own.reduction is not None else own.bottleneck or 0
 
-    def misfit(self, model: Any, task: Any) -> Problem | None:
-        problem = super().misfit(model, task)
-        if problem is None and not self.width_at(model.hidden_size):
-            problem = Problem(
-                "tuning.reduction",
-                f"tuning.reduction={self.reduction:g} of model.hidden_size={model.hidden_size} leaves an adapter no "
-                "width",
-                "give tuning.bottleneck=1 or more",
-            )
-        return problem or _strangers("tuning.stack_on", self.stack_on, self.placement, model)
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        wide_enough: Offer[ModelConfig] = Offer(
+            "model",
+            lambda model: self.width_at(model.hidden_size) > 0,
+            lambda model: f"model.hidden_size={model.hidden_size} leaves an adapter no width",
+            wording="{reason} of {lacking}",
+        )
+        reduction = f"tuning.reduction={self.reduction or 1:g}"
+        yield Requirement(wide_enough, "tuning.reduction", reduction, "give tuning.bottleneck=1 or more")
+        yield from _same_sizes("tuning.stack_on", self.stack_on)
+
+    def conflicts(self) -> Iterator[Problem]:
+        yield from _other_placements("tuning.stack_on", self.stack_on, self.placement)
 
 
 @component("tuning", "adapter_fusion", builder="lmtool.tuning.adapter:AdapterFusionTuning")
@@ -227,21 +245,23 @@ class AdapterFusionConfig(TuningConfig):
     def builds_on(self) -> tuple[str, ...]:
         return tuple(adapter.path for adapter in self.adapters)
 
-    def misfit(self, model: Any, task: Any) -> Problem | None:
-        problem = super().misfit(model, task)
-        if problem is None and len(self.adapters) < self.fewest:
-            problem = Problem(
-                "tuning.adapters",
-                f"tuning.adapters names {len(self.adapters) or 'no'} run; a fusion mixes {self.fewest} or more",
-                "train them with tuning=adapter, and give tuning.adapters=[runs/A,runs/B]",
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        reason = f"tuning={self.name} holds weights close to a start"
+        yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "give tuning=adapter")
+        yield from _same_sizes("tuning.adapters", self.adapters)
+
+    def conflicts(self) -> Iterator[Problem]:
+        key, hint = "tuning.adapters", "tuning.adapters=[runs/A,runs/B]"
+        if len(self.adapters) < self.fewest:
+            message = f"{key} names {len(self.adapters) or 'no'} run; a fusion mixes {self.fewest} or more"
+            yield Problem(key, message, f"train them with tuning=adapter, and give {hint}")
+            return
+        folders = [Path(adapter.path).expanduser().resolve() for adapter in self.adapters]
+        twice = [run.path for run, folder in zip(self.adapters, folders, strict=True) if folders.count(folder) > 1]
+        if twice:
+            message = (
+                f"{key} names one run more than once: {', '.join(twice)}; a mixture of one with itself is that adapter"
             )
-        places = [Path(adapter.path).expanduser().resolve() for adapter in self.adapters]
-        twice = [adapter.path for adapter, place in zip(self.adapters, places, strict=True) if places.count(place) > 1]
-        if problem is None and twice:
-            problem = Problem(
-                "tuning.adapters",
-                f"tuning.adapters names one run more than once: {', '.join(twice)}; a mixture of one with itself "
-                "is that adapter",
-                "name each run once, tuning.adapters=[runs/A,runs/B]",
-            )
-        return problem or _strangers("tuning.adapters", self.adapters, self.adapters[0].placement, model)
+            yield Problem(key, message, f"name each run once, {hint}")
+        yield from _other_placements(key, self.adapters, self.adapters[0].placement)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from lmtool.config.base import Config
+from lmtool.config.needs import Component, Offer, Requirement
 from lmtool.config.tables import Choice, component
-from lmtool.errors import Problem
+from lmtool.learners.configs import WHOLE_WEIGHTS, LearnedConfig
 from lmtool.models import recipes
+from lmtool.models.configs import LAYERS_OF_EACH_DEPTH, STACK, TRANSFORMER, ModelConfig
+from lmtool.nn.configs import Side
 
 # What a tuning method is as configuration: a file a method. Imports no torch.
 
 
-class TuningConfig(Config):
+class TuningConfig(Component):
     """The base of every tuning method. What a paper gives for it, its learning rate above all, stands in
     `conf/recipe/tuning/NAME.yaml`; without one it learns as the model's recipe has it."""
 
+    group: ClassVar[str] = "tuning"
     of_transformers: ClassVar[bool] = True
     """Whether it edits the layers of a transformer; False: any model will do."""
     of_stacks: ClassVar[bool] = False
@@ -45,16 +51,16 @@ class TuningConfig(Config):
         """Positions that it takes in every text of the input."""
         return 0
 
-    def reserved_positions(self, model: Any) -> int:
+    def reserved_positions(self, model: ModelConfig) -> int:
         """Those that a text of a model of this configuration lacks then: none where positions have no end."""
-        return self.positions if getattr(getattr(model, "positions", None), "ends", False) else 0
+        return self.positions if model.table_of_positions else 0
 
     def warnings(self, optimizer: Any, model: Any) -> list[str]:
         """What a user should know before training a model of this configuration with such an optimizer."""
         return []
 
     @property
-    def schemes(self) -> tuple[Config, ...]:
+    def schemes(self) -> tuple[SchemeConfig, ...]:
         """The schemes beside the method: when its parameters learn, and what holds them."""
         return ()
 
@@ -63,44 +69,87 @@ class TuningConfig(Config):
         """Whether the weights that a run starts from are read all along, also where it resumes."""
         return False
 
-    def misfit(self, model: Any, task: Any) -> Problem | None:
-        """Why this method does not go with a model's or a task's configuration, if it does not: what is given, why
-        not, and the nearest override that does."""
-        if self.of_transformers and not hasattr(model, "num_heads"):
-            return Problem(
-                "tuning",
-                f"tuning={self.name} edits the layers of a transformer; model={model.name} is none",
-                "give tuning=full or tuning=head",
-            )
-        if self.of_stacks and not model.depths:
-            message = f"tuning={self.name} takes layers of a stack; model={model.name} has none"
-            return Problem("tuning", message, "give tuning=full or tuning=head")
-        return None
+    def needs(self) -> Iterator[Requirement]:
+        """What it edits, what it trains, and what the schemes beside it follow."""
+        if self.of_transformers:
+            reason = f"tuning={self.name} edits the layers of a transformer"
+            yield Requirement(TRANSFORMER, "tuning", reason, "give tuning=full or tuning=head")
+        if self.of_stacks:
+            reason = f"tuning={self.name} takes layers of a stack"
+            yield Requirement(STACK, "tuning", reason, "give tuning=full or tuning=head")
+        for scheme in self.schemes:
+            if scheme.name != "none":
+                reason = f"tuning with {scheme.name} follows single weights from step to step"
+                yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "give none in its place")
 
 
-def members_of(task: Any) -> tuple[Any, ...]:
-    """The tasks of a mixture; of any other it alone."""
-    return task.parts() if hasattr(task, "parts") else (task,)
+@dataclass(frozen=True)
+class HeadInput:
+    """What the heads of a task read of a model."""
+
+    model: ModelConfig
+    task: LearnedConfig
+
+    @property
+    def sides(self) -> set[Side]:
+        """The sides of a batch whose states are read."""
+        return {member.states_read(self.model) for member in self.task.parts()}
+
+    @property
+    def depth(self) -> int:
+        """How many layers the stack has whose states are read; of two the fewer."""
+        if self.model.architecture != "encoder_decoder":
+            return self.model.num_layers
+        depths = {"inputs": self.model.num_layers, "outputs": self.model.layers_of_decoder}
+        return min(depths[side] for side in self.sides)
+
+    @property
+    def frozen_table(self) -> bool:
+        """Whether all answers are those of an output layer that is the token embedding. A head that fills masks has
+        layers of its own."""
+        written = all(member.writes_text for member in self.task.parts())
+        return written and self.model.architecture != "encoder" and not self.model.learned_output
 
 
-def sides_read(model: Any, task: Any) -> set[str]:
-    """The sides of a batch whose states the heads of a task read."""
-    return {member.states_read(model) for member in members_of(task)}
+def offered(model: ModelConfig, task: LearnedConfig | None) -> dict[str, Any]:
+    """What a method is matched with, by section. task: None where it is not known."""
+    head = None if task is None else HeadInput(model, task)
+    return {"model": model, "task": task, "head_input": head}
 
 
-def depth_read(model: Any, task: Any) -> int:
-    """How many layers the stack has whose states the heads of a task read; of two the fewer."""
-    if model.architecture != "encoder_decoder":
-        return model.num_layers
-    depths = {"inputs": model.num_layers, "outputs": model.layers_of_decoder}
-    return min(depths[side] for side in sides_read(model, task))
+ONE_STACK: Offer[HeadInput] = Offer(
+    "head_input",
+    lambda head: len(head.sides) == 1,
+    lambda head: f"the members of task={head.task.name} read different stacks of model={head.model.name}",
+)
+
+
+def depth_of(layers: int) -> Offer[HeadInput]:
+    """So many layers before the head."""
+    return Offer(
+        "head_input",
+        lambda head: head.depth >= layers,
+        lambda head: f"{head.depth} layers stand before the head of model={head.model.name}",
+        wording="{reason}: {lacking}",
+    )
 
 
 # Schemes beside a tuning method, as configuration: what learns when, and what holds weights at the pretrained ones.
 # Imports no torch.
 
 
-class UnfreezingConfig(Config):
+class SchemeConfig(Config):
+    """The base of what stands beside a method."""
+
+    name: str = Field(description="Which scheme.")
+
+    @property
+    def needs_start(self) -> bool:
+        """Whether it reads the weights that the run starts from, all along."""
+        return False
+
+
+class UnfreezingConfig(SchemeConfig):
     """When each part of what learns begins to."""
 
     name: str = Field(description="Which order.")
@@ -125,14 +174,13 @@ class GradualUnfreezingConfig(UnfreezingConfig):
     )
 
 
-class RegularizationConfig(Config):
+class RegularizationConfig(SchemeConfig):
     """What holds the weights at the pretrained ones."""
 
     name: str = Field(description="Which regularization.")
 
     @property
     def needs_start(self) -> bool:
-        """Whether it reads the weights that the run starts from, all along."""
         return self.name != "none"
 
 
@@ -173,17 +221,14 @@ class ByDepthConfig(TuningConfig):
     )
 
     @property
-    def schemes(self) -> tuple[Config, ...]:
+    def schemes(self) -> tuple[SchemeConfig, ...]:
         return (*super().schemes, self.schedule)
 
-    def misfit(self, model: Any, task: Any) -> Problem | None:
-        if self.schedule.name != "none" and model.shares_layers:
-            return Problem(
-                "tuning.schedule",
-                f"tuning/schedule={self.schedule.name}: model={model.name} has one layer, applied at every depth",
-                "give tuning/schedule=none",
-            )
-        return super().misfit(model, task)
+    def needs(self) -> Iterator[Requirement]:
+        if self.schedule.name != "none":
+            reason = f"tuning/schedule={self.schedule.name} begins with some layers"
+            yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning.schedule", reason, "give tuning/schedule=none")
+        yield from super().needs()
 
 
 class OfPretrainedConfig(TuningConfig):
@@ -194,7 +239,7 @@ class OfPretrainedConfig(TuningConfig):
     )
 
     @property
-    def schemes(self) -> tuple[Config, ...]:
+    def schemes(self) -> tuple[SchemeConfig, ...]:
         return (*super().schemes, self.regularization)
 
     @property

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import component
-from lmtool.errors import Problem
-from lmtool.system.terminal import counted
-from lmtool.tuning.configs.base import (
-    ByDepthConfig,
-    OfPretrainedConfig,
-    TuningConfig,
-    depth_read,
-    members_of,
-    sides_read,
+from lmtool.learners.configs import LABELS, LearnedConfig
+from lmtool.models.configs import (
+    BIASES,
+    GATE,
+    LAYERS_OF_EACH_DEPTH,
+    STACK,
+    STATES_OF_ONE_WIDTH,
+    TRANSFORMER,
+    ModelConfig,
+    number_of_layers,
 )
+from lmtool.tuning.configs.base import ONE_STACK, ByDepthConfig, HeadInput, OfPretrainedConfig, TuningConfig, depth_of
 
 # Full finetuning as configuration. Imports no torch.
 
@@ -38,22 +42,18 @@ class FullConfig(ByDepthConfig, OfPretrainedConfig):
         "decoder's.",
     )
 
-    def misfit(self, model: Any, task: Any) -> Problem | None:
+    def needs(self) -> Iterator[Requirement]:
         if self.freeze_layers:
-            given, problem = f"tuning.freeze_layers={self.freeze_layers}", None
-            layers = model.num_layers + getattr(model, "layers_of_decoder", 0)
-            if model.shares_layers:
-                problem = f"model={model.name} has one layer, applied at every depth", "give tuning.freeze_layers=0"
-            elif not hasattr(model, "num_heads"):
-                problem = f"model={model.name} is no transformer", "give tuning.freeze_layers=0"
-            elif self.freeze_layers > layers:
-                problem = (
-                    f"model={model.name} has {counted(layers, 'layer')}",
-                    f"give tuning.freeze_layers={layers} at most",
-                )
-            if problem is not None:
-                return Problem("tuning.freeze_layers", f"{given}: {problem[0]}", problem[1])
-        return super().misfit(model, task)
+            key = "tuning.freeze_layers"
+            reason = f"{key}={self.freeze_layers} freezes layers of a transformer"
+            yield Requirement(LAYERS_OF_EACH_DEPTH, key, reason, "give tuning.freeze_layers=0")
+            yield Requirement(TRANSFORMER, key, reason, "give tuning.freeze_layers=0")
+            yield Requirement(number_of_layers(self.freeze_layers), key, reason, _fewer_layers)
+        yield from super().needs()
+
+
+def _fewer_layers(model: ModelConfig) -> str:
+    return f"give tuning.freeze_layers={model.num_layers + model.layers_of_decoder} at most"
 
 
 # Feature extraction as configuration. Imports no torch.
@@ -79,38 +79,43 @@ class HeadConfig(TuningConfig):
         "several layers the pooler learns too.",
     )
 
-    def misfit(self, model: Any, task: Any) -> Problem | None:
-        written = all(member.writes_text for member in members_of(task))
-        # A head that fills masks has layers of its own.
-        if written and model.architecture != "encoder" and getattr(model, "tied", True):
-            return Problem(
-                "tuning",
-                f"tuning=head: the answers of task={task.name} are given by the language model's head, which is the "
-                f"frozen token table of model={model.name}: nothing would learn",
-                "give tuning=last_n, tuning=lora or tuning=full",
-            )
-        return None if self.layers == "last" else self._unread(model, task)
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        hint = "give tuning=last_n, tuning=lora or tuning=full"
+        yield Requirement(_SOMETHING_LEARNS, "tuning", f"tuning={self.name} trains heads alone", hint)
+        if self.layers == "last":
+            return
+        key, typed, hint = "tuning.layers", f"tuning.layers={self.layers}", "give tuning.layers=last"
+        yield Requirement(STACK, key, f"{typed} reads the layers of a stack", hint)
+        if self.layers == "scalar_mix":
+            yield Requirement(STATES_OF_ONE_WIDTH, key, f"{typed} adds up states of one width", hint)
+        yield Requirement(_READS_STATES, key, typed, hint)
+        yield Requirement(ONE_STACK, key, f"{typed} reads one stack", hint)
+        if self.layers == "concat_last_4":
+            yield Requirement(depth_of(_SIDE_BY_SIDE), key, typed, "give tuning.layers=scalar_mix")
 
-    def _unread(self, model: Any, task: Any) -> Problem | None:
-        """Why several layers are not read, if they are not."""
-        typed = f"tuning.layers={self.layers}"
-        if not model.depths:
-            message = f"{typed} reads the layers of a stack; model={model.name} has none"
-            return Problem("tuning.layers", message, "give tuning.layers=last")
-        if self.layers == "scalar_mix" and not model.even_states:
-            message = f"{typed} adds up states of one width; model={model.name} has states of several"
-            return Problem("tuning.layers", message, "give tuning.layers=last")
-        for member in members_of(task):
-            if member.writes_text or getattr(member, "auxiliary_lm", 0.0):
-                message = f"{typed}: the language model's head of task={member.name} reads the last layer alone"
-                return Problem("tuning.layers", message, "give tuning.layers=last")
-        if len(sides_read(model, task)) > 1:
-            message = f"{typed}: the members of task={task.name} read different stacks of model={model.name}"
-            return Problem("tuning.layers", message, "give tuning.layers=last")
-        if self.layers == "concat_last_4" and depth_read(model, task) < _SIDE_BY_SIDE:
-            message = f"{typed}: {depth_read(model, task)} layers stand before the head of model={model.name}"
-            return Problem("tuning.layers", message, "give tuning.layers=scalar_mix")
-        return None
+
+_SOMETHING_LEARNS: Offer[HeadInput] = Offer(
+    "head_input",
+    lambda head: not head.frozen_table,
+    lambda head: (
+        f"the answers of task={head.task.name} are given by the language model's head, which is the frozen token table "
+        f"of model={head.model.name}: nothing would learn"
+    ),
+)
+
+
+def _of_last_layer(task: LearnedConfig) -> LearnedConfig | None:
+    """The first member with a language model's head."""
+    return next((part for part in task.parts() if part.writes_text or part.language_model_weight), None)
+
+
+_READS_STATES: Offer[LearnedConfig] = Offer(
+    "task",
+    lambda task: _of_last_layer(task) is None,
+    lambda task: f"the language model's head of task={(_of_last_layer(task) or task).name} reads the last layer alone",
+    wording="{reason}: {lacking}",
+)
 
 
 # Finetuning of the last layers as configuration. Imports no torch.
@@ -136,27 +141,17 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
         """How many of `depth` layers learn."""
         return -(-depth // 4) if self.layers is None else self.layers
 
-    def misfit(self, model: Any, task: Any) -> Problem | None:
-        problem = super().misfit(model, task)
-        if problem is not None:
-            return problem
-        if model.shares_layers:
-            return Problem(
-                "tuning",
-                f"tuning=last_n: one layer stands at every depth of model={model.name}",
-                "give tuning=full, tuning=lora or tuning=head",
-            )
-        if len(sides_read(model, task)) > 1:
-            message = f"tuning=last_n: the members of task={task.name} read different stacks of model={model.name}"
-            return Problem("tuning", message, "give tuning=full or tuning=lora")
-        depth = depth_read(model, task)
-        if self.learning(depth) > depth:
-            return Problem(
-                "tuning.layers",
-                f"tuning.layers={self.layers}: {depth} layers stand before the head of model={model.name}",
-                f"give tuning.layers={depth} or less, or tuning=full",
-            )
-        return None
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        hint = "give tuning=full, tuning=lora or tuning=head"
+        yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning", "tuning=last_n trains the top layers", hint)
+        yield Requirement(ONE_STACK, "tuning", "tuning=last_n trains one stack", "give tuning=full or tuning=lora")
+        if self.layers is not None:
+            yield Requirement(depth_of(self.layers), "tuning.layers", f"tuning.layers={self.layers}", _fewer_of_head)
+
+
+def _fewer_of_head(head: HeadInput) -> str:
+    return f"give tuning.layers={head.depth} or less, or tuning=full"
 
 
 # BitFit as configuration. Imports no torch.
@@ -168,13 +163,9 @@ class BitFitConfig(ByDepthConfig):
 
     name: Literal["bitfit"] = Field("bitfit", description="The biases of all maps and norms learn.")
 
-    def misfit(self, model: Any, task: Any) -> Problem | None:
-        problem = super().misfit(model, task)
-        if problem is not None or model.has_biases:
-            return problem
-        return Problem(
-            "tuning", f"tuning=bitfit trains biases; model={model.name} has none", "give tuning=ia3 or tuning=lora"
-        )
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        yield Requirement(BIASES, "tuning", "tuning=bitfit trains biases", "give tuning=ia3 or tuning=lora")
 
 
 # LoRA as configuration. Imports no torch.
@@ -224,21 +215,14 @@ class LoraConfig(ByDepthConfig):
         """What B A x is multiplied with."""
         return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
 
-    def misfit(self, model: Any, task: Any) -> Problem | None:
-        problem = super().misfit(model, task)
-        if problem is not None:
-            return problem
-        if self.bias != "none" and not model.has_biases:
-            message = f"tuning.bias={self.bias} trains biases; model={model.name} has none"
-            return Problem("tuning.bias", message, "give tuning.bias=none")
-        if "fc_gate" not in self.projections or model.gated:
-            return None
-        others = ",".join(name for name in self.projections if name != "fc_gate") or "fc_in"
-        return Problem(
-            "tuning.projections",
-            f"tuning.projections names fc_gate; the feed-forward part of model={model.name} has no gate",
-            f"give 'tuning.projections=[{others}]'",
-        )
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        if self.bias != "none":
+            yield Requirement(BIASES, "tuning.bias", f"tuning.bias={self.bias} trains biases", "give tuning.bias=none")
+        if "fc_gate" in self.projections:
+            others = ",".join(name for name in self.projections if name != "fc_gate") or "fc_in"
+            hint = f"give 'tuning.projections=[{others}]'"
+            yield Requirement(GATE, "tuning.projections", "tuning.projections names fc_gate", hint)
 
     def warnings(self, optimizer: Any, model: Any) -> list[str]:
         """A product of two matrices has no more ranks than the smallest side of the map."""
@@ -279,7 +263,7 @@ SMALL_RATE = 1e-2
 
 
 @component("tuning", "prompt", builder="lmtool.tuning.prompt:PromptTuning")
-class PromptConfig(TuningConfig):
+class SoftPromptConfig(TuningConfig):
     """Soft prompts (Lester et al. 2021): vectors that stand in every text as tokens do, and learn; the model is frozen.
 
     Published for T5, whose encoder reads them before all tokens, as decoders do here. Of an encoder they stand behind
@@ -303,14 +287,15 @@ class PromptConfig(TuningConfig):
     def positions(self) -> int:
         return self.length
 
-    def misfit(self, model: Any, task: Any) -> Problem | None:
-        if self.init == "class_labels" and not hasattr(task, "labels"):
-            return Problem(
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        if self.init == "class_labels":
+            yield Requirement(
+                LABELS,
                 "tuning.init",
-                f"tuning.init=class_labels: task.kind={task.kind} has no labels",
+                "tuning.init=class_labels",
                 "give tuning.init=vocabulary",
             )
-        return super().misfit(model, task)
 
     def warnings(self, optimizer: Any, model: Any) -> list[str]:
         if optimizer.lr >= SMALL_RATE:

@@ -26,7 +26,7 @@ from lmtool.types import Batch
 from lmtool.weights.comparing import CheckpointComparison, difference, tokenized
 from lmtool.weights.exporting import TokenizerSettings
 from lmtool.weights.folders import read_settings
-from lmtool.weights.heads import CheckpointModel, format_of, segments_of, start_role
+from lmtool.weights.heads import CheckpointModel, format_of
 from lmtool.weights.load import LoadedCheckpoint, PaddedModel
 from lmtool.weights.task_heads import CHOICES, head_of_class
 
@@ -89,7 +89,7 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
     rows = sample(model, tokenizer)
     if original.task is not None:  # its decoder reads the same text
         rows.pop("decoder_input_ids", None)
-    mine = PaddedModel(original, tokenizer.roles.get(start_role(model))).eval()(**rows)
+    mine = PaddedModel(original, tokenizer.roles.get(model.start_role or "")).eval()(**rows)
     try:
         with _quiet(library):
             theirs, report = opens.from_pretrained(folder, output_loading_info=True, local_files_only=True)
@@ -123,7 +123,7 @@ def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
         rows["decoder_input_ids"] = ordinary[torch.arange(len(lengths) * _DECODER) % len(ordinary)].reshape(
             -1, _DECODER
         )
-    elif segments_of(model) > 1:
+    elif model.segment_types > 1:
         rows["token_type_ids"] = (torch.arange(longest) >= lengths[:, None] // 2).long() * mask_BL
     ids_BL[~mask_BL] = tokenizer.roles.get("pad", 0)
     if model.architecture == "encoder" and model.summary.endswith("last"):  # which is at the end of a row there
@@ -288,7 +288,7 @@ def _difference(
 
 
 def _has_segments(loaded: LoadedCheckpoint) -> bool:
-    return segments_of(loaded.config) > 1
+    return loaded.config.segment_types > 1
 
 
 def _predicted(original: TaskLearner | CheckpointModel, batch: Batch) -> list[Tensor | None]:

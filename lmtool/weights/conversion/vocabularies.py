@@ -21,7 +21,7 @@ from lmtool.learners.metrics.texts import of_text
 from lmtool.models.configs import ModelConfig
 from lmtool.models.heads.lm import LMHead
 from lmtool.reporting.console import Output
-from lmtool.resolver.compatibility import lacks_around
+from lmtool.resolver.matcher import missing_token, tokens_around
 from lmtool.resolver.schema.run import EvaluateConfig, ImportConfig, PretrainConfig
 from lmtool.session.evaluation import text_to_score
 from lmtool.session.open_run import hub_tokenizer, require_fit
@@ -194,7 +194,7 @@ def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weigh
 def _require_roles(trained: Trained | None, model: Any, new: Tokenizer, path: str) -> None:
     hint = "give one that has it: `lmtool tokenizer` with the kind of the model, or with tokenizer.special_tokens="
     if trained is None:
-        problem = lacks_around(model, new.roles)
+        problem = missing_token(tokens_around(model), new.roles)
         if problem is not None:
             raise UserError(f"tokenizer={path} {problem}", hint)
         return

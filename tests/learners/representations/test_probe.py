@@ -17,7 +17,7 @@ from lmtool.learners.metrics.intervals import ratio_standard_error
 from lmtool.learners.representations.layers import (
     RIDGE,
     TERM,
-    CachedStates,
+    LabeledStates,
     TokenTargets,
     cached,
     fit,
@@ -117,7 +117,7 @@ def test_errors_count_texts_not_tokens():
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     groups = np.array([4, 4, 4, 9, 9, 9])
     constant = majority(
-        CachedStates(torch.zeros(1, 1, 1), torch.tensor([0]), np.zeros(1)), CachedStates(labels, labels, groups), 2
+        LabeledStates(torch.zeros(1, 1, 1), torch.tensor([0]), np.zeros(1)), LabeledStates(labels, labels, groups), 2
     )
     assert constant == {"accuracy": 0.5, "standard_error": ratio_standard_error(np.array([3, 0]), np.array([3, 3]))}
 

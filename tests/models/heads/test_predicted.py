@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lmtool.models.heads.base import TokenLogits
-from lmtool.models.heads.predicted import Binary, Classes, TokenPredictions, TopWords, Values
+from lmtool.models.heads.predicted import Binary, Classes, PredictedWords, TopWords, Values
 
 
 def logits(*shape, seed):
@@ -25,7 +25,7 @@ KINDS = {
     "impossible": lambda x: Classes(torch.cat([x, x.new_full((len(x), 1), -torch.inf)], 1)),
     "binary": lambda x: Binary(x.flatten()),
     "values": lambda x: Values(x[:, 0]),
-    "words": lambda x: TokenPredictions(TokenLogits(x, torch.eye(4), torch.zeros(4))),
+    "words": lambda x: PredictedWords(TokenLogits(x, torch.eye(4), torch.zeros(4))),
 }
 
 
@@ -60,11 +60,11 @@ def test_over_a_vocabulary_it_is_the_same_in_chunks():
     parts = [student.hidden_MW.requires_grad_(), student.table_VW.requires_grad_(), student.bias_V.requires_grad_()]
     plain = Classes(student.of()).divergence_sum(Classes(teacher.of()), 2.0)
     expected = torch.autograd.grad(0.5 * plain, parts)
-    chunked = TokenPredictions(student).divergence_sum(TokenPredictions(teacher), 2.0)
+    chunked = PredictedWords(student).divergence_sum(PredictedWords(teacher), 2.0)
     assert chunked.item() == pytest.approx(plain.item(), rel=1e-4)
     for gradient, other in zip(torch.autograd.grad(0.5 * chunked, parts), expected, strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-4)
-    assert torch.equal(TokenPredictions(teacher).best(), teacher.of().argmax(-1))
+    assert torch.equal(PredictedWords(teacher).best(), teacher.of().argmax(-1))
 
 
 def test_the_gradient_hardly_depends_on_the_temperature():
@@ -88,9 +88,9 @@ def test_hard_labels():
 
 def test_a_cut_teacher_is_one_of_fewer_classes():
     student, teacher = words(0), words(10)
-    top = TopWords.of(TokenPredictions(teacher), 4, (1.0, 2.0))
+    top = TopWords.of(PredictedWords(teacher), 4, (1.0, 2.0))
     parts = [student.hidden_MW.requires_grad_(), student.table_VW.requires_grad_()]
-    lost = TokenPredictions(student).divergence_sum(top, 2.0)
+    lost = PredictedWords(student).divergence_sum(top, 2.0)
     # As classes: the words that are kept, and all others as one.
     kept = top.words_MK
     probabilities, own = ((logits.of() / 2.0).softmax(-1) for logits in (teacher, student))
@@ -103,8 +103,8 @@ def test_a_cut_teacher_is_one_of_fewer_classes():
     expected = torch.autograd.grad(plain, parts)
     for gradient, other in zip(torch.autograd.grad(lost, parts), expected, strict=True):
         torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-3)
-    everything = TopWords.of(TokenPredictions(teacher), 11, (2.0,))
-    whole = TokenPredictions(student).divergence_sum(TokenPredictions(teacher), 2.0).item()
-    assert TokenPredictions(student).divergence_sum(everything, 2.0).item() == pytest.approx(whole, rel=1e-4)
+    everything = TopWords.of(PredictedWords(teacher), 11, (2.0,))
+    whole = PredictedWords(student).divergence_sum(PredictedWords(teacher), 2.0).item()
+    assert PredictedWords(student).divergence_sum(everything, 2.0).item() == pytest.approx(whole, rel=1e-4)
     assert lost.item() < whole
-    assert torch.equal(top.best(), TokenPredictions(teacher).best())
+    assert torch.equal(top.best(), PredictedWords(teacher).best())

@@ -8,7 +8,7 @@ from scipy import stats
 from test_masking import ENTRIES, MASK, SPECIAL, STARTS, VOCABULARY, holds
 
 from lmtool.objectives.corruption.noises import (
-    Texts,
+    PackedTexts,
     delete,
     infill,
     mask_each,
@@ -21,7 +21,7 @@ from lmtool.objectives.corruption.noises import (
 def texts(examples=1500, longest=90, seed=0, epoch=0):
     draws = np.random.default_rng(seed)
     lengths = draws.integers(1, longest, examples)
-    return Texts(draws.integers(5, ENTRIES, lengths.sum()), lengths, np.arange(examples), 7, epoch)
+    return PackedTexts(draws.integers(5, ENTRIES, lengths.sum()), lengths, np.arange(examples), 7, epoch)
 
 
 def apart(some):
@@ -43,7 +43,7 @@ def test_poisson_lengths():
     )
     # The draw that ends a text is longer than others: all but the last of each are not as drawn either, so the
     # shares are held against texts that need many draws.
-    long = Texts(np.full(60000, 8), np.full(6, 10000), np.arange(6), 1, 0)
+    long = PackedTexts(np.full(60000, 8), np.full(6, 10000), np.arange(6), 1, 0)
     drawn = infill(long, VOCABULARY, 0.3, 3.0, 0.0, 20000).drawn
     counts = np.bincount(drawn, minlength=12)
     for length in range(12):
@@ -74,7 +74,7 @@ def test_infilling_masks_its_words_and_nothing_else():
 def test_infilling_places_are_equally_likely():
     """One span of one word in five places."""
     tokens = np.tile(np.array([6, 7, 9, 10, 12]), 5000)
-    whole = Texts(tokens, np.full(5000, 5), np.arange(5000), 2, 0)
+    whole = PackedTexts(tokens, np.full(5000, 5), np.arange(5000), 2, 0)
     plain = VOCABULARY.__class__(MASK, SPECIAL, np.ones(ENTRIES, dtype=bool))
     infilled = infill(whole, plain, 0.2, 3.0, 0.0, 5)
     # Without room to grow no mask is put in between: each text has its one mask in one of five places.
@@ -101,7 +101,7 @@ def test_sentences_change_places_as_wholes():
     lengths = np.array([counts.sum() for counts in sizes])
     tokens = np.arange(lengths.sum())
     sentences = np.repeat(np.arange(sum(map(len, sizes))), np.concatenate(sizes))
-    whole = Texts(tokens, lengths, np.arange(300), 3, 0)
+    whole = PackedTexts(tokens, lengths, np.arange(300), 3, 0)
     moved = permute_sentences(whole, sentences, 1.0)
     assert np.array_equal(moved.lengths, lengths)
     for before, after in zip(apart(whole), apart(moved), strict=True):
@@ -115,7 +115,7 @@ def test_sentences_change_places_as_wholes():
 
 
 def test_every_order_of_sentences_is_equally_likely():
-    whole = Texts(np.tile(np.arange(3), 6000), np.full(6000, 3), np.arange(6000), 3, 0)
+    whole = PackedTexts(np.tile(np.arange(3), 6000), np.full(6000, 3), np.arange(6000), 3, 0)
     moved = permute_sentences(whole, np.arange(18000), 1.0).tokens.reshape(-1, 3)
     _, counts = np.unique(moved, axis=0, return_counts=True)
     assert len(counts) == 6 and stats.chisquare(counts).pvalue > 1e-3
@@ -136,7 +136,7 @@ def test_masking_and_deletion_take_their_share():
 
 
 def test_rotation_begins_anywhere():
-    whole = Texts(np.tile(np.arange(7), 7000), np.full(7000, 7), np.arange(7000), 5, 0)
+    whole = PackedTexts(np.tile(np.arange(7), 7000), np.full(7000, 7), np.arange(7000), 5, 0)
     turned = rotate(whole, 1.0).tokens.reshape(-1, 7)
     assert ((np.diff(turned, axis=1) % 7) == 1).all()
     assert stats.chisquare(np.bincount(turned[:, 0], minlength=7)).pvalue > 1e-3
@@ -154,7 +154,7 @@ def test_noise_belongs_to_the_example():
     starts = together.starts
     for example in (0, 13, 39):
         part = slice(whole.starts[example], whole.starts[example] + whole.lengths[example])
-        text = Texts(whole.tokens[part], whole.lengths[[example]], np.array([example]), 7, 0)
+        text = PackedTexts(whole.tokens[part], whole.lengths[[example]], np.array([example]), 7, 0)
         alone = noisy(text)
         assert np.array_equal(
             alone.tokens, together.tokens[starts[example] : starts[example] + together.lengths[example]]

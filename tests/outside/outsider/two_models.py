@@ -32,9 +32,7 @@ class TwoModels(BaseLearner):
             self.add_head(name, MaskedLMHead(backbone.hidden_size, backbone.config.vocab_size))
 
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows:
-        return MaskedWindows(
-            MlmConfig(), self.tokenizer, "bert", data.text, max_length, data.documents, data.split, self.seed
-        )
+        return MaskedWindows(MlmConfig(), self.tokenizer, "bert", data, max_length, self.seed)
 
     def predictors(self, train: SplitData, examples: MaskedWindows) -> dict[str, ConstantPredictor]:
         counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
