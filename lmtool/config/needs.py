@@ -1,8 +1,8 @@
 """What a component needs of what stands beside it, what that offers, and the refusal where the two differ.
 
-A base configuration class declares typed fields (`has_biases`, `architectures`, `writes_text`). An `Offer` names
-one of them, and what to say of a component without it; `needs()` of a component yields a `Requirement` for each that
-it has. `resolver/matcher.py` matches them for a command. Imports no torch.
+A base configuration class declares typed fields (`has_biases`, `architectures`, `writes_text`). An `Offer` says which
+of them is meant, and what is said of a component without it; `needs()` of a component yields a `Requirement` for each
+that it has. `resolver/matcher.py` matches them for a command. Imports no torch.
 """
 
 from __future__ import annotations
