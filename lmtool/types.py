@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-
 # The tensors of the host that those on a device were sent from.
 _sent = WeakTensorKeyDictionary()
 

@@ -46,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     skip_reports(monkeypatch)
+    monkeypatch.setattr("lmtool.session.companions.SAMPLES", 1)  # texts that are written at the end
 
 
 def losses(run: Path) -> list[float]:
