@@ -53,7 +53,7 @@ bench: $(VENV)/bench  ## Speed and memory beside the transformers Trainer, at mo
 gpu:  ## On a GPU, with PYTHON= and no installing: its tests and its speed beside the transformers Trainer.
 	$(PYTHON) scripts/gpu.py
 
-rehearse: $(VENV)/test  ## Walk the CUDA path without a GPU: its tests, and every family, method and command; 20 minutes.
+rehearse: $(VENV)/test  ## Walk the CUDA path without a GPU: its tests, and every family, method and command.
 	$(BIN)/python -m pytest -q -n 2 -p tests.rehearse.plugin -m 'gpu or rehearse' \
 		$$(grep -rl --include='test_*.py' 'mark\.gpu\|mark\.rehearse' tests)
 
