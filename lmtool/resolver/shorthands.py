@@ -92,7 +92,7 @@ WORDS = (
         "shorthands:with_names",
     ),
     WordShorthand(
-        "data.members.NAME.KEY=VALUE",
+        "a key of a member",
         COMMANDS,
         lambda word: _MEMBER.match(word) is not None,
         "shorthands:with_members",
@@ -100,7 +100,7 @@ WORDS = (
 )
 SECTIONS = (
     SectionShorthand("-m checkpoint=RUN,none", COMMANDS, "shorthands:with_shape"),
-    SectionShorthand("members=[TASK,...], data.task=NAME", COMMANDS, "members:with_sections_of"),
+    SectionShorthand("tasks and texts by name among members", COMMANDS, "members:with_sections_of"),
     SectionShorthand("runs/latest", TRAINING, "shorthands:with_latest_run"),
 )
 

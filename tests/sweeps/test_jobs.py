@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import pickle
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -175,8 +177,12 @@ def test_what_a_sweep_is_refused_for(
 def test_a_missing_extra_is_one_line(
     seen: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def no_module(name: str) -> None:
-        raise ModuleNotFoundError(name)
+    imported = importlib.import_module
+
+    def no_module(name: str) -> ModuleType:
+        if name.startswith("hydra_plugins"):
+            raise ModuleNotFoundError(name)
+        return imported(name)
 
     monkeypatch.setattr(hydra_plugins.importlib, "import_module", no_module)
     monkeypatch.setattr(hydra_plugins, "_known", lambda group: {"basic"})
