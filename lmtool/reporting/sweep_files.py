@@ -37,7 +37,7 @@ _LOCATION_KEYS = ("name", "run_dir")
 
 
 @dataclass(frozen=True)
-class SweepJob:
+class ReportedJob:
     """A job of a sweep. value: its score, finite, of a job that is done; None else. status: done, no score, running,
     stopped, failed, not started or damaged, with its reason. result: result.json, {} where there is none."""
 
@@ -76,7 +76,7 @@ class SweepFiles:
     problems: sentences about what could not be read."""
 
     folder: Path
-    jobs: list[SweepJob] = field(default_factory=list)
+    jobs: list[ReportedJob] = field(default_factory=list)
     command: str = ""
     planned: int | None = None
     problems: list[str] = field(default_factory=list)
@@ -118,7 +118,7 @@ def ended_as(exit_status: Any) -> str:
     return DONE_JOB if exit_status == DONE else STOPPED if exit_status in _STOPPED else FAILED
 
 
-def _job(path: Path) -> SweepJob:
+def _job(path: Path) -> ReportedJob:
     files = RunFiles(path.parent)
     record = read_object(files, JOB)
     result = read_object(files, "result.json", needed=False)
@@ -127,7 +127,7 @@ def _job(path: Path) -> SweepJob:
     if not result and isinstance(record.get("metrics"), dict):
         result = {"metrics": record["metrics"]}  # of a command that leaves no result.json
     typed = record.get("overrides") or read_object(RunFiles(path.parent), SUBMITTED, needed=False).get("overrides")
-    job = SweepJob(number, path.parent, overrides_of(typed), DAMAGED, result=result)
+    job = ReportedJob(number, path.parent, overrides_of(typed), DAMAGED, result=result)
     if not record:
         return _with(job, reason=" ".join(files.problems) or "its job.json is empty")
     status = record.get("exit_status")
@@ -170,7 +170,7 @@ def _alive(owner: Any) -> bool:
         return False
 
 
-def _scored(job: SweepJob, record: dict[str, Any]) -> SweepJob:
+def _scored(job: ReportedJob, record: dict[str, Any]) -> ReportedJob:
     """A job that is done, with its score."""
     metric = record.get("metric") or job.result.get("metric")
     value = _finite(record.get("value", job.result.get("value")))
@@ -184,8 +184,8 @@ def _scored(job: SweepJob, record: dict[str, Any]) -> SweepJob:
     return _with(job, standard_error=_finite(None if score is None else score.standard_error))
 
 
-def _with(job: SweepJob, **changes: Any) -> SweepJob:
-    return SweepJob(**{**vars(job), **changes})
+def _with(job: ReportedJob, **changes: Any) -> ReportedJob:
+    return ReportedJob(**{**vars(job), **changes})
 
 
 def _finite(value: Any) -> float | None:
@@ -209,7 +209,7 @@ def _add_planned(sweep: SweepFiles) -> None:
     waiting = [path.parent for path in sweep.folder.glob(f"*/{SUBMITTED}") if not (path.parent / JOB).is_file()]
     for folder in waiting:
         overrides = overrides_of(read_object(RunFiles(folder), SUBMITTED).get("overrides"))
-        sweep.jobs.append(SweepJob(_number(folder), folder, overrides, NOT_STARTED))
+        sweep.jobs.append(ReportedJob(_number(folder), folder, overrides, NOT_STARTED))
     files = RunFiles(sweep.folder)
     plan = read_object(files, PLAN, needed=False)
     sweep.problems += files.problems
@@ -222,10 +222,10 @@ def _add_planned(sweep: SweepFiles) -> None:
     for number, typed in enumerate(planned):
         overrides = overrides_of(typed)
         if _words(overrides) not in existing:
-            sweep.jobs.append(SweepJob(number, sweep.folder / str(number), overrides, NOT_STARTED))
+            sweep.jobs.append(ReportedJob(number, sweep.folder / str(number), overrides, NOT_STARTED))
 
 
-def _commands(jobs: Sequence[SweepJob]) -> Iterator[str]:
+def _commands(jobs: Sequence[ReportedJob]) -> Iterator[str]:
     return (str(job.result["command"]) for job in jobs if job.result.get("command"))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from lmtool.errors import UserError
 from lmtool.learners.metrics import mean_and_error, t_quantile
-from lmtool.reporting.sweep_files import SweepFiles, SweepJob
+from lmtool.reporting.sweep_files import ReportedJob, SweepFiles
 from lmtool.reporting.text import lower_is_better, plain
 
 SEED = "seed"
@@ -32,7 +32,7 @@ class SeedGroup:
     """The jobs of one setting. settings: the keys that vary in its block, and their values (None: not given)."""
 
     settings: dict[str, str | None]
-    jobs: list[SweepJob]
+    jobs: list[ReportedJob]
 
     @property
     def scores(self) -> dict[tuple[str, int], float]:
@@ -131,7 +131,7 @@ class Block:
         return self.groups[0]
 
     @property
-    def jobs(self) -> list[SweepJob]:
+    def jobs(self) -> list[ReportedJob]:
         return [job for group in self.groups for job in group.jobs]
 
     def differences(self) -> list[tuple[SeedGroup, Difference]]:
@@ -159,9 +159,9 @@ def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:
     return blocks
 
 
-def _block(learns: str, metric: str, jobs: Sequence[SweepJob]) -> Block:
+def _block(learns: str, metric: str, jobs: Sequence[ReportedJob]) -> Block:
     keys = varied(jobs)
-    grouped: dict[tuple[str | None, ...], list[SweepJob]] = {}
+    grouped: dict[tuple[str | None, ...], list[ReportedJob]] = {}
     for job in jobs:
         grouped.setdefault(tuple(job.overrides.get(key) for key in keys), []).append(job)
     groups = [SeedGroup(dict(zip(keys, values, strict=True)), of_group) for values, of_group in grouped.items()]
@@ -170,7 +170,7 @@ def _block(learns: str, metric: str, jobs: Sequence[SweepJob]) -> Block:
     return Block(learns, metric, keys, groups, groups[0], list(_missing(keys, groups)))
 
 
-def varied(jobs: Sequence[SweepJob]) -> list[str]:
+def varied(jobs: Sequence[ReportedJob]) -> list[str]:
     """The keys whose values differ between jobs, but for the seed, in the order typed. A job of a group's `none` has no
     value of the keys below it."""
     values: dict[str, set[str | None]] = {}
@@ -245,7 +245,7 @@ def number_of(value: str | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _named(job: SweepJob, name: str) -> bool:
+def _named(job: ReportedJob, name: str) -> bool:
     stripped = name.rstrip("/")
     return stripped == str(job.number) or stripped in (str(job.folder), job.folder.name)
 
@@ -254,7 +254,7 @@ def _named(job: SweepJob, name: str) -> bool:
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def varied_keys(jobs: Sequence[SweepJob]) -> list[str]:
+def varied_keys(jobs: Sequence[ReportedJob]) -> list[str]:
     """All that varies, the seed last."""
     seeded = len({job.overrides.get(SEED) for job in jobs}) > 1
     return [*varied(jobs), *([SEED] if seeded else [])]
@@ -290,7 +290,7 @@ def csv_cell(value: Any) -> Any:
     return text
 
 
-def _scores(job: SweepJob) -> dict[str, Any]:
+def _scores(job: ReportedJob) -> dict[str, Any]:
     """The metrics of result.json that are numbers."""
     metrics = job.result.get("metrics")
     known = metrics.items() if isinstance(metrics, dict) else ()

@@ -12,7 +12,7 @@ from typing import Any
 from lmtool.learners.metrics.intervals import LEVEL
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.sweep_files import DONE_JOB, SweepFiles, SweepJob, ended_as, read_sweep
+from lmtool.reporting.sweep_files import DONE_JOB, ReportedJob, SweepFiles, ended_as, read_sweep
 from lmtool.reporting.sweep_groups import SEED, Block, Difference, SeedGroup, blocks_of, csv_rows, varied_keys
 from lmtool.reporting.text import duration, lower_is_better, number, plain, title
 from lmtool.runs.files import write_delimited
@@ -201,13 +201,13 @@ def _of_all(group: SeedGroup) -> Any:
     return group.n if group.n == len(group.jobs) else f"{group.n} of {len(group.jobs)}"
 
 
-def _time(jobs: Sequence[SweepJob]) -> str | None:
+def _time(jobs: Sequence[ReportedJob]) -> str | None:
     """The mean time of a job."""
     known = [job.seconds for job in jobs if job.seconds is not None]
     return duration(sum(known) / len(known)) if known else None
 
 
-def _job_numbers(jobs: Sequence[SweepJob]) -> str:
+def _job_numbers(jobs: Sequence[ReportedJob]) -> str:
     """The numbers of the jobs: their folders."""
     numbers = [str(job.number) for job in jobs]
     return " ".join(numbers[:12]) + (f" and {len(numbers) - 12} more" if len(numbers) > 12 else "")

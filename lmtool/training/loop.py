@@ -70,11 +70,9 @@ def train(
     """Train until a budget is spent, resuming from the run's newest intact checkpoint where there is one.
 
     evaluate: step -> scores by name, `settings.metric` among them; called with the learner in evaluation mode.
-    extensions: follow each update, and add their files (the tokenizer) to each checkpoint. group: the processes that
-    train together. The learner keeps the last weights; the best ones are in the result's `best`.
-
-    Raises UserError (no budget, no space, a checkpoint of another model), Diverged, and Stopped after a signal, with a
-    checkpoint saved.
+    extensions: follow each update, and add their files (the tokenizer) to each checkpoint. group: the ranks. The
+    learner keeps the last weights; the best ones are in the result's `best`. Raises UserError (no budget, no space, a
+    checkpoint of another model), Diverged, and Stopped after a signal, with a checkpoint saved.
     """
     assert isinstance(learner, nn.Module)
     precision = move_to_device(learner, loader, settings, group)
@@ -88,10 +86,8 @@ def train(
     health = Health(precision, settings.baseline_loss, progress, loader, run.path if run.writes else None, group)
     announce(run, precision)
     by_rows = row_gradients(learner, optimizer, sparse=device.type == "cpu" and group.size == 1)
-    signals, waits = (
-        Signals(command_line("resume", str(run.path))),
-        StepWaits(run.writes and device.type == "cuda", run.log),
-    )
+    signals = Signals(command_line("resume", str(run.path)))
+    waits = StepWaits(run.writes and device.type == "cuda", run.log)
     with signals, deterministic(device), by_rows, compiled(settings.compiles), waits.heard():
         listener.on_start(progress.step, *budget.outlook(progress))
         rows = RowWriter(run, listener, progress)
@@ -104,8 +100,7 @@ def train(
             with waits.watched():
                 outcome = gradients(engine, data, step, settings.seed, precision, scaler)
                 norm = apply_gradients(optimizer, scaler, list(named.values()), settings.optimizer.clip_norm)
-                for extension in extensions:
-                    extension.on_update(step)
+                follow_update(extensions, step)
                 health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
             logs = has_row(step, settings.log_every, total)
             if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time
@@ -119,9 +114,7 @@ def train(
             best = progress.best
             if evaluates:
                 health.check(data, step, outcome.loss, norm)
-                row = score(learner, evaluate, settings, progress, health, data, group)
-                rows.write_evaluation(row)
-                health.check_evaluation(data, row.get("loss"))
+                score(learner, evaluate, settings, progress, rows, health, data, group)
                 _, stops = agree(group, progress.seconds, signals)
             if saves or progress.best_step == step or progress.ended or stops:
                 health.check(data, step, outcome.loss, norm)
@@ -207,19 +200,23 @@ def due(settings: TrainingSettings, progress: Progress, tenth: bool) -> tuple[bo
     return evaluates, ended or saves or permanent
 
 
-def score(
-    learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, progress: Progress, health: Health, data: Step,
-    group: ProcessGroup = ALONE,
-) -> dict[str, Any]:  # fmt: skip
-    """Evaluate, and note whether the score is the best so far and whether patience ends the run.
+def follow_update(extensions: Sequence[CheckpointExtension], step: int) -> None:
+    for extension in extensions:
+        extension.on_update(step)
 
-    Returns the row of metrics.jsonl. Raises Diverged where the model's outputs are not finite.
+
+def score(
+    learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, progress: Progress, rows: RowWriter,
+    health: Health, data: Step, group: ProcessGroup = ALONE,
+) -> None:  # fmt: skip
+    """Evaluate, write the row of metrics.jsonl, and note whether the score is the best so far and whether patience ends
+    the run. Raises Diverged if outputs or the loss are not finite.
     """
     started = time.perf_counter()
     learner.eval()
     try:
         with regions_by(None), outside_layers(learner):
-            metrics = group.first(dict(evaluate(progress.step)))
+            metrics: dict[str, Any] = group.first(dict(evaluate(progress.step)))
     except NotFinite as error:
         raise health.not_finite(data, error) from error
     learner.train()
@@ -230,7 +227,8 @@ def score(
     if settings.patience is not None and progress.stale_evaluations >= settings.patience and progress.ended is None:
         progress.ended = "patience"
     row = {"step": progress.step, "split": "validation", **metrics, "tokens": progress.tokens, "best": better}
-    return row | phase_of(data)
+    rows.write_evaluation(row | phase_of(data))
+    health.check_evaluation(data, metrics.get("loss"))
 
 
 def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best, group: ProcessGroup = ALONE) -> bool:
