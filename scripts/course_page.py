@@ -83,7 +83,7 @@ def write_course(course: Course, folder: Path, spent: dict[str, Spent]) -> Path:
         sections.append("<section>\n" + "\n".join(parts) + "\n</section>")
     opening = [_STYLE, f"<h1>{html.escape(course.title)}</h1>", _MARKDOWN.render(course.opening)]
     path = folder / "index.html"
-    write_page(path, html.page(course.title, [*opening, _contents(course.topics, spent), *sections, _claims(verdicts)]))
+    write_page(path, course.title, [*opening, _contents(course.topics, spent), *sections, _claims(verdicts)])
     return path
 
 

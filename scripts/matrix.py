@@ -337,7 +337,7 @@ def trained(config: FinetuneConfig, learner: TaskLearner, splits: Mapping[str, S
     named, optimizer = named_parameters(groups), build(config.optimizer, groups)
     set_learning_rate(optimizer, max(config.optimizer.lr, 1e-3))
     for step, given in zip(range(1, STEPS + 1), loader.steps(), strict=False):
-        loss = float(gradients(Plain(learner), given, step, 0, CPU, FP32_CPU).loss)
+        loss = float(gradients(Plain(learner), given, step, 0, FP32_CPU).loss)
         if not math.isfinite(loss):
             yield f"a loss of {loss} in step {step}"
         for name, parameter in learner.named_parameters():

@@ -98,6 +98,7 @@ class ModelWithHeads(nn.Module):
         super().__init__()
         self.seed = seed
         self.backbone: Backbone = backbone
+        self.tokenizer: Any = None  # where only weights are loaded there is none
         self.heads = nn.ModuleDict()
         self.tuning: Tuning | None = None
         self.schemes: tuple[TuningScheme, ...] = ()

@@ -75,7 +75,8 @@ class HFFormat:
     fields: our field by key of config.json. defaults: transformers' values for missing keys. constant: keys with the
     only value this family supports. allowed: further accepted values, or further keys; absent and null mean the first
     one. repeats: keys that repeat another. fixed: our fields with a single value in the published code. positions:
-    their kind; None if the family handles them.
+    their kind; None if the family handles them. model_type_of: our name of the family whose model_type its folders
+    have, if not its own.
     """
 
     model: str
@@ -95,11 +96,12 @@ class HFFormat:
     repeats: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)
     positions: str | None = "learned"
+    model_type_of: str | None = None
 
     @property
     def model_type(self) -> str | None:
         """In a config.json."""
-        entry = lookup("model", self.model)
+        entry = lookup("model", self.model_type_of or self.model)
         return entry.config.published_type if entry is not None and issubclass(entry.config, ModelConfig) else None
 
     def class_of_heads(self, heads: Collection[str]) -> HFClass:

@@ -23,6 +23,6 @@ def build(config: SpanbertConfig, seed: int) -> Bert:
 
 
 # Its config.json says `bert`.
-HF_FORMAT = replace(bert.HF_FORMAT, model="spanbert")
+HF_FORMAT = replace(bert.HF_FORMAT, model="spanbert", model_type_of="bert")
 to_hf = HF_FORMAT.to_hf
 to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

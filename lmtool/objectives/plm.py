@@ -111,4 +111,4 @@ class PermutationLanguageModel(MaskFiller):
         return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), at)
 
     def _logits(self, packed: Packed, at: Tensor) -> Tensor:
-        return self._lm(self.backbone(packed, asked_M=on_host(at)), self._table_VH)
+        return self._lm(self.backbone(packed, query_M=on_host(at)), self._table_VH)

@@ -66,7 +66,7 @@ def _steps(group: ProcessGroup, learner: Any, loader: Any, settings: Any, steps:
     for step in range(1, steps + 1):
         set_learning_rate(optimizer, settings.optimizer.lr * schedule(step, steps))
         of_step = next(data)
-        outcome = gradients(engine, of_step, step, settings.seed, FP32_CPU.device, FP32_CPU)
+        outcome = gradients(engine, of_step, step, settings.seed, FP32_CPU)
         report["losses"].append(float(outcome.loss))
         report["terms"].append({name: float(term) for name, term in outcome.terms.items()})
         report["tokens"].append(outcome.tokens)

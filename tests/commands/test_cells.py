@@ -120,7 +120,7 @@ def learns(config: PretrainConfig, place: Path) -> None:
     untouched, unmoved = set(named), set(named)
     for step in (1, 2):
         before = {name: parameter.detach().clone() for name, parameter in named.items()}
-        outcome = gradients(Plain(learner), next(steps), step, 0, CPU, precision)
+        outcome = gradients(Plain(learner), next(steps), step, 0, precision)
         assert math.isfinite(float(outcome.loss)) and set(outcome.terms) == set(learner.weights)
         untouched &= {
             name for name, parameter in named.items() if parameter.grad is None or not parameter.grad.abs().sum() > 0

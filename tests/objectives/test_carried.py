@@ -117,7 +117,8 @@ def test_state_takes_no_gradient_and_a_lane_under_way_needs_one() -> None:
 
 
 def evaluated(built: CausalLanguageModel) -> float:
-    held_out = PackedLoader(built.examples(split(STORE, name="validation"), 16), 3, batch_tokens=64, lanes=3)
+    examples = built.examples(split(STORE, name="validation"), 16).in_lanes(3)
+    held_out = PackedLoader(examples, 3, batch_tokens=64)
     return evaluate(built, TermScorer(built), held_out.epoch_batches()).loss
 
 

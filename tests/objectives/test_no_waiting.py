@@ -79,7 +79,7 @@ def watched_step(learner, batch, device):
     precision = Precision("bf16", device, "")
     health = Health(precision, 1.0, Progress())
     with Watch() as watch:
-        outcome = gradients(Plain(learner), Step([batch], {}, 0.0), 1, 0, device, precision)
+        outcome = gradients(Plain(learner), Step([batch], {}, 0.0), 1, 0, precision)
         norm = gradient_norm(list(learner.parameters()), 1.0)
         health.watch(1, None, outcome.loss, norm, scaled=False)
     assert outcome.loss.device == device

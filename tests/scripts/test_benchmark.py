@@ -85,7 +85,7 @@ def test_ratios_are_taken_within_their_round(script, works, rows):
 
 def test_the_share_of_the_machines_products_is_taken_within_a_round(script, works, rows):
     """1000 tokens of 1 MFLOP in a second (of the last round 1.25) beside 2 GFLOP/s; the slow round is slow for both."""
-    share = script("timing.report").fractions(works["masked_lm"], rows, "lmtool_tokens")
+    share = script("timing.report").shares(works["masked_lm"], rows, "lmtool_tokens")
     assert (share.median, share.smallest, share.largest) == pytest.approx((0.5, 0.4, 0.5))
 
 

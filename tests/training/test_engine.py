@@ -60,7 +60,7 @@ def trained(group: ProcessGroup, parts: Parts, scaled: bool = False, steps: int 
     data = Step([batch_of(np.array(micro)) for micro in own], {}, 0.0, idle=idle)
     report = []
     for step in range(1, steps + 1):
-        outcome = gradients(engine, data, step, 0, FP32_CPU.device, FP32_CPU, scaler)
+        outcome = gradients(engine, data, step, 0, FP32_CPU, scaler)
         scale = 1.0 if scaler is None else scaler.get_scale()
         gradient: dict[str, Tensor | None] = {
             name: None if parameter.grad is None else parameter.grad / scale for name, parameter in named.items()

@@ -81,7 +81,7 @@ def learner_and_batch() -> tuple[Any, Any]:
 def step_of(learner: Any, batch: Any, parallel: Any, group: Any) -> Traffic:
     runs = engine_for(learner, parallel, group)
     with Traffic() as traffic:
-        outcome = gradients(runs, Step([batch], {}, 0.0), 1, 0, CPU, FP32_CPU)
+        outcome = gradients(runs, Step([batch], {}, 0.0), 1, 0, FP32_CPU)
     assert bool(torch.isfinite(outcome.loss)) and outcome.tokens == SIZE * batch.tokens
     return traffic
 
