@@ -167,7 +167,7 @@ def import_all() -> None:
     from lmtool.system.environment import ENVIRONMENT
 
     os.environ |= ENVIRONMENT | os.environ
-    import lmtool.reporting.look_plots  # noqa: F401
+    import lmtool.reporting.looks  # noqa: F401
 
 
 def _become(command: str, folder: Path, stdout: Path, in_fork: bool, threads: int | None) -> None:
@@ -184,13 +184,13 @@ def _become(command: str, folder: Path, stdout: Path, in_fork: bool, threads: in
             os.execvp("bash", ["bash", "-o", "pipefail", "-c", _SHELL + command])
         import torch
 
-        from lmtool import cli
+        from lmtool.cli.main import main
 
         if threads is not None:
             torch.set_num_threads(threads)
         sys.stdout, sys.stderr = (os.fdopen(stream, "w", encoding="utf-8", errors="replace") for stream in (1, 2))
         sys.argv = shlex.split(command)
-        status = cli.main()
+        status = main()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

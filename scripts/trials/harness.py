@@ -201,7 +201,7 @@ def typed(
     """`lmtool WORDS` in the folder `place`. watched: nothing in its input may run or be written elsewhere. clean: where
     it is refused, no file stays behind but caches. Raises Failed where it ends in a way that no input excuses: see
     `sound`."""
-    from lmtool import cli
+    from lmtool.cli import main as cli
 
     def files() -> set[str]:
         paths = (path.relative_to(place) for path in place.rglob("*"))

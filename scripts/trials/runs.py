@@ -84,7 +84,7 @@ _SECONDS = 2.5  # that such a command takes
 
 def _signalled(place: Path, words: list[str], number: signal.Signals, moment: float) -> Answer:
     """The command, which gets a signal after so many seconds, if it lives that long."""
-    from lmtool import cli
+    from lmtool.cli import main as cli
 
     def work() -> int:
         for each in STATUS:  # those that make was told to ignore would stay ignored

@@ -46,7 +46,7 @@ def slip(name: str, chance: random.Random) -> str:
 @cache
 def _keys(command: str, *words: str) -> dict[str, Any]:
     """The dotted keys of the configuration of a command line, with their values."""
-    from lmtool import cli
+    from lmtool.cli import main as cli
     from lmtool.config import saved
     from lmtool.runs.identity import flatten
 

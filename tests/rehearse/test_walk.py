@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import matrix
 
-from lmtool import cli
+from lmtool.cli import main as cli
 from lmtool.config.tables import lookup
 from lmtool.costs.rate import measure_bandwidth
 from lmtool.training.health import Health
