@@ -120,8 +120,8 @@ def _pointed(pointer: Path) -> Path:
     """UserError where it names no checkpoint that is there."""
     name = ""
     if pointer.is_file():  # reading a FIFO would wait for ever
-        with suppress(OSError, UnicodeDecodeError):
-            name = pointer.read_text(encoding="utf-8")[:300].strip()
+        with suppress(OSError, UnicodeDecodeError), pointer.open(encoding="utf-8") as file:
+            name = file.read(300).strip()  # whatever the file's size
     if not _STEP.fullmatch(name):
         raise UserError(f"{pointer} does not name a checkpoint", _another(pointer.parent))
     if not (pointer.parent / name).is_dir():
