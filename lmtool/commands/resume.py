@@ -18,6 +18,8 @@ def read(words: list[str]) -> tuple[str, Any]:
         raise UserError(f"{' '.join(['resume', *words])}: give one run folder", "lmtool resume runs/NAME")
     folder = run_folder(words[0])
     if not (folder / "config.yaml").is_file():
+        if os.path.lexists(folder / "config.yaml"):  # a socket, a folder, a link that leads nowhere
+            raise UserError(f"{folder}/config.yaml is not a regular file", "copy it again from where the run came")
         raise no_run(folder)
     data = saved.read(folder / "config.yaml")
     verb = data.get("command")
