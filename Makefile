@@ -47,10 +47,10 @@ lint: $(VENV)/test  ## Check style and imports.
 types: $(VENV)/test  ## Check types.
 	$(BIN)/mypy
 
-bench: $(VENV)/bench  ## Speed and memory beside the transformers Trainer, at most 25 minutes; `scripts/benchmark.py --help`.
+bench: $(VENV)/bench  ## Speed and memory compared with the transformers Trainer, at most 25 minutes; `scripts/benchmark.py --help`.
 	$(BIN)/python scripts/benchmark.py
 
-gpu:  ## On a GPU, with PYTHON= and no installing: its tests and its speed beside the transformers Trainer.
+gpu:  ## On a GPU, with PYTHON= and no installing: its tests and its speed compared with the transformers Trainer.
 	$(PYTHON) scripts/gpu.py
 
 rehearse: $(VENV)/test  ## Walk the CUDA path without a GPU: its tests, and every family, method and command.

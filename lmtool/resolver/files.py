@@ -38,6 +38,16 @@ def named(line: CommandLine) -> list[str]:
     ]
 
 
+def _require_one_path(values: Mapping[str, str], section: str, content: str, choice: str) -> None:
+    """UserError where both SECTION=FILE and SECTION.path= are typed. content, choice: words of the message."""
+    file, path = values[section], values.get(f"{section}.path")
+    if path is not None:
+        raise UserError(
+            f"{section}={file} and {section}.path={path}: both name {content}",
+            f"give {section}={choice} {section}.path={path}, or {section}={file} alone",
+        )
+
+
 def with_task(line: CommandLine) -> list[str]:
     """The overrides with `task=FILE` in its full form, which is printed too; as they are where none was typed.
     UserError where the file does not say what it is for."""
@@ -45,11 +55,7 @@ def with_task(line: CommandLine) -> list[str]:
     file = values.get("task", "")
     if not is_path(file, options("task", line.config_dirs)):
         return list(line.words)
-    if "task.path" in values:
-        raise UserError(
-            f"task={file} and task.path={values['task.path']}: both name data",
-            f"give task=NAME task.path={values['task.path']}, or task={file} alone",
-        )
+    _require_one_path(values, "task", "data", "NAME")
     full = [f"task.path={file}"]  # all that changes where a checkpoint has a task
     if line.verb != "evaluate":
         given = {key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.")}
@@ -67,11 +73,7 @@ def with_text(line: CommandLine) -> list[str]:
     file = values.get("data", "")
     if not _is_path(file, options("data", line.config_dirs)):
         return list(line.words)
-    if "data.path" in values:
-        raise UserError(
-            f"data={file} and data.path={values['data.path']}: both name text",
-            f"give data=KIND data.path={values['data.path']}, or data={file} alone",
-        )
+    _require_one_path(values, "data", "text", "KIND")
     full = [word for word in _full(file, values) if word.startswith("data=") or word.partition("=")[0] not in values]
     return _printed(line, "data", file, full)
 
