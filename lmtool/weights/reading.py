@@ -296,6 +296,12 @@ def read_file(path: Path) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is no dict
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: no whole safetensors file: {error}", "copy it again from where it came") from error
+    except MemoryError as error:  # its pages are mapped into the process's memory, which a limit may bound
+        size = path.stat().st_size / 2**30
+        raise UserError(
+            f"{path}: {size:.1f} GiB do not fit into the memory that this process may use",
+            "raise its memory limit (`ulimit -v`), or copy the file again if the model is smaller than that",
+        ) from error
 
 
 def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

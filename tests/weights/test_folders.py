@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import lmtool
 from lmtool.errors import UserError
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.weights import reading
 from lmtool.weights.folders import hf_folder, tokenizer_folder
 from lmtool.weights.reading import read
 from tests.weights.published_folders import make
@@ -227,3 +228,17 @@ def test_offline_names_what_is_missing(
     ):
         read("hf://some/bert", offline=True)
     assert not no_network
+
+
+def test_a_file_larger_than_the_memory_limit_is_refused_by_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(2**20))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(reading, "safe_open", refuse)
+    with pytest.raises(UserError, match="GiB do not fit into the memory that this process may use"):
+        reading.read_file(path)
