@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo course test faults matrix lint types bench gpu rehearse bundle clean
+.PHONY: help install demo course test conf faults matrix lint types bench gpu rehearse bundle clean
 
 help:  ## Print this list.
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -39,6 +39,9 @@ faults: $(VENV)/test  ## Plant faults and see that nothing goes wrong silently, 
 
 matrix: $(VENV)/test  ## Train every legal combination of family, tuning method and kind of task a few steps, 10 minutes.
 	$(BIN)/python scripts/matrix.py
+
+conf: $(VENV)/core  ## Write the fields of every base YAML from the configuration classes.
+	$(BIN)/python scripts/conf.py
 
 lint: $(VENV)/test  ## Check style and imports.
 	$(BIN)/ruff check .

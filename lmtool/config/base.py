@@ -56,8 +56,9 @@ class Variant:
 class Config(BaseModel):
     """A section of a run's configuration.
 
-    Unknown keys are refused, types are not coerced, values do not change after decoding. Every field carries a
-    `description` with its unit: it is what `lmtool show KEY` prints, and a test holds that none is missing.
+    Unknown keys are refused, types are not coerced, values do not change after decoding. Every field has a
+    `description` with its unit. Its first sentence is the comment of the field in the YAML
+    file (`make conf` writes it); `lmtool show KEY` prints all of it.
     """
 
     # defer_build: the validator of a class is built when something is decoded as it; of most components never.
@@ -71,6 +72,13 @@ class Config(BaseModel):
     """Of a command: groups that set values of other sections and have none of their own."""
     free_fields: ClassVar[tuple[str, ...]] = ()
     """Of a component: fields that may differ from a checkpoint's."""
+    descriptions: ClassVar[dict[str, str]] = {}
+    """Descriptions of inherited fields that mean something more specific in this class."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for name, description in cls.__dict__.get("descriptions", {}).items():
+            cls.model_fields[name].description = description
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -81,3 +89,8 @@ class Config(BaseModel):
     def variants(cls, data: dict[str, Any]) -> Iterable[Variant]:
         """Further configurations that a command's data bring along: none."""
         return ()
+
+
+def summary(description: str | None) -> str:
+    """The part of a field's description that its YAML file repeats: its first sentence."""
+    return re.split(r"(?<!et al)\. ", description or "")[0].removesuffix(".")

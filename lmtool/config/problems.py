@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from lmtool.config import aliases, groups, words
 from lmtool.config.aliases import Meaning
 from lmtool.config.auto import chosen_class
-from lmtool.config.base import Config
+from lmtool.config.base import Config, summary
 from lmtool.config.nearest import nearest, nearest_keys
 from lmtool.config.tables import Choice, Several, choices, entries, lookup, names
 from lmtool.config.tables import groups as components
@@ -95,7 +95,7 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
         hint = f"YAML reads {value} as text: write {_plainly(number)}" if read_as_text else f"write {key}={number}"
     elif not isinstance(value, list | dict) and value is not None and _takes(field, [value]):
         hint = "write " + shlex.quote(f"{key}=[{aliases.shown(value)}]")
-    hint = hint or f"{field.description or ''} (`lmtool show {key.split('[')[0]}`)".strip()
+    hint = hint or f"{summary(field.description)} (`lmtool show {key.split('[')[0]}`)".strip()
     return Problem(key, f"{key}: given {words.given(value)}; allowed: {allowed}", hint)
 
 
@@ -145,7 +145,7 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
             hint = f"give {typed}=NAME, one of {', '.join(names(choice.group))}"
             problems.append(Problem(key, f"{key} names no {choice.group.rpartition('/')[2]}", hint, absent=True))
             continue
-        about = f" ({field.description.rstrip('.')})" if field is not None and field.description else ""
+        about = f" ({summary(field.description)})" if field is not None and field.description else ""
         problems.append(Problem(key, f"missing required value: {key}", f"give {key}=...{about}", absent=True))
     return problems
 

@@ -68,14 +68,14 @@ class DataConfig(Config):
     name: str = Field(description="Which source.")
     documents: Literal["separate", "joined"] = Field(
         "joined",
-        description="Whether an example may span documents. joined: text runs on over them, each closed by the "
-        "separator, so examples are full (RoBERTa's full sentences, GPT-2's stream). separate: never.",
+        description="joined: examples may span documents; separate: each example stays within one document. joined "
+        "closes each document with the separator and fills every example (RoBERTa's full sentences, GPT-2's stream)",
     )
     validation_fraction: float = Field(
         0.02,
         gt=0,
         lt=1,
-        description="Share of the documents held out for validation, at least one; the same ones for every seed.",
+        description="share of the documents held out, at least one; the same ones for every seed",
     )
 
 
@@ -83,10 +83,10 @@ class FileConfig(DataConfig):
     """The base of sources that are files."""
 
     path: Path | Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
-        description="A file, a folder (its files of the kind, sub-folders included), a glob pattern, or a list of them."
+        description="file, folder, glob, or [list, of, these]"
     )
     validation: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = Field(
-        None, description="Text to validate on: file, folder, glob or list. Null: validation_fraction is held out."
+        None, description="validation text; null: hold out validation_fraction of the documents"
     )
 
 
@@ -97,20 +97,15 @@ class TextConfig(FileConfig):
     name: Literal["text"] = Field("text", description="Plain text files.")
     document: Literal["block", "file", "line"] = Field(
         "block",
-        description="What a document is. block: lines up to a blank one (a paragraph of a book; a document in BERT's "
-        "one-sentence-a-line format). file: a whole file. line: each line.",
+        description="block: a document ends at a blank line; file: a whole file is one; line: each line is one. A "
+        "block is a paragraph of a book, or a document in BERT's one-sentence-per-line format",
     )
-    encoding: str = Field(
-        "utf-8", description="Character encoding of the files; a byte that does not fit is an error.", min_length=1
-    )
+    encoding: str = Field("utf-8", description="invalid bytes are an error that names the file and line", min_length=1)
 
 
 Columns = Annotated[
     Path | Annotated[tuple[Path, ...], Field(min_length=1)],
-    Field(
-        description="The column that holds the text, or a list of columns, which are put under each other. In JSON "
-        "lines and on the hub meta.text is text inside the object meta."
-    ),
+    Field(description="column of the text; meta.text: nested field; [title,text]: columns joined by newlines"),
 ]
 
 
@@ -129,6 +124,10 @@ def columns_of(config: RowsConfig | HubConfig) -> tuple[str, ...]:
 class JsonlConfig(RowsConfig):
     """JSON lines: an object a line."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "path": "file, folder (.jsonl .json .ndjson), glob, or [list, of, these]",
+    }
+
     name: Literal["jsonl"] = Field("jsonl", description="JSON lines.")
 
 
@@ -136,20 +135,25 @@ class JsonlConfig(RowsConfig):
 class CsvConfig(RowsConfig):
     """CSV and TSV files with a header line."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "path": "file, folder (.csv .tsv), glob, or [list, of, these]",
+    }
+
     name: Literal["csv"] = Field("csv", description="CSV and TSV files with a header line.")
     delimiter: Literal["comma", "semicolon", "tab", "pipe"] | None = Field(
         None,
-        description="What divides the cells, which may be quoted. Null: seen from the header; in .tsv files every tab "
-        "divides, and nothing is quoted.",
+        description="comma, semicolon, tab or pipe, cells may be quoted; null: inferred (.tsv: no quoting)",
     )
-    encoding: str = Field(
-        "utf-8", description="Character encoding of the files; a byte that does not fit is an error.", min_length=1
-    )
+    encoding: str = Field("utf-8", description="invalid bytes are an error that names the file and line", min_length=1)
 
 
 @component("data", "parquet", builder="lmtool.data.text:ParquetSource")
 class ParquetConfig(RowsConfig):
     """Parquet files."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "path": "file, folder (.parquet), glob, or [list, of, these]",
+    }
 
     name: Literal["parquet"] = Field("parquet", description="Parquet files.")
 
@@ -162,15 +166,15 @@ class HubConfig(DataConfig):
 
     name: Literal["hub"] = Field("hub", description="A data set of the hub.")
     hub: str = Field(
-        description="org/name or org/name:subset; or a folder of parquet files in the form of the hub's.", min_length=1
+        description="org/name or org/name:subset; or a folder of parquet files in the hub's layout", min_length=1
     )
-    split: str = Field("train", description="The split that is learned from.", min_length=1)
+    split: str = Field("train", description="training split", min_length=1)
     text: Columns = "text"
     validation: str | None = Field(
-        None, description="The split to validate on. Null: validation_fraction is held out.", min_length=1
+        None, description="validation split; null: hold out validation_fraction of the rows", min_length=1
     )
     max_bytes: int = Field(
-        10_000_000_000, ge=10_000, description="Text of a split to keep on disk, in bytes; reading stops there."
+        10_000_000_000, ge=10_000, description="maximum text per split to keep on disk, in bytes; reading stops there"
     )
 
 
@@ -179,11 +183,11 @@ class PydocsConfig(DataConfig):
     """English that every machine has: docstrings, read by parsing the sources of Python and of what is installed."""
 
     name: Literal["pydocs"] = Field("pydocs", description="Docstrings of the sources on this machine.")
-    max_bytes: int = Field(6_000_000, ge=10_000, description="Text to collect, in bytes; collecting stops there.")
+    max_bytes: int = Field(6_000_000, ge=10_000, description="maximum amount of text to collect, in bytes")
     packages: tuple[Path, ...] = Field(
         (),
-        description="Packages to read, in this order; python is the standard library. "
-        "Empty: the standard library, then every installed package by name.",
+        description="packages to read, in this order (python: the standard library); empty: all, by name. Without a "
+        "list: the standard library first, then every installed package",
     )
 
 
@@ -199,20 +203,19 @@ class MixtureTextConfig(DataConfig):
     name: Literal["mixture"] = Field("mixture", description="A mixture of texts.")
     members: tuple[str | dict[str, object], ...] = Field(
         min_length=1,
-        description="The texts, two or more: options of data (text, wikipedia, ...), or sections with a name and the "
-        "keys that differ; `title` is what a section is called here, by default its name. "
-        "data.with.TITLE.KEY= sets a key of one of them.",
+        description="names of data options, or sections: [wikipedia, {title: mine, name: text, path: FOLDER}]; "
+        "data.with.NAME.KEY=VALUE sets a key of one member. A section's title names it within the mixture and "
+        "defaults to its name",
     )
     weights: tuple[float, ...] | None = Field(
         None,
-        description="A number for each member: its share of the examples. Null: as many as it has, so that every "
-        "example comes once an epoch.",
+        description="share of the examples, one number per member; null: by size (each example once per epoch)",
     )
     documents: Literal["separate", "joined"] | None = Field(  # type: ignore[assignment]
-        None, description="As in any text, for all members. Null: as each member says."
+        None, description="for all members; null: each member's own"
     )
     validation_fraction: float | None = Field(  # type: ignore[assignment]
-        None, gt=0, lt=1, description="As in any text, for all members. Null: as each member says."
+        None, gt=0, lt=1, description="for all members; null: each member's own"
     )
 
     @classmethod

@@ -262,12 +262,12 @@ class MixtureConfig(ObjectiveConfig):
     members: tuple[str | dict[str, Any], ...] = Field(
         ("mlm", "span"),
         min_length=1,
-        description="The objectives: names, or sections with a name and the keys that differ from its defaults. No "
-        "name twice; tasks go by theirs: sst2, or {name: task, task: {kind: classification, name: reviews, path: "
-        "FOLDER}}. objective.with.NAME.KEY= sets a key of one of them.",
+        description="names, or sections: [{name: mlm, whole_word: true}, span]; tasks by name, [mlm, sst2], or as in "
+        "objective=task; objective.with.NAME.KEY=VALUE sets a key of one member. Each name occurs once; tasks are "
+        "listed by their own name: sst2, or {name: task, task: {kind: classification, name: reviews, path: FOLDER}}",
     )
     weights: tuple[float, ...] | None = Field(
-        None, description="One number per member: its share of the examples and of the loss. Null: equal."
+        None, description="one number per member: its share of the examples and of the loss; null: equal weights"
     )
 
     @classmethod

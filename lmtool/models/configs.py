@@ -82,12 +82,16 @@ class ModelConfig(Component):
     """Fields that may differ from a checkpoint's: they change no shape."""
 
     name: str = Field(description="Which family.")
-    vocab_size: Vocabulary = Field(30522, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(12, description="Layers.")
+    vocab_size: Vocabulary = Field(
+        30522, description="rows of the token embedding; at least the tokenizer's vocabulary size"
+    )
+    num_layers: Layers = Field(12, description="layers")
     hidden_size: Width = Field(768, description="Width of the hidden states.")
     max_positions: Positions = Field(512, description="Longest sequence in tokens.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped in training.")
-    initializer_std: float = Field(0.02, gt=0, description="Standard deviation the initial weights are drawn with.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate at the input of each layer and of the softmax")
+    initializer_std: float = Field(
+        0.02, gt=0, description="standard deviation of initial weights (normal or truncated normal, as published)"
+    )
 
     @property
     def text_summary(self) -> Summary:
@@ -203,18 +207,18 @@ class TransformerConfig(ModelConfig):
     position_kinds: ClassVar[tuple[str, ...] | None] = None
     """The kinds of positions the family can have; None: all there are."""
 
-    hidden_size: Width = Field(768, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: Heads = Field(12, description="Attention heads a layer.")
-    feedforward_size: Width = Field(3072, description="Width inside the feed-forward part.")
+    hidden_size: Width = Field(768, description="width of the hidden states; a multiple of num_heads")
+    num_heads: Heads = Field(12, description="attention heads per layer")
+    feedforward_size: Width = Field(3072, description="inner width of the feed-forward block")
     max_positions: Positions = Field(
-        512, description="Longest sequence in tokens; learned positions have as many rows."
+        512, description="maximum sequence length in tokens; learned positions have as many rows"
     )
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        LearnedPositionsConfig(), description="How the model knows where a token stands."
+        LearnedPositionsConfig(), description="type of position encoding; `lmtool list model/positions`"
     )
-    dropout: float = Field(0.1, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
-    attention_dropout: float = Field(0.1, ge=0, lt=1, description="Share of attention weights dropped in training.")
-    norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance in layer norms.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate after the embedding and the sublayers")
+    attention_dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the attention weights")
+    norm_epsilon: float = Field(1e-12, gt=0, description="added to the variance in layer norms")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> TransformerConfig:
@@ -272,7 +276,7 @@ class SegmentedConfig(TransformerConfig):
 
     transformers_form: ClassVar[dict[str, Any] | None] = {}
 
-    segments: SegmentTypes = Field(2, description="Rows of the segment table (BERT's token types).")
+    segments: SegmentTypes = Field(2, description="rows of the token type (segment) embedding")
 
     @property
     def segment_types(self) -> int:
@@ -343,7 +347,7 @@ class BertConfig(SegmentedConfig):
     name: Literal["bert"] = Field("bert", description="BERT.")
     lowercase: bool = Field(
         True,
-        description="Whether tokenizer=auto lowercases text (the uncased models); the layers do not depend on it.",
+        description="whether tokenizer=auto lowercases text (as in the uncased models)",
     )
 
     def recipe(self) -> dict[str, Any]:
@@ -355,6 +359,10 @@ class BertConfig(SegmentedConfig):
 class GptConfig(TransformerConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "initializer_std": "std of initial weights (normal), over sqrt(2 num_layers) at sublayer outputs",
+    }
+
     published_type: ClassVar[str | None] = "gpt2"
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
@@ -363,11 +371,13 @@ class GptConfig(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
-    vocab_size: Vocabulary = Field(50257, description="Rows of the token embedding; at least the tokenizer's entries.")
-    max_positions: Positions = Field(
-        1024, description="Longest sequence in tokens; learned positions have as many rows."
+    vocab_size: Vocabulary = Field(
+        50257, description="rows of the token embedding; at least the tokenizer's vocabulary size"
     )
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    max_positions: Positions = Field(
+        1024, description="maximum sequence length in tokens; learned positions have as many rows"
+    )
+    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
 
 
 @component("model", "gpt1", builder="lmtool.models.gpt1:build")
@@ -383,5 +393,7 @@ class Gpt1Config(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt1"] = Field("gpt1", description="GPT of 2018.")
-    vocab_size: Vocabulary = Field(40478, description="Rows of the token embedding; at least the tokenizer's entries.")
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    vocab_size: Vocabulary = Field(
+        40478, description="rows of the token embedding; at least the tokenizer's vocabulary size"
+    )
+    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")

@@ -24,23 +24,25 @@ class LlamaConfig(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
     has_biases: ClassVar[bool] = False
 
-    name: Literal["llama", "llama_encoder", "qwen2"] = Field("llama", description="Llama's architecture.")
-    vocab_size: Vocabulary = Field(49152, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(30, description="Layers.")
-    hidden_size: Width = Field(576, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: Heads = Field(9, description="Attention heads a layer.")
-    num_key_value_heads: Heads = Field(
-        3, description="Heads of keys and values, each read by as many heads of queries; a divisor of num_heads."
+    name: Literal["llama", "llama_encoder", "qwen2"] = Field("llama", description="model family")
+    vocab_size: Vocabulary = Field(
+        49152, description="rows of the token embedding; at least the tokenizer's vocabulary size"
     )
-    feedforward_size: Width = Field(1536, description="Width inside the feed-forward part.")
-    max_positions: Positions = Field(8192, description="Longest sequence in tokens.")
+    num_layers: Layers = Field(30, description="layers")
+    hidden_size: Width = Field(576, description="width of the hidden states; a multiple of num_heads")
+    num_heads: Heads = Field(9, description="attention heads per layer")
+    num_key_value_heads: Heads = Field(3, description="key and value heads; a divisor of num_heads")
+    feedforward_size: Width = Field(1536, description="inner width of the feed-forward block")
+    max_positions: Positions = Field(8192, description="maximum sequence length in tokens")
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        RotaryPositionsConfig(base=100_000.0), description="How the model knows where a token stands."
+        RotaryPositionsConfig(base=100_000.0), description="type of position encoding; `lmtool list model/positions`"
     )
-    tied: bool = Field(True, description="Whether the output layer is the token embedding, or a table of its own.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the mean square in the norms.")
+    tied: bool = Field(
+        True, description="true: the output layer shares the token embedding; false: it has its own weights"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate after the embedding and the sublayers")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
+    norm_epsilon: float = Field(1e-5, gt=0, description="added to the mean square in the norms")
 
     @model_validator(mode="after")
     def _key_value_heads_fit(self) -> Self:
@@ -92,19 +94,19 @@ class Qwen2Config(LlamaConfig):
     has_biases: ClassVar[bool] = True
 
     name: Literal["qwen2"] = Field("qwen2", description="Qwen2's architecture.")
-    vocab_size: Vocabulary = Field(151936, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(24, description="Layers.")
-    hidden_size: Width = Field(896, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: Heads = Field(14, description="Attention heads a layer.")
-    num_key_value_heads: Heads = Field(
-        2, description="Heads of keys and values, each read by as many heads of queries; a divisor of num_heads."
+    vocab_size: Vocabulary = Field(
+        151936, description="rows of the token embedding; at least the tokenizer's vocabulary size"
     )
-    feedforward_size: Width = Field(4864, description="Width inside the feed-forward part.")
-    max_positions: Positions = Field(32768, description="Longest sequence in tokens.")
+    num_layers: Layers = Field(24, description="layers")
+    hidden_size: Width = Field(896, description="width of the hidden states; a multiple of num_heads")
+    num_heads: Heads = Field(14, description="attention heads per layer")
+    num_key_value_heads: Heads = Field(2, description="key and value heads; a divisor of num_heads")
+    feedforward_size: Width = Field(4864, description="inner width of the feed-forward block")
+    max_positions: Positions = Field(32768, description="maximum sequence length in tokens")
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        RotaryPositionsConfig(base=1_000_000.0), description="How the model knows where a token stands."
+        RotaryPositionsConfig(base=1_000_000.0), description="type of position encoding; `lmtool list model/positions`"
     )
-    norm_epsilon: float = Field(1e-6, gt=0, description="Added to the mean square in the norms.")
+    norm_epsilon: float = Field(1e-6, gt=0, description="added to the mean square in the norms")
 
 
 # Transformer-XL, as configuration. Imports no torch.
@@ -128,38 +130,35 @@ class TransformerXlConfig(TransformerConfig):
     )  # fmt: skip
 
     name: Literal["transformer_xl"] = Field("transformer_xl", description="Transformer-XL.")
-    vocab_size: Vocabulary = Field(267735, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(16, description="Layers.")
-    hidden_size: Width = Field(410, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: Heads = Field(10, description="Attention heads a layer.")
-    feedforward_size: Width = Field(2100, description="Width inside the feed-forward part.")
-    max_positions: Positions = Field(
-        1024, description="Longest sequence in tokens, with its memory; distances have no table, and no other end."
+    vocab_size: Vocabulary = Field(
+        267735, description="rows of the token embedding; at least the tokenizer's vocabulary size"
     )
+    num_layers: Layers = Field(16, description="layers")
+    hidden_size: Width = Field(410, description="width of the hidden states; a multiple of num_heads")
+    num_heads: Heads = Field(10, description="attention heads per layer")
+    feedforward_size: Width = Field(2100, description="inner width of the feed-forward block")
+    max_positions: Positions = Field(1024, description="maximum sequence length in tokens, including the memory")
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        NoPositionsConfig(), description="How the model knows where a token stands: by distances alone."
+        NoPositionsConfig(), description="relative positions only"
     )
     memory_length: Memory = Field(
         150,
-        description="States of each layer that are kept of the segments before, without gradient, and seen by the next "
-        "(mem_len); 0 for none.",
+        description="memory: cached states per layer from previous segments, in tokens (mem_len)",
     )
-    evaluation_memory_length: Memory | None = Field(
-        640, description="The same in evaluation, where a longer one helps. Null: as in training."
-    )
+    evaluation_memory_length: Memory | None = Field(640, description="the same in evaluation; null: as in training")
     clamp_distance: Annotated[int, Field(ge=1)] | None = Field(
-        400, description="Distance beyond which all are the same in evaluation (clamp_len). Null: none."
+        400, description="distance beyond which all are treated the same in evaluation (clamp_len); null: none"
     )
     same_length: bool = Field(
-        True, description="Whether in evaluation every token sees as many others, the length of the memory."
+        True, description="in evaluation every token attends to the same number of tokens, memory_length"
     )
     cutoffs: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (20000, 40000, 200000),
-        description="First ids of the clusters of rare tokens in the adaptive softmax, rising (Grave et al. 2017); "
-        "those beyond the vocabulary are left out. Empty: a plain softmax.",
+        description="first token ids of the clusters of rare tokens; empty: a plain softmax. In ascending order "
+        "(adaptive softmax, Grave et al. 2017); ids beyond the vocabulary are ignored",
     )
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
+    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
 
     @model_validator(mode="after")
     def _cutoffs_rise(self) -> Self:

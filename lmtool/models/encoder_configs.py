@@ -32,9 +32,11 @@ class RobertaConfig(SegmentedConfig):
     text_format: ClassVar[str] = "roberta"
 
     name: Literal["roberta"] = Field("roberta", description="RoBERTa.")
-    vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
-    segments: SegmentTypes = Field(1, description="Rows of the segment table; the published one has a single row.")
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    vocab_size: Vocabulary = Field(
+        50265, description="rows of the token embedding; at least the tokenizer's vocabulary size"
+    )
+    segments: SegmentTypes = Field(1, description="rows of the segment embedding; the published model has one")
+    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
 
 
 @component("model", "spanbert", builder="lmtool.models.spanbert:build")
@@ -42,7 +44,9 @@ class SpanbertConfig(SegmentedConfig):
     """SpanBERT (Joshi et al. 2020): BERT's architecture, cased, trained on spans. Defaults: base."""
 
     name: Literal["spanbert"] = Field("spanbert", description="SpanBERT.")
-    vocab_size: Vocabulary = Field(28996, description=_VOCABULARY)
+    vocab_size: Vocabulary = Field(
+        28996, description="rows of the token embedding; at least the tokenizer's vocabulary size"
+    )
 
 
 @component("model", "distilbert", builder="lmtool.models.distilbert:build")
@@ -54,7 +58,7 @@ class DistilbertConfig(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {}
 
     name: Literal["distilbert"] = Field("distilbert", description="DistilBERT.")
-    num_layers: Layers = Field(6, description="Layers.")
+    num_layers: Layers = Field(6, description="layers")
 
 
 @component("model", "albert", builder="lmtool.models.albert:build")
@@ -66,14 +70,18 @@ class AlbertConfig(SegmentedConfig):
     shares_layers: ClassVar[bool] = True
 
     name: Literal["albert"] = Field("albert", description="ALBERT.")
-    vocab_size: Vocabulary = Field(30000, description=_VOCABULARY)
-    embedding_size: Width = Field(128, description=_EMBEDDING_SIZE)
-    num_layers: Layers = Field(12, description="Times the one layer is applied.")
-    activation: Literal["gelu", "gelu_tanh"] = Field(
-        "gelu_tanh", description="Of the feed-forward part and the head: gelu (version 1), its approximation (2)."
+    vocab_size: Vocabulary = Field(
+        30000, description="rows of the token embedding; at least the tokenizer's vocabulary size"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    embedding_size: Width = Field(
+        128, description="width of the embedding tables; projected to hidden_size if the two differ"
+    )
+    num_layers: Layers = Field(12, description="number of times the shared layer is applied")
+    activation: Literal["gelu", "gelu_tanh"] = Field(
+        "gelu_tanh", description="activation of the feed-forward block and the head: gelu (version 1) or gelu_tanh (2)"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate after the embedding and the sublayers")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
 
 
 @component("model", "electra", builder="lmtool.models.electra:build")
@@ -84,13 +92,19 @@ class ElectraConfig(SegmentedConfig):
     published_type: ClassVar[str | None] = "electra"
 
     name: Literal["electra"] = Field("electra", description="ELECTRA.")
-    embedding_size: Width = Field(768, description=_EMBEDDING_SIZE)
+    embedding_size: Width = Field(
+        768, description="width of the embedding tables; projected to hidden_size if the two differ"
+    )
 
 
 @component("model", "modernbert", builder="lmtool.models.modernbert:build")
 class ModernbertConfig(TransformerConfig):
     """ModernBERT (Warner et al. 2024): a pre-norm encoder whose layers are local but for every third. Defaults:
     base."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "initializer_std": "std of initial weights (truncated normal), over sqrt(2 num_layers) at sublayer outputs",
+    }
 
     published_type: ClassVar[str | None] = "modernbert"
 
@@ -99,27 +113,31 @@ class ModernbertConfig(TransformerConfig):
     has_biases: ClassVar[bool] = False
 
     name: Literal["modernbert"] = Field("modernbert", description="ModernBERT.")
-    vocab_size: Vocabulary = Field(50368, description=_VOCABULARY)
-    num_layers: Layers = Field(22, description="Layers.")
-    feedforward_size: Width = Field(1152, description="Width inside the feed-forward part.")
-    max_positions: Positions = Field(8192, description="Longest sequence in tokens.")
+    vocab_size: Vocabulary = Field(
+        50368, description="rows of the token embedding; at least the tokenizer's vocabulary size"
+    )
+    num_layers: Layers = Field(22, description="layers")
+    feedforward_size: Width = Field(1152, description="inner width of the feed-forward block")
+    max_positions: Positions = Field(8192, description="maximum sequence length in tokens")
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        RotaryPositionsConfig(base=160_000.0), description="How the model knows where a token stands."
+        RotaryPositionsConfig(base=160_000.0), description="type of position encoding; `lmtool list model/positions`"
     )
     local_window: int = Field(
-        64, ge=1, le=1_000_000, description="Tokens on either side that a token sees in a local layer."
+        64, ge=1, le=1_000_000, description="tokens on either side that a token attends to in a local layer"
     )
-    global_every: Layers = Field(3, description="Every n-th layer, from the first on, has global attention.")
+    global_every: Layers = Field(3, description="every n-th layer, from the first on, has global attention")
     local_rotary_base: float = Field(
-        10_000.0, gt=1, description="Base of rotary positions in local layers; of other positions there is one kind."
+        10_000.0,
+        gt=1,
+        description="base of rotary positions in local layers; other positions are the same in all layers",
     )
     classifier_pooling: Literal["cls", "mean"] = Field(
         "cls",
-        description="What the pooler of a text classifier reads: the state of the first token, or the mean over all.",
+        description="input of a text classifier's pooler: the first token (cls) or the mean over all tokens",
     )
-    dropout: float = Field(0.1, ge=0, lt=1, description="Share of what an attention gives that is dropped in training.")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the attention outputs")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
+    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
 
     @property
     def gated(self) -> bool:
@@ -135,25 +153,30 @@ class BigbirdConfig(SegmentedConfig):
     """BigBird (Zaheer et al. 2020), its internal construction: BERT's layers, whose blocks of tokens see the ends of a
     text, a window and random blocks. Defaults: base."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "positions": "type of position encoding: learned, sinusoidal, rotary or none",
+    }
+
     published_type: ClassVar[str | None] = "big_bird"
 
     position_kinds: ClassVar[tuple[str, ...] | None] = ("learned", "sinusoidal", "rotary", "none")
 
     name: Literal["bigbird"] = Field("bigbird", description="BigBird.")
-    vocab_size: Vocabulary = Field(50358, description=_VOCABULARY)
-    max_positions: Positions = Field(
-        4096, description="Longest sequence in tokens; learned positions have as many rows."
+    vocab_size: Vocabulary = Field(
+        50358, description="rows of the token embedding; at least the tokenizer's vocabulary size"
     )
-    block_size: int = Field(64, ge=1, le=1_000_000, description="Tokens of a block.")
+    max_positions: Positions = Field(
+        4096, description="maximum sequence length in tokens; learned positions have as many rows"
+    )
+    block_size: int = Field(64, ge=1, le=1_000_000, description="tokens per block")
     random_blocks: int = Field(
         3,
         ge=1,
         le=1000,
-        description="Blocks that a block sees besides the first, the last, itself and its neighbours. Texts of at most "
-        "2 random_blocks + 5 blocks are dense.",
+        description="random blocks per block, besides the ends and neighbors; up to 2*this + 5 blocks: dense",
     )
     pattern_seed: int = Field(
-        0, ge=0, le=1_000_000, description="Which random blocks: of the first layer; the next ones count on from it."
+        0, ge=0, le=1_000_000, description="seed of the first layer's random blocks; each further layer adds one"
     )
 
     @property
@@ -178,14 +201,14 @@ class DisentangledConfig(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {}
 
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        NoPositionsConfig(), description="Positions that are added to the token vectors, beside the relative ones."
+        NoPositionsConfig(),
+        description="absolute positions added to the token vectors, besides the relative ones: none or learned",
     )
     scores: tuple[Literal["c2p", "p2c"], ...] = Field(
         ("c2p", "p2c"),
-        description="What is added to the scores of contents: of the query's content and the key's place (c2p), of the "
-        "key's content and the query's place (p2c).",
+        description="score terms besides content to content: c2p (content to position), p2c (the reverse)",
     )
-    norm_epsilon: float = Field(1e-7, gt=0, description="Added to the variance in layer norms.")
+    norm_epsilon: float = Field(1e-7, gt=0, description="added to the variance in layer norms")
 
     @property
     def scaled_terms(self) -> int:
@@ -200,9 +223,11 @@ class DebertaConfig(DisentangledConfig):
     published_type: ClassVar[str | None] = "deberta"
 
     name: Literal["deberta"] = Field("deberta", description="DeBERTa, its first version.")
-    vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
+    vocab_size: Vocabulary = Field(
+        50265, description="rows of the token embedding; at least the tokenizer's vocabulary size"
+    )
     max_distance: Positions = Field(
-        512, description="Distance in tokens to either side from which all are the same; the table has twice the rows."
+        512, description="distance in tokens, to either side, beyond which all distances are the same"
     )
 
     @property
@@ -218,11 +243,17 @@ class DebertaV3Config(DisentangledConfig):
     published_type: ClassVar[str | None] = "deberta-v2"
 
     name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, its second and third version.")
-    vocab_size: Vocabulary = Field(128100, description=_VOCABULARY)
-    buckets: int = Field(
-        256, ge=4, le=100_000, multiple_of=2, description="Buckets of distances to either side; half are exact."
+    vocab_size: Vocabulary = Field(
+        128100, description="rows of the token embedding; at least the tokenizer's vocabulary size"
     )
-    max_distance: Positions = Field(512, description="Distance in tokens from which all are in the last bucket.")
+    buckets: int = Field(
+        256,
+        ge=4,
+        le=100_000,
+        multiple_of=2,
+        description="distance buckets to either side; half of them hold one distance each",
+    )
+    max_distance: Positions = Field(512, description="distance in tokens from which all share the last bucket")
 
 
 @component("model", "xlnet", builder="lmtool.models.xlnet:build")
@@ -239,20 +270,23 @@ class XlnetConfig(TransformerConfig):
     query_stream: ClassVar[bool] = True
 
     name: Literal["xlnet"] = Field("xlnet", description="XLNet.")
-    vocab_size: Vocabulary = Field(32000, description=_VOCABULARY)
+    vocab_size: Vocabulary = Field(
+        32000, description="rows of the token embedding; at least the tokenizer's vocabulary size"
+    )
     max_positions: Positions = Field(
         512,
-        description="Longest sequence in tokens; distances have no table, so that a checkpoint may read longer ones.",
+        description="maximum sequence length in tokens; distances have no table, so it may be raised later",
     )
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        NoPositionsConfig(), description="Positions beside the distances that the attention knows: none."
+        NoPositionsConfig(), description="none: attention already uses relative distances"
     )
     memory_length: int = Field(
         0,
         ge=0,
         le=100_000_000,
-        description="States of each layer that are kept of the tokens that objective=plm reuses, without gradient, for "
-        "the next text of a lane (mem_len; published: 384). 0 for none: examples are by themselves, in any order.",
+        description="cached states of reused tokens for the next example (mem_len; published: 384); 0: none. Used "
+        "with objective=plm and reuse; the states carry no gradient. With 0 the examples are independent and may come "
+        "in any order",
     )
 
     @property

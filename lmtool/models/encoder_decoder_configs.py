@@ -32,7 +32,7 @@ class EncoderDecoderConfig(ModelConfig):
 class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
     """An encoder-decoder whose stacks are both transformers."""
 
-    decoder_layers: Layers | None = Field(None, description="Layers of the decoder. Null: as many as num_layers.")
+    decoder_layers: Layers | None = Field(None, description="decoder layers; null: as many as in the encoder")
 
     @property
     def layers_of_decoder(self) -> int:
@@ -43,6 +43,11 @@ class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
 class T5Config(TwoTransformersConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "num_layers": "encoder layers",
+        "dropout": "dropout rate after the embedding, in and after sublayers, and after the stacks",
+    }
+
     published_type: ClassVar[str | None] = "t5"
 
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
@@ -51,22 +56,24 @@ class T5Config(TwoTransformersConfig):
     has_biases: ClassVar[bool] = False
 
     name: Literal["t5"] = Field("t5", description="T5, both versions.")
-    vocab_size: Vocabulary = Field(32128, description="Rows of the token embedding; at least the tokenizer's entries.")
-    head_size: Heads = Field(64, description="Width of an attention head; num_heads x head_size may be any width.")
-    feedforward: Literal["relu", "gated_gelu"] = Field(
-        "relu", description="The feed-forward part: relu (version 1.0), or a GELU that gates a second map (1.1)."
+    vocab_size: Vocabulary = Field(
+        32128, description="rows of the token embedding; at least the tokenizer's vocabulary size"
     )
+    head_size: Heads = Field(
+        64, description="width of an attention head; num_heads x head_size may differ from hidden_size"
+    )
+    feedforward: Literal["relu", "gated_gelu"] = Field("relu", description="relu (version 1.0), or gated_gelu (1.1)")
     tied: bool = Field(
         True,
-        description="Whether the output layer is the token embedding, applied to the hidden states scaled by "
-        "1/sqrt(hidden_size) (version 1.0), or a table of its own (1.1).",
+        description="true: output layer = token embedding, hidden states scaled (1.0); false: own weights (1.1). "
+        "Tied: the hidden states are scaled by 1/sqrt(hidden_size)",
     )
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        T5PositionsConfig(), description="How the model knows where a token stands."
+        T5PositionsConfig(), description="type of position encoding; `lmtool list model/positions`"
     )
-    norm_epsilon: float = Field(1e-6, gt=0, description="Added to the mean square in the norms.")
+    norm_epsilon: float = Field(1e-6, gt=0, description="added to the mean square in the norms")
     initializer_std: float = Field(
-        1.0, gt=0, description="Factor of the published initial standard deviations (1/sqrt(inputs) of each map)."
+        1.0, gt=0, description="scale of the published initial weights, whose standard deviations are 1/sqrt(inputs)"
     )
 
     @model_validator(mode="after")
@@ -92,10 +99,8 @@ class PostNormConfig(TwoTransformersConfig):
 
     free_fields: ClassVar[tuple[str, ...]] = (*TwoTransformersConfig.free_fields, "activation_dropout")
 
-    activation_dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of activations dropped inside the feed-forward part."
-    )
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    activation_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate inside the feed-forward block")
+    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
 
 
 @component("model", "bart", builder="lmtool.models.bart:build")
@@ -111,14 +116,14 @@ class BartConfig(PostNormConfig):
     start_role: ClassVar[str] = "eos"
 
     name: Literal["bart"] = Field("bart", description="BART.")
-    vocab_size: Vocabulary = Field(50265, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(6, description="Layers of the encoder.")
+    vocab_size: Vocabulary = Field(
+        50265, description="rows of the token embedding; at least the tokenizer's vocabulary size"
+    )
+    num_layers: Layers = Field(6, description="encoder layers")
     max_positions: Positions = Field(
-        1024, description="Longest sequence in tokens; learned positions have two rows more."
+        1024, description="maximum sequence length in tokens; learned positions have two more rows"
     )
-    activation_dropout: float = Field(
-        0.1, ge=0, lt=1, description="Share of activations dropped inside the feed-forward part."
-    )
+    activation_dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate inside the feed-forward block")
 
 
 @component("model", "transformer", builder="lmtool.models.transformer:build")
@@ -128,15 +133,19 @@ class Transformer2017Config(PostNormConfig):
     published_type: ClassVar[str | None] = "marian"
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
-    vocab_size: Vocabulary = Field(37000, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(6, description="Layers of the encoder.")
-    hidden_size: Width = Field(512, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: Heads = Field(8, description="Attention heads a layer.")
-    feedforward_size: Width = Field(2048, description="Width inside the feed-forward part.")
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        SinusoidalPositionsConfig(), description="How the model knows where a token stands."
+    vocab_size: Vocabulary = Field(
+        37000, description="rows of the token embedding; at least the tokenizer's vocabulary size"
     )
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    num_layers: Layers = Field(6, description="encoder layers")
+    hidden_size: Width = Field(512, description="width of the hidden states; a multiple of num_heads")
+    num_heads: Heads = Field(8, description="attention heads per layer")
+    feedforward_size: Width = Field(2048, description="inner width of the feed-forward block")
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
+        SinusoidalPositionsConfig(), description="type of position encoding; `lmtool list model/positions`"
+    )
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
     initializer_std: float = Field(
-        1.0, gt=0, description="Factor of the initial standard deviations, sqrt(2 / (inputs + outputs)) of each map."
+        1.0,
+        gt=0,
+        description="scale of the initial weights, whose standard deviations are sqrt(2 / (inputs + outputs))",
     )

@@ -25,13 +25,13 @@ class LstmConfig(ModelConfig):
     sees_prefixes: ClassVar[bool] = False
 
     name: Literal["lstm"] = Field("lstm", description="An LSTM language model.")
-    num_layers: Layers = Field(1, description="LSTM layers.")
-    embedding_size: Width = Field(512, description="Width of the token vectors.")
-    hidden_size: Width = Field(1024, description="Hidden units per layer: the width of states and memory cells.")
-    max_positions: Positions = Field(8192, description="Longest sequence in tokens; nothing is learned of positions.")
-    dropout: float = Field(0.5, ge=0, lt=1, description="Dropout rate after the embedding and each layer.")
+    num_layers: Layers = Field(1, description="LSTM layers")
+    embedding_size: Width = Field(512, description="width of the token vectors")
+    hidden_size: Width = Field(1024, description="hidden units per layer")
+    max_positions: Positions = Field(8192, description="maximum sequence length in tokens; no weight depends on it")
+    dropout: float = Field(0.5, ge=0, lt=1, description="dropout rate after the embedding and each layer")
     initializer_std: float = Field(
-        1.0, gt=0, description="Factor of the initial standard deviations: 1/sqrt(inputs) of each map and table."
+        1.0, gt=0, description="scale of the initial weights, whose standard deviations are 1/sqrt(inputs)"
     )
 
     @property
@@ -62,16 +62,20 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "outputs"
 
     name: Literal["rnn_attention"] = Field("rnn_attention", description="A recurrent encoder-decoder with attention.")
-    vocab_size: Vocabulary = Field(30000, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(1, description="Layers of the encoder, each in both directions; the decoder has one.")
-    embedding_size: Width = Field(620, description="Width of the token vectors.")
-    hidden_size: Width = Field(1000, description="Hidden units per recurrent layer and direction.")
-    attention_size: Width = Field(1000, description="Width inside the attention, where a state and a key are added.")
-    output_size: Width = Field(500, description="Width of what the output layer reads, the maximum of two maps.")
-    max_positions: Positions = Field(8192, description="Longest sequence in tokens; nothing is learned of positions.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate after the embedding and each layer.")
+    vocab_size: Vocabulary = Field(
+        30000, description="rows of the token embedding; at least the tokenizer's vocabulary size"
+    )
+    num_layers: Layers = Field(1, description="encoder layers, each bidirectional; the decoder has one layer")
+    embedding_size: Width = Field(620, description="width of the token vectors")
+    hidden_size: Width = Field(1000, description="hidden units per recurrent layer and direction")
+    attention_size: Width = Field(1000, description="hidden width of the additive attention")
+    output_size: Width = Field(500, description="input width of the output layer, after maxout over pairs")
+    max_positions: Positions = Field(8192, description="maximum sequence length in tokens; no weight depends on it")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate after the embedding and each layer")
     initializer_std: float = Field(
-        0.01, gt=0, description="Standard deviation of matrices that nothing else is said of."
+        0.01,
+        gt=0,
+        description="standard deviation of initial weights (normal); recurrent: orthogonal; attention: smaller",
     )
 
     @property
@@ -100,6 +104,10 @@ _Filter = tuple[Annotated[int, Field(ge=1, le=100)], Annotated[int, Field(ge=1, 
 class ElmoConfig(ModelConfig):
     """ELMo (Peters et al. 2018): words by their characters, and LSTMs in both directions. Defaults: the original."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "initializer_std": "standard deviation of heads; other weights are initialized by their size, as published",
+    }
+
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "bidirectional_lm"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
@@ -109,28 +117,24 @@ class ElmoConfig(ModelConfig):
 
     name: Literal["elmo"] = Field("elmo", description="ELMo.")
     vocab_size: Vocabulary = Field(
-        793_471, description="Words that its language model predicts; at least the tokenizer's entries. It reads any."
+        793_471, description="predicted words: those of the One Billion Word benchmark; the input may be any word"
     )
-    num_layers: Layers = Field(2, description="LSTM layers a direction; all but the first add what they read.")
-    hidden_size: Width = Field(
-        1024, multiple_of=2, description="Width of the hidden states, half of it of each direction."
-    )
-    cell_size: Width = Field(4096, description="Width of an LSTM's memory, which is projected to half of hidden_size.")
-    cell_clip: float | None = Field(3.0, gt=0, description="Bound of the memory's values at every step; null for none.")
-    projection_clip: float | None = Field(
-        3.0, gt=0, description="Bound of the projected values at every step; null for none."
-    )
+    num_layers: Layers = Field(2, description="LSTM layers per direction; all but the first have a residual connection")
+    hidden_size: Width = Field(1024, multiple_of=2, description="width of the hidden states; each direction has half")
+    cell_size: Width = Field(4096, description="cell width of an LSTM, projected to half of hidden_size")
+    cell_clip: float | None = Field(3.0, gt=0, description="clipping bound of the cell values")
+    projection_clip: float | None = Field(3.0, gt=0, description="clipping bound of the projected values")
     word_length: int = Field(
-        50, ge=4, le=1000, description="Symbols of a word: its first bytes, and one at its beginning and at its end."
+        50, ge=4, le=1000, description="symbols per word, including one at the start and one at the end"
     )
-    character_size: Width = Field(16, description="Width of a symbol's vector.")
+    character_size: Width = Field(16, description="width of the symbol embedding")
     filters: tuple[_Filter, ...] = Field(
         ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)),
         min_length=1,
-        description="Convolutions over a word's symbols: width in symbols, and how many there are of it.",
+        description="[width, number] of each convolution",
     )
-    highways: int = Field(2, ge=0, le=100, description="Highway layers over what the convolutions find.")
-    max_positions: Positions = Field(100_000, description="Longest sequence in tokens; no weight depends on it.")
+    highways: int = Field(2, ge=0, le=100, description="number of highway layers")
+    max_positions: Positions = Field(100_000, description="maximum sequence length in tokens; no weight depends on it")
 
     @property
     def depths(self) -> dict[Side, int]:

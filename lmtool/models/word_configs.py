@@ -24,14 +24,16 @@ class WordVectorsConfig(ModelConfig):
     free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "max_positions")
 
     name: Literal["word_vectors"] = Field("word_vectors", description="Static word vectors.")
-    vocab_size: Vocabulary = Field(692_000, description=_VOCABULARY)
-    num_layers: int = Field(0, ge=0, le=0, description="None: a vector is all that is known of a word.")
-    hidden_size: Width = Field(300, description="Width of the vectors.")
-    max_positions: Positions = Field(100_000, description=_LONGEST)
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of what a task's head reads that is dropped in training."
+    vocab_size: Vocabulary = Field(
+        692_000, description="at least the tokenizer's vocabulary size; published: words used 5 times or more in 1B"
     )
-    initializer_std: float = Field(0.001, gt=0, description="Standard deviation the vectors are drawn with.")
+    num_layers: int = Field(0, ge=0, le=0, description="no layers: the model is an embedding table")
+    hidden_size: Width = Field(300, description="width of the vectors")
+    max_positions: Positions = Field(100_000, description="maximum text length in tokens; no weight depends on it")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate before a task's head")
+    initializer_std: float = Field(
+        0.001, gt=0, description="standard deviation of initial vectors (normal), about that of word2vec's uniform ones"
+    )
 
     def metadata(self) -> dict[str, Any]:
         return {"width": self.hidden_size}
@@ -48,22 +50,24 @@ class CnnConfig(ModelConfig):
     free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "max_positions")
 
     name: Literal["cnn"] = Field("cnn", description="A convolutional network over windows of words.")
-    vocab_size: Vocabulary = Field(30_000, description=_VOCABULARY)
-    num_layers: int = Field(1, ge=1, le=1000, description="Layers of filters.")
+    vocab_size: Vocabulary = Field(
+        30_000, description="rows of the token embedding; at least the tokenizer's vocabulary size"
+    )
+    num_layers: int = Field(1, ge=1, le=1000, description="convolutional layers")
     embedding_size: Width = Field(
-        300, description="Width of the word vectors; a linear map takes them to hidden_size where the two differ."
+        300, description="width of the word vectors; projected to hidden_size if the two differ"
     )
     hidden_size: Width = Field(
-        300, description="Width of the hidden states: the filters of all widths, as many of each as can be."
+        300, description="width of the hidden states: all filters, split as evenly as possible over the widths"
     )
     filter_widths: tuple[int, ...] = Field(
-        (3, 4, 5), min_length=1, description="Filter widths in words; an even width covers one more word to the right."
+        (3, 4, 5), min_length=1, description="filter widths in words; an even width covers one more word to the right"
     )
-    max_positions: Positions = Field(512, description=_LONGEST)
-    dropout: float = Field(
-        0.5, ge=0, lt=1, description="Share of what a task's head reads that is dropped in training."
+    max_positions: Positions = Field(512, description="maximum text length in tokens; no weight depends on it")
+    dropout: float = Field(0.5, ge=0, lt=1, description="dropout rate before a task's head")
+    initializer_std: float = Field(
+        0.1, gt=0, description="standard deviation of initial word vectors (normal); Kim's are uniform within 0.25"
     )
-    initializer_std: float = Field(0.1, gt=0, description="Standard deviation the word vectors are drawn with.")
 
     @field_validator("filter_widths")
     @classmethod

@@ -27,34 +27,33 @@ class PlmConfig(ObjectiveConfig):
 
     name: Literal["plm"] = Field("plm", description="Permutation language modelling.")
     context: int = Field(
-        6, ge=2, le=1000, description="One in this many tokens is predicted: n of them in a context of context x n (K)."
+        6, ge=2, le=1000, description="one in this many tokens is predicted: n of them in a context of context x n"
     )
     longest: int = Field(
-        5, ge=1, le=1000, description="Longest run of tokens predicted together; one of n is drawn with a share of 1/n."
+        5, ge=1, le=1000, description="longest span predicted together; span length n is drawn in proportion to 1/n"
     )
     reuse: int = Field(
         0,
         ge=0,
         le=100_000_000,
-        description="Tokens at the start of an example that have an order of their own: they see nothing of the rest, "
-        "which sees all of them. With model.memory_length their states are kept for the next example, which "
-        "begins behind them (XLNet: 256 of 512). 0: one order for all.",
+        description="tokens at the start that are permuted separately and cannot see the rest. The other tokens see "
+        "all of them. With model.memory_length their states are cached for the next example, which continues after "
+        "them (XLNet: 256 of 512). 0: one permutation for all tokens",
     )
     pairs: Literal["none", "unscored"] = Field(
         "none",
-        description="unscored: two segments an example, the second a random one in half of them, as for next-sentence "
-        "prediction but without a loss that tells which; not with reuse. none: one run of text.",
+        description="unscored: two segments, the second one random in half of the pairs; none: one text. As in "
+        "next-sentence prediction, but without its loss; not together with reuse",
     )
     pair_of: Literal["segments", "sentences"] = Field(
         "segments",
-        description="segments: runs of sentences that fill the length. sentences: one sentence each. Read with "
-        "pairs=unscored only.",
+        description="segments: several sentences each; sentences: one each; with pairs=unscored only",
     )
     short_sequence_probability: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="Share of the pairs that aim at a random shorter length; read with pairs=unscored only.",
+        description="share of pairs cut to a random shorter length; with pairs=unscored only",
     )
 
     @property
@@ -98,18 +97,22 @@ class SkipGramConfig(ObjectiveConfig):
 
     name: Literal["skip_gram"] = Field("skip_gram", description="Skip-gram with negative sampling.")
     window: int = Field(
-        5, ge=1, le=1000, description="Maximum context words on either side; drawn from 1 to this number per word."
+        5, ge=1, le=1000, description="maximum context words on either side; drawn from 1 to this number for each word"
     )
-    negatives: int = Field(5, ge=1, le=1000, description="Words drawn beside each word that is predicted.")
+    negatives: int = Field(
+        5,
+        ge=1,
+        le=1000,
+        description="negative samples per predicted word; the paper: 5 to 20 for small texts, 2 to 5 for large ones",
+    )
     subsample: float = Field(
         1e-3,
         gt=0,
         le=1,
-        description="A word of a larger share f of the text is left out of it at random, but for "
-        "sqrt(subsample / f) of its places.",
+        description="a word with text share f is kept with probability sqrt(subsample / f); paper: 1e-5 (1B words)",
     )
     power: float = Field(
-        0.75, ge=0, le=1, description="Negatives are drawn in proportion to a word's count to this power."
+        0.75, ge=0, le=1, description="negatives are drawn in proportion to a word's count to this power"
     )
 
     @property

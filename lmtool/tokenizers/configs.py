@@ -46,10 +46,10 @@ class TokenizerConfig(Config):
 
     name: str = Field(description="Which tokenizer.")
     vocab_size: int | None = Field(
-        None, ge=16, le=10_000_000, description="Entries of the vocabulary, special tokens included. Null: the model's."
+        None, ge=16, le=10_000_000, description="vocabulary size, special tokens included; null: the model's"
     )
     parse_special_tokens: bool = Field(
-        False, description="Read what looks like a special token ([MASK], </s>) in a text as that token, not as text."
+        False, description="true: special tokens written in a text are read as such, not as text"
     )
 
     @property
@@ -68,8 +68,8 @@ class WordPieceConfig(TokenizerConfig):
     """WordPiece with BERT's text cleaning and special tokens (Devlin et al. 2019)."""
 
     name: Literal["wordpiece"] = Field("wordpiece", description="WordPiece, as BERT has it.")
-    lowercase: bool = Field(True, description="Lowercase the text and strip its accents (BERT's uncased models).")
-    minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+    lowercase: bool = Field(True, description="lowercase the text and strip its accents (BERT's uncased models)")
+    minimum_count: int = Field(2, ge=1, description="minimum frequency of a pair of subwords to be merged")
 
     @property
     def specials(self) -> dict[str, str]:
@@ -85,19 +85,19 @@ class ByteBpeConfig(TokenizerConfig):
         None,
         ge=257,
         le=10_000_000,
-        description="Entries of the vocabulary: the 256 bytes, special tokens, the merges. Null: the model's.",
+        description="vocabulary size: the 256 bytes, special tokens and merges; null: the model's",
     )
     special_tokens: Literal["gpt2", "roberta", "bert"] = Field(
         "gpt2",
-        description="gpt2: <|endoftext|> alone; roberta (and BART): <s> <pad> </s> <unk> <mask>; bert (ModernBERT): "
-        "[PAD] [UNK] [CLS] [SEP] [MASK].",
+        description="gpt2: <|endoftext|>; roberta (and BART): <s> <pad> </s> <unk> <mask>; bert: [PAD] [UNK] [CLS] "
+        "[SEP] [MASK]",
     )
     splitting: Literal["gpt2", "qwen2"] = Field(
         "gpt2",
-        description="Where words end. gpt2: at spaces, and between letters, digits and others; qwen2: behind each "
-        "digit and at line ends too, over Unicode's NFC, as transformers reads all texts for that model.",
+        description="gpt2: at spaces, between letters, digits and others; qwen2: also after digits, at line ends; "
+        "NFC. qwen2 normalizes to NFC, as transformers does for this model",
     )
-    minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+    minimum_count: int = Field(2, ge=1, description="minimum frequency of a pair of subwords to be merged")
 
     @property
     def specials(self) -> dict[str, str]:
@@ -111,7 +111,7 @@ class BpeConfig(TokenizerConfig):
     """Byte-pair encoding of lowercased words whose last piece ends with </w> (Radford et al. 2018)."""
 
     name: Literal["bpe"] = Field("bpe", description="Byte-pair encoding of words, as GPT of 2018 has it.")
-    minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+    minimum_count: int = Field(2, ge=1, description="minimum frequency of a pair of subwords to be merged")
 
     @property
     def specials(self) -> dict[str, str]:
@@ -130,24 +130,24 @@ class SentencePieceConfig(TokenizerConfig):
     name: Literal["sentencepiece"] = Field("sentencepiece", description="SentencePiece's unigram or BPE pieces.")
     algorithm: Literal["unigram", "bpe"] = Field(
         "unigram",
-        description="unigram: the most probable cut of a text into pieces (Kudo 2018), as T5 and ALBERT have it; bpe: "
-        "pairs of pieces are joined, the commonest first (Sennrich et al. 2016), as Llama has it.",
+        description="unigram: the most probable segmentation; bpe: merge the most frequent pairs. unigram: Kudo 2018, "
+        "as in T5 and ALBERT; bpe: Sennrich et al. 2016, as in Llama",
     )
     special_tokens: Literal["t5", "albert", "xlnet"] = Field(
         "t5",
-        description="t5: <pad> </s> <unk> first and the sentinels last; albert: <pad> <unk> [CLS] [SEP] [MASK] first; "
-        "xlnet: <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> <eop> first.",
+        description="t5: <pad> </s> <unk>, and sentinels; albert: [CLS] [SEP] [MASK]; xlnet: <sep> <cls>. t5: <pad> "
+        "</s> <unk> first, sentinels last; albert: <pad> <unk> [CLS] [SEP] [MASK] first; xlnet: <unk> <s> </s> <cls> "
+        "<sep> <pad> <mask> <eod> <eop> first",
     )
     sentinels: int = Field(
-        100, ge=0, le=1000, description="With special_tokens=t5: <extra_id_0>, ..., the first one with the largest id."
+        100, ge=0, le=1000, description="with t5: number of <extra_id_0>, ..., at the end; the first has the largest id"
     )
     lowercase: bool = Field(
         False,
-        description="With special_tokens=albert or xlnet: lowercase the text (ALBERT's models). Of both, accents are "
-        "stripped in any case.",
+        description="with albert, xlnet: lowercase the text; both strip accents regardless",
     )
     character_coverage: float = Field(
-        0.9995, ge=0.98, le=1, description="Share of the text's characters that have an entry; the rest is unknown."
+        0.9995, ge=0.98, le=1, description="share of the text's characters in the vocabulary; all others are unknown"
     )
 
     @property
@@ -164,11 +164,11 @@ class ListedConfig(TokenizerConfig):
 
     special_tokens: Literal["bert", "roberta", "gpt", "t5"] = Field(
         "bert",
-        description="bert: [PAD] [UNK] [CLS] [SEP] [MASK]; roberta (and BART): <s> <pad> </s> <unk> <mask>; gpt: <unk> "
-        "<|endoftext|>; t5: <pad> </s> <unk>, and the sentinels.",
+        description="bert: [PAD] [UNK] [CLS] [SEP] [MASK]; roberta (BART): <s> ...; gpt: <|endoftext|>; t5: </s> .... "
+        "roberta: <s> <pad> </s> <unk> <mask>; gpt: <unk> <|endoftext|>; t5: <pad> </s> <unk>, and the sentinels",
     )
     sentinels: int = Field(
-        100, ge=0, le=1000, description="With special_tokens=t5: <extra_id_0>, ..., the first one with the largest id."
+        100, ge=0, le=1000, description="with t5: number of <extra_id_0>, ..., at the end; the first has the largest id"
     )
 
     @property
@@ -185,8 +185,8 @@ class WordConfig(ListedConfig):
     """Words with BERT's text cleaning and splitting; rare ones are unknown."""
 
     name: Literal["word"] = Field("word", description="Whole words, and an unknown one.")
-    lowercase: bool = Field(True, description="Lowercase the text and strip its accents.")
-    minimum_count: int = Field(2, ge=1, description="Occurrences a word needs in the text to have an entry.")
+    lowercase: bool = Field(True, description="lowercase the text and strip its accents")
+    minimum_count: int = Field(2, ge=1, description="minimum frequency of a word in the vocabulary")
 
 
 @component("tokenizer", "character", builder="lmtool.tokenizers.trained:train_characters")
@@ -194,7 +194,7 @@ class CharacterConfig(ListedConfig):
     """Characters as they stand, white space too; rare ones are unknown."""
 
     name: Literal["character"] = Field("character", description="Single characters, and an unknown one.")
-    lowercase: bool = Field(False, description="Lowercase the text; accents stay.")
+    lowercase: bool = Field(False, description="lowercase the text; accents are kept")
 
 
 @component("tokenizer", "spelled", builder="lmtool.tokenizers.trained:train_spelled_wordpiece")
@@ -207,9 +207,9 @@ class SpelledConfig(TokenizerConfig):
         None,
         ge=261,
         le=10_000_000,
-        description="Entries of the vocabulary: special tokens, words, and 257 that spell others. Null: the model's.",
+        description="vocabulary size: <S> </S> <UNK>, words, and 257 entries for spelling; null: the model's",
     )
-    minimum_count: int = Field(2, ge=1, description="Occurrences a word needs in the text to have an entry.")
+    minimum_count: int = Field(2, ge=1, description="minimum frequency of a word in the vocabulary")
 
     @property
     def specials(self) -> dict[str, str]:
@@ -225,9 +225,13 @@ def _with_sentinels(specials: dict[str, str], sentinels: bool) -> frozenset[str]
 class FolderConfig(TokenizerConfig):
     """A tokenizer that exists: of a run, a checkpoint, or a folder in Hugging Face's layout."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "vocab_size": "ignored: the existing vocabulary is used",
+    }
+
     reads_text: ClassVar[bool] = False
     # Where it lies differs from machine to machine, and a checkpoint carries its own copy.
     free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "path")
 
     name: Literal["folder"] = Field("folder", description="A tokenizer that exists.")
-    path: str = Field(min_length=1, description="Folder with tokenizer files, a run folder, or hf://org/name@revision.")
+    path: str = Field(min_length=1, description="folder with tokenizer files, a run folder, or hf://org/name@revision")

@@ -43,9 +43,15 @@ class OptimizerConfig(Config):
     """How gradients become steps."""
 
     name: str = Field(description="The optimizer.")
-    lr: float = Field(1e-4, gt=0, le=_MOST, description="Full learning rate, before the schedule.")
-    clip_norm: float | None = Field(1.0, gt=0, description=_CLIP_NORM)
-    layer_decay: float = Field(1.0, gt=0, le=1, description=_LAYER_DECAY)
+    lr: float = Field(1e-4, gt=0, le=_MOST, description="peak learning rate")
+    clip_norm: float | None = Field(1.0, gt=0, description="maximum global gradient norm; null: no clipping")
+    layer_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="factor on the learning rate from each layer to the one below it; 1: none; ELECTRA 0.8. The head "
+        "has the full rate, the embeddings the lowest; ULMFiT 0.385",
+    )
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
         """Values that are kept of a parameter between steps: two running means of its shape."""
@@ -60,10 +66,16 @@ class AdamWConfig(OptimizerConfig):
     """
 
     name: Literal["adamw"] = Field("adamw", description="Adam with decoupled weight decay.")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
-    epsilon: float = Field(1e-8, gt=0, le=1, description=_EPSILON)
-    weight_decay: float = Field(0.01, ge=0, description=_WEIGHT_DECAY)
-    scale_parameter: bool = Field(False, description=_SCALE_PARAMETER)
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
+    )
+    epsilon: float = Field(1e-8, gt=0, le=1, description="added to the root of the second moment; BERT published 1e-6")
+    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay, scaled by the learning rate")
+    scale_parameter: bool = Field(
+        False,
+        description="multiply lr by the root mean square of each parameter (nanoT5, with lr=0.02). The root mean "
+        "square is at least 1e-3",
+    )
 
 
 @component("optimizer", "adam", builder="lmtool.training.update_rules:build_adam")
@@ -75,9 +87,11 @@ class AdamConfig(OptimizerConfig):
     """
 
     name: Literal["adam"] = Field("adam", description="Adam with an L2 penalty.")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
-    epsilon: float = Field(1e-8, gt=0, le=1, description="Added to the root of the mean square.")
-    l2: float = Field(0.0, ge=0, description="L2 penalty: this share of a weight is added to its gradient.")
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
+    )
+    epsilon: float = Field(1e-8, gt=0, le=1, description="added to the root of the second moment")
+    l2: float = Field(0.0, ge=0, description="L2 penalty, added to the gradient; not applied to norms and biases")
 
 
 @component("optimizer", "adafactor", builder="lmtool.training.update_rules:build_adafactor")
@@ -93,20 +107,22 @@ class AdafactorConfig(OptimizerConfig):
         1e-2,
         gt=0,
         le=100,
-        description="Full learning rate, before the schedule; relative to the weights: see scale_parameter.",
+        description="peak learning rate; relative to the weights with scale_parameter",
     )
-    clip_norm: float | None = Field(None, gt=0, description=_CLIP_NORM)
-    scale_parameter: bool = Field(True, description=_SCALE_PARAMETER)
+    clip_norm: float | None = Field(None, gt=0, description="maximum global gradient norm; null: no clipping")
+    scale_parameter: bool = Field(
+        True,
+        description="multiply lr by the root mean square of each parameter, at least 1e-3. Updates are then relative "
+        "to the size of the parameter",
+    )
     clip_threshold: float = Field(
-        1.0, gt=0, description="Largest root mean square of one parameter's update, before the learning rate."
+        1.0, gt=0, description="maximum root mean square of one parameter's update, before lr"
     )
-    decay_rate: float = Field(
-        0.8, gt=0, description="The mean of squares decays by 1 - step^-decay_rate: ever more slowly."
-    )
-    beta1: Beta | None = Field(None, description="Decay a step of a running mean of the updates. Null: none is kept.")
-    epsilon: float = Field(1e-30, gt=0, le=1, description="Added to the squared gradients.")
+    decay_rate: float = Field(0.8, gt=0, description="decay of the squared-gradient mean: 1 - step^-decay_rate")
+    beta1: Beta | None = Field(None, description="momentum: decay of the running mean of updates; null: no momentum")
+    epsilon: float = Field(1e-30, gt=0, le=1, description="added to the squared gradients")
     weight_decay: float = Field(
-        0.0, ge=0, description="Share of a weight lost a step, times its learning rate (scaled like the step)."
+        0.0, ge=0, description="decoupled weight decay, scaled by the parameter's learning rate"
     )
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
@@ -120,11 +136,13 @@ class StableAdamWConfig(OptimizerConfig):
     """StableAdamW (Wortsman et al. 2023): AdamW with Adafactor's clipping of the update; ModernBERT's."""
 
     name: Literal["stable_adamw"] = Field("stable_adamw", description="AdamW with clipped updates.")
-    lr: float = Field(8e-4, gt=0, le=_MOST, description="Full learning rate, before the schedule; ModernBERT's.")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.98), description=_BETAS)
-    epsilon: float = Field(1e-6, gt=0, le=1, description=_EPSILON)
-    weight_decay: float = Field(0.0125, ge=0, description=_WEIGHT_DECAY)
-    clip_norm: float | None = Field(None, gt=0, description=_CLIP_NORM)
+    lr: float = Field(8e-4, gt=0, le=_MOST, description="peak learning rate; ModernBERT's")
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.98), description="decay rates of the running means of gradients and of their squares"
+    )
+    epsilon: float = Field(1e-6, gt=0, le=1, description="added to the root of the second moment")
+    weight_decay: float = Field(0.0125, ge=0, description="decoupled weight decay, scaled by the learning rate")
+    clip_norm: float | None = Field(None, gt=0, description="maximum global gradient norm; null: no clipping")
 
 
 @component("optimizer", "lamb", builder="lmtool.training.update_rules:build_lamb")
@@ -137,11 +155,15 @@ class LambConfig(OptimizerConfig):
     name: Literal["lamb"] = Field("lamb", description="Adam with steps in proportion to each matrix's norm.")
     # Table of the paper's appendix: 6.25e-4 at 512 examples, times the root of 2 with every doubling.
     lr: float = Field(
-        6.25e-4, gt=0, le=_MOST, description="Full learning rate, before the schedule; 6.25e-4 at 512 examples."
+        6.25e-4, gt=0, le=_MOST, description="peak learning rate; the paper's at 512 examples, x1.41 with each doubling"
     )
-    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
-    epsilon: float = Field(1e-6, gt=0, le=1, description="Added to the root of the mean square.")
-    weight_decay: float = Field(0.01, ge=0, description="Share of a weight added to its update, before it is scaled.")
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
+    )
+    epsilon: float = Field(1e-6, gt=0, le=1, description="added to the root of the second moment")
+    weight_decay: float = Field(
+        0.01, ge=0, description="share of a weight added to its update, before the update is scaled"
+    )
 
 
 @component("optimizer", "muon", builder="lmtool.training.update_rules:build_muon")
@@ -153,17 +175,17 @@ class MuonConfig(OptimizerConfig):
     """
 
     name: Literal["muon"] = Field("muon", description="Orthogonal steps for the matrices of the layers.")
-    lr: float = Field(
-        6e-4, gt=0, le=_MOST, description="Full learning rate of both parts, before the schedule; AdamW's."
-    )
-    momentum: float = Field(0.95, ge=0, lt=1, description="Decay a step of the mean gradient of a matrix.")
-    nesterov: bool = Field(True, description="Look one step ahead: mix the gradient into its mean once more.")
+    lr: float = Field(6e-4, gt=0, le=_MOST, description="peak learning rate of both parts; the one tuned for AdamW")
+    momentum: float = Field(0.95, ge=0, lt=1, description="decay of the running mean of gradients")
+    nesterov: bool = Field(True, description="Nesterov momentum")
     newton_schulz_steps: int = Field(
-        5, ge=1, lt=100, description="Steps of the iteration that makes a matrix orthogonal."
+        5, ge=1, lt=100, description="Newton-Schulz iterations that orthogonalize an update"
     )
-    weight_decay: float = Field(0.1, ge=0, description=_WEIGHT_DECAY)
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's: " + _BETAS)
-    epsilon: float = Field(1e-8, gt=0, le=1, description="AdamW's: added to the root of the mean square.")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled weight decay, scaled by the learning rate")
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.95), description="AdamW: decay rates of the running means of gradients and of their squares"
+    )
+    epsilon: float = Field(1e-8, gt=0, le=1, description="AdamW: added to the root of the second moment")
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
         """The mean gradient of a matrix of the layers; AdamW's two means of the rest."""
@@ -181,9 +203,13 @@ class ScheduleConfig(Config):
     """The learning rate over the steps, as a factor of the optimizer's `lr`."""
 
     name: str = Field(description="The schedule.")
-    warmup_steps: int | None = Field(None, ge=0, description=_WARMUP_STEPS)
-    warmup_fraction: float | None = Field(None, ge=0, le=1, description=_WARMUP_FRACTION)
-    warmup_start: float = Field(0.0, ge=0, le=1, description=_WARMUP_START)
+    warmup_steps: int | None = Field(None, ge=0, description="warmup steps; takes precedence over warmup_fraction")
+    warmup_fraction: float | None = Field(
+        None, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
+    )
+    warmup_start: float = Field(
+        0.0, ge=0, le=1, description="share of the peak rate at which warmup starts; 1: constant rate until its end"
+    )
 
     def remarks(self, steps: int) -> Iterator[str]:
         """What of it a run of so many steps is too short for."""
@@ -201,8 +227,10 @@ class LinearConfig(ScheduleConfig):
     """Up, then down in a straight line: BERT's."""
 
     name: Literal["linear"] = Field("linear", description="Warm-up, then a straight line down.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
-    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
+    warmup_fraction: float | None = Field(
+        0.1, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
+    )
+    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
 
 
 @component("schedule", "cosine", builder="lmtool.training.schedules:build_cosine")
@@ -210,8 +238,10 @@ class CosineConfig(ScheduleConfig):
     """Up, then down along half a cosine (Loshchilov and Hutter 2017): GPT-3's."""
 
     name: Literal["cosine"] = Field("cosine", description="Warm-up, then half a cosine down.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
-    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
+    warmup_fraction: float | None = Field(
+        0.1, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
+    )
+    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
 
 
 @component("schedule", "polynomial", builder="lmtool.training.schedules:build_polynomial")
@@ -219,13 +249,15 @@ class PolynomialConfig(ScheduleConfig):
     """Up, then down with a power of the share of the steps that is left: fairseq's and transformers'."""
 
     name: Literal["polynomial"] = Field("polynomial", description="Warm-up, then down with a power of what is left.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
+    warmup_fraction: float | None = Field(
+        0.1, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
+    )
     power: float = Field(
         1.0,
         gt=0,
-        description="Power of the share of the steps that is left; 1: a straight line, above: steep at first.",
+        description="exponent applied to the remaining share of the steps; 1: linear; above 1: steep at first",
     )
-    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
+    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
 
 
 @component("schedule", "constant", builder="lmtool.training.schedules:build_constant")
@@ -240,8 +272,10 @@ class InverseSqrtConfig(ScheduleConfig):
     """Up, then down with the root of the step (Vaswani et al. 2017): needs no end to be known."""
 
     name: Literal["inverse_sqrt"] = Field("inverse_sqrt", description="Warm-up, then down with the root of the step.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
-    final_fraction: float = Field(0.0, ge=0, le=1, description=_FLOOR)
+    warmup_fraction: float | None = Field(
+        0.1, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
+    )
+    final_fraction: float = Field(0.0, ge=0, le=1, description="minimum learning rate as a share of the peak rate")
 
 
 @component("schedule", "wsd", builder="lmtool.training.schedules:build_wsd")
@@ -254,13 +288,17 @@ class WsdConfig(ScheduleConfig):
     """
 
     name: Literal["wsd"] = Field("wsd", description="Warm-up, level, then down in the last steps.")
-    warmup_fraction: float | None = Field(None, ge=0, le=1, description=_WARMUP_FRACTION)
-    decay_steps: int | None = Field(None, ge=1, description=_DECAY_STEPS)
-    decay_fraction: float = Field(0.1, gt=0, le=1, description=_DECAY_FRACTION)
-    decay_shape: Literal["linear", "sqrt"] = Field(
-        "linear", description="The way down: a straight line, or 1 - the root of the share of it that is done."
+    warmup_fraction: float | None = Field(
+        None, ge=0, le=1, description="warmup as a share of all steps; such a run cannot be extended"
     )
-    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
+    decay_steps: int | None = Field(
+        None, ge=1, description="decay steps at the end; takes precedence over decay_fraction"
+    )
+    decay_fraction: float = Field(0.1, gt=0, le=1, description="decay as a share of all steps")
+    decay_shape: Literal["linear", "sqrt"] = Field(
+        "linear", description="linear, or sqrt: 1 - the square root of the completed share of the decay"
+    )
+    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
 
     def remarks(self, steps: int) -> Iterator[str]:
         yield from super().remarks(steps)

@@ -96,11 +96,11 @@ def test_a_number_that_is_text_in_yaml() -> None:
     [
         ("seed", "3", "write seed=3"),
         ("seed", "3.0", "write seed=3"),
-        ("seed", "3.5", "Seed. (`lmtool show seed`)"),
-        ("seed", "-3", "Seed. (`lmtool show seed`)"),
-        ("seed", -3.0, "Seed. (`lmtool show seed`)"),
+        ("seed", "3.5", "Seed (`lmtool show seed`)"),
+        ("seed", "-3", "Seed (`lmtool show seed`)"),
+        ("seed", -3.0, "Seed (`lmtool show seed`)"),
         ("minutes", "1.5", "write minutes=1.5"),
-        ("minutes", "0", "Minutes. (`lmtool show minutes`)"),
+        ("minutes", "0", "Minutes (`lmtool show minutes`)"),
         ("minutes", "1e-9", "YAML reads 1e-9 as text: write 1.0e-09"),
     ],
 )

@@ -42,7 +42,18 @@ def test_every_module_imports(script: Callable[[str], ModuleType]) -> None:
 
 def test_every_script_says_what_it_does(tmp_path: Path) -> None:
     """In one process, whose imports are paid once; each begins with its name and what it is for."""
-    assert {"benchmark", "bundle", "compare_losses", "course", "demo", "faults", "gpu", "matrix", "scale"} == set(RUN)
+    assert {
+        "benchmark",
+        "bundle",
+        "compare_losses",
+        "conf",
+        "course",
+        "demo",
+        "faults",
+        "gpu",
+        "matrix",
+        "scale",
+    } == set(RUN)
     code = (
         "import runpy, sys\n"
         f"sys.path.insert(0, {str(SCRIPTS)!r})\n"

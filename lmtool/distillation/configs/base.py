@@ -311,7 +311,7 @@ class TermConfig(Config):
     averages: ClassVar[bool] = False
     """Whether it learns from several teachers, as from their mean."""
 
-    weight: float = Field(1.0, ge=0, description="Weight of the term in the loss.")
+    weight: float = Field(1.0, ge=0, description="weight of the term in the loss")
 
     def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
         """What it needs of the two models that it compares. name: its own. layers: where a term goes by their map."""

@@ -39,61 +39,59 @@ class StandardConfig(DistillConfig):
     teacher: str | None = Field(
         None,
         min_length=1,
-        description="The teacher: a run or a checkpoint of lmtool, a published folder, or hf://org/name@revision.",
+        description="a run or checkpoint of lmtool, a published folder, or hf://org/name@revision",
     )
     teachers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
-        description="Several in its place. Each teaches what it was trained for: of a mixture's members those whose "
-        "names it knows. Of the same member they are averaged.",
+        description="several teachers instead; each teaches its own task, those of the same task are averaged",
     )
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
-        None, description="One weight per teacher in the average. Null: equal weights."
+        None, description="one weight per teacher in the average; null: equal weights"
     )
     average: Literal["probabilities", "logits"] = Field(
-        "probabilities", description="What is averaged of several teachers, each at the temperature."
+        "probabilities", description="how several teachers are averaged: probabilities or logits"
     )
     predictions: str | None = Field(
         None,
         min_length=1,
-        description="A file of a teacher's predictions in its place, for hard labels: what `lmtool predict output=` "
-        "writes of the training rows.",
+        description="instead, for hard labels: output of `lmtool predict output=` for the training rows",
     )
-    gold: float = Field(0.5, ge=0, description="Weight of the student's own loss, over the labels of the data.")
+    gold: float = Field(0.5, ge=0, description="weight of the student's own loss, computed on the gold labels")
     terms: Annotated[dict[str, TermConfig], Several("distill/term")] = Field(
-        {}, description="What is learned from the teacher: by name a section with its weight; null takes one out."
+        {}, description="terms by name, each with a weight; null removes one; `lmtool list distill/term`"
     )
 
     layers: Layers = Field(
         "uniform",
-        description="Which layer learns from which of the teacher's: uniform, last, pkd_skip, pkd_last, or {1: 4, 2: "
-        "8}, the teacher's layer by the student's; 0 stands for the embeddings.",
+        description="teacher layer for each student layer: uniform, last, pkd_skip, pkd_last, or {1: 4, 2: 8}. 0 "
+        "stands for the embeddings",
     )
     decoder_layers: Layers | None = Field(
-        None, description="The same of the decoder of an encoder-decoder. Null: as layers."
+        None, description="the same for the decoder of an encoder-decoder; null: as layers"
     )
     initialize: Initialize = Field(
         "none",
-        description="Layers of the teacher that the student's are copies of at the start, with the embeddings and the "
-        "heads of the same names: none, alternate, or a list of them, counted from 1.",
+        description="teacher layers copied to the student first: none, alternate, or [1, 3, 5, 8, 10, 12]. Layers are "
+        "counted from 1; the embeddings, and heads of the same name, are copied too",
     )
     targets: Literal["gold", "teacher", "both"] = Field(
         "gold",
-        description="What a student that writes texts learns to write, as its own loss: the targets of the rows; what "
-        "the teacher writes by task.generation in their place (Kim and Rush 2016); or both, each as a row.",
+        description="targets of a generative student: gold, teacher (texts the teacher generates), or both. Texts are "
+        "generated with task.generation (sequence-level distillation, Kim and Rush 2016); both: each row twice, once "
+        "with each target",
     )
     top_k: int | None = Field(
         None,
         ge=1,
-        description="Words of a vocabulary whose probabilities are learned, the teacher's most probable; the others "
-        "count as one class together. Null: all.",
+        description="number of most probable tokens to learn, all others as one class; null: all tokens",
     )
     store: bool | str | None = Field(
         None,
-        description="Where the teacher's outputs are kept, which one pass of it makes and every run with the same "
-        "teacher and data reads: true (below cache_dir), or a folder. Null: the teacher runs beside the student.",
+        description="save the teacher's outputs once: true (below cache_dir), or a folder; null: run the teacher. The "
+        "teacher then runs once over the data, and every run with the same teacher and data reads the file",
     )
     store_dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        "float32", description="Number format of what is stored."
+        "float32", description="number format of the stored outputs: float32, float16 or bfloat16"
     )
 
     @property
@@ -278,23 +276,22 @@ class CodistillationConfig(DistillConfig):
 
     name: Literal["codistillation"] = Field("codistillation", description="Learners that learn from each other.")
     learners: int = Field(
-        2, ge=2, description="How many learn: the run's model and its peers, each as in a run with the next seed."
+        2, ge=2, description="number of models: the run's own and its peers, each as in a run with the next seed"
     )
     model: Annotated[ModelConfig | None, Choice("model", optional=True)] = Field(
-        None, description="The peers' model, from random weights: a section with its name. Null: the run's."
+        None, description="the peers' model, randomly initialized: {name: bert, num_layers: 2, ...}; null: the run's"
     )
     checkpoint: str | None = Field(
         None,
         min_length=1,
-        description="The weights that the peers start from, and with them their model. Null: the run's checkpoint.",
+        description="weights that the peers start from, which also sets their model; null: the run's checkpoint",
     )
-    weight: float = Field(1.0, ge=0, description="Weight of what the others predict, beside each learner's own loss.")
-    burn_in_steps: int = Field(0, ge=0, description="Steps in which each learns alone.")
+    weight: float = Field(1.0, ge=0, description="weight of the peers' predictions, added to each model's own loss")
+    burn_in_steps: int = Field(0, ge=0, description="steps in which each peer learns from the data only")
     refresh_steps: int | None = Field(
         None,
         ge=1,
-        description="Steps between copies of the learners, whose predictions the others learn from. Null: the learners "
-        "themselves, in each step.",
+        description="steps between the snapshots that peers learn from; null: peers' current models, every step",
     )
 
     @property
@@ -323,14 +320,14 @@ class SelfConfig(DistillConfig):
 
     name: Literal["self"] = Field("self", description="Exits learn from the last layer.")
     exits: Literal["all"] | tuple[int, ...] = Field(
-        "all", description="Layers with an early exit, counted from 1: all (every one below the last), or a list."
+        "all", description="layers with an early exit, counted from 1: all (every layer below the last), or a list"
     )
     soft: float = Field(
-        0.3, ge=0, le=1, description="Of an exit's loss the share of what the last layer predicts; the rest is its own."
+        0.3, ge=0, le=1, description="share of the last layer's predictions in an exit's loss; the labels have the rest"
     )
-    temperature: float = Field(3.0, gt=0, description="What the logits of both are divided by.")
+    temperature: float = Field(3.0, gt=0, description="temperature that divides both sets of logits")
     states: float = Field(
-        0.03, ge=0, description="Weight of the squared difference between an exit's states and the last ones."
+        0.03, ge=0, description="weight of the squared difference between an exit's hidden states and the last layer's"
     )
 
     def exits_in(self, model: ModelConfig) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ class SoftConfig(TermConfig):
     averages: ClassVar[bool] = True
     stored: ClassVar[bool] = True
 
-    temperature: float = Field(2.0, gt=0, description="What logits of both are divided by; 2 for DistilBERT.")
+    temperature: float = Field(2.0, gt=0, description="temperature that divides both sets of logits; 2 for DistilBERT")
 
 
 # The terms over the states of layers. Imports no torch.
@@ -167,14 +167,13 @@ class RelationsConfig(AttentionTermConfig):
     relations: tuple[Literal["attention", "queries", "keys", "values"], ...] = Field(
         ("attention", "values"),
         min_length=1,
-        description="Which are compared, each with weight 1: attention and values are MiniLM's, queries, keys and "
-        "values MiniLMv2's.",
+        description="MiniLM: [attention, values]; MiniLMv2: [queries, keys, values], with relation_heads",
     )
     relation_heads: int | None = Field(
         None,
         ge=1,
-        description="Parts that the vectors of all heads are cut into, whatever the heads (MiniLMv2: 48 of 768 wide). "
-        "Null: the heads, of which both models need the same number.",
+        description="relation heads that the vectors are split into; null: attention heads, equal in both models. "
+        "MiniLMv2 uses 48 for a width of 768",
     )
 
     @model_validator(mode="after")
@@ -234,17 +233,17 @@ class InterchangeConfig(TermConfig):
 
     compares_layers: ClassVar[bool] = True
 
-    temperature: float = Field(2.0, gt=0, description="What logits of both are divided by.")
+    temperature: float = Field(2.0, gt=0, description="temperature that divides both sets of logits")
     proportion: float = Field(
-        0.3, gt=0, le=1, description="Length of the span of tokens that is swapped, as a share of the shorter text."
+        0.3, gt=0, le=1, description="length of the swapped span of tokens, as a share of the shorter text"
     )
     at: Literal["middle", "all"] = Field(
         "middle",
-        description="Of the layers that distill.layers aligns, the last one aside: the middle one, or all, of which "
-        "each text has one in each step. Where the last is the only one: the embeddings.",
+        description="layer among those that distill.layers aligns, except the last: middle, or all (any of them). "
+        "With all, each text uses one layer per step; if the last layer is the only one, the embeddings are used",
     )
     dimensions: tuple[float, float] = Field(
-        (0.0, 1.0), description="Which dimensions of a state are swapped: from this share of its width to that."
+        (0.0, 1.0), description="range of the swapped dimensions, as shares of the width of a hidden state"
     )
 
     def sites(self, layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:

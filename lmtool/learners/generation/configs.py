@@ -25,43 +25,36 @@ class GenerationConfig(Config):
     """Greedy where nothing else is said; sampling with a temperature, beam search with several beams."""
 
     max_new_tokens: int = Field(
-        80, ge=1, description="Maximum number of new tokens; fewer at the model's maximum length."
+        80, ge=1, description="maximum number of new tokens; fewer if the model's maximum length is reached"
     )
-    min_new_tokens: int = Field(0, ge=0, description="Tokens before the text may end, at least.")
-    temperature: float = Field(0.0, ge=0, description="0: greedy. Above 0: sample with the logits divided by it.")
-    top_k: int | None = Field(
-        None, ge=1, description="Draw from this many best tokens only (Fan et al. 2018). Null: from all."
-    )
+    min_new_tokens: int = Field(0, ge=0, description="minimum number of new tokens before the text may end")
+    temperature: float = Field(0.0, ge=0, description="0: greedy; above 0: sample with the logits divided by it")
+    top_k: int | None = Field(None, ge=1, description="sample from the k most probable tokens; null: all tokens")
     top_p: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Draw from the fewest best tokens of this probability together (Holtzman et al. 2020). Null: from "
-        "all.",
+        description="sample from the smallest set of tokens with this total probability; null: all tokens",
     )
-    beams: int = Field(1, ge=1, description="Beam search width. 1: no beam search.")
-    length_penalty: float = Field(
-        1.0, description="Of beam search: a text's log-probability is divided by its length to this power."
-    )
+    beams: int = Field(1, ge=1, description="beam search width; 1: no beam search")
+    length_penalty: float = Field(1.0, description="beam search: the score is log-probability / length^length_penalty")
     early_stopping: bool | Literal["never"] = Field(
         False,
-        description="When beam search ends. true: with as many ended texts as beams; false: when none of the length "
-        "reached would be better; never: when none of any length would.",
+        description="beam search: true (stop at as many ended texts as beams), false, never. false: stop when no "
+        "continuation of the current length would score better; never: when none of any length would",
     )
-    no_repeat_ngram: int = Field(
-        0, ge=0, description="No n-gram of this length occurs twice (Paulus et al. 2018). 0: no restriction."
-    )
+    no_repeat_ngram: int = Field(0, ge=0, description="no n-gram of this length occurs twice; 0: no restriction")
 
     repetition_penalty: float | None = Field(
         None,
         gt=0,
-        description="Tokens that the text has already: their logits are divided by it where positive, else multiplied "
-        "(Keskar et al. 2019). Null: as a published checkpoint says, else 1, which changes nothing.",
+        description="above 1: makes repeated tokens less likely; null: as in a published checkpoint, else 1. The "
+        "logits of tokens that the text already contains are divided by it if positive and multiplied otherwise "
+        "(Keskar et al. 2019)",
     )
     forced_eos: bool | None = Field(
         None,
-        description="Whether the last token for which there is room is the end token, whatever the model says. Null: "
-        "as a published checkpoint says, else false.",
+        description="force the end token at the maximum length; null: as in a published checkpoint",
     )
 
     def with_published(self, settings: Mapping[str, object]) -> GenerationConfig:

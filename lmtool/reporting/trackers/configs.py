@@ -129,24 +129,25 @@ class WandbConfig(TrackerConfig):
 
     package: ClassVar[str | None] = "wandb"
 
-    project: str | None = Field(
-        None, description="Name of the project. Null: WANDB_PROJECT, else lmtool.", min_length=1, max_length=128
-    )
+    project: str | None = Field(None, description="null: WANDB_PROJECT, else lmtool", min_length=1, max_length=128)
     entity: str | None = Field(
-        None, description="User or team that owns the project. Null: WANDB_ENTITY, else the key's own.", min_length=1
+        None,
+        description="user or team that owns the project; null: WANDB_ENTITY, else the default of the API key",
+        min_length=1,
     )
     group: str | None = Field(
         None,
-        description="Runs that are shown together. Null: of a sweep's job the sweep's name, else none.",
+        description="group of runs on the site; null: the name of the sweep, for jobs of a sweep",
         min_length=1,
     )
     tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
-        (), description="Words to find the run by, of up to 64 characters."
+        (), description="tags for searching runs"
     )
     mode: Literal["auto", "online", "offline", "disabled"] = Field(
         "auto",
-        description="online, offline (files for `wandb sync`), disabled. auto: WANDB_MODE, else online where there is "
-        "a key and the server answers within 2 seconds, else offline.",
+        description="online, offline, disabled; auto: WANDB_MODE, else online with a key and a reachable server. "
+        "auto: WANDB_MODE if it is set, else online if there is an API key and the server answers within 2 seconds, "
+        "else offline (files for `wandb sync`)",
     )
 
     @property
@@ -175,6 +176,6 @@ class TensorBoardConfig(TrackerConfig):
 
     folder: str | None = Field(
         None,
-        description="Folder of the event files, one below it for each run. Null: the run's own, runs/NAME/tensorboard.",
+        description="parent folder of the event files, one subfolder per run; null: runs/NAME/tensorboard",
         min_length=1,
     )

@@ -60,120 +60,108 @@ class RunConfig(CommandConfig):
 
     name: str | None = Field(
         None,
-        description="Stable name of the run: runs/NAME. The same command resumes it. Null: made from what was "
-        "chosen, and a counter.",
+        description="run name: runs/NAME; the same command resumes the run; null: generated",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
     )
-    run_dir: str | None = Field(None, description="Folder of the run; null: runs/NAME.", min_length=1)
+    run_dir: str | None = Field(None, description="folder of the run; null: runs/NAME", min_length=1)
     seed: int = Field(
-        0, ge=0, lt=2**63, description="Seed of every random stream: weights, order, corruption, sampling, dropout."
+        0, ge=0, lt=2**63, description="seed for all randomness: weights, data order, corruption, sampling, dropout"
     )
-    device: str = Field("auto", description="Where to run: auto, cpu, cuda or cuda:N.", pattern=DEVICE)
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
     devices: int | None = Field(
         None,
         ge=1,
-        description="Processes that train together, each on a device of its own (or a share of the CPU's cores). Null: "
-        "those that torchrun started, else one.",
+        description="number of training processes, one per device; null: as started by torchrun, else one. On a CPU "
+        "the processes share its cores",
     )
     parallel: Parallel = Field(
         "ddp",
-        description="How they do: ddp (each holds all weights, gradients are added up), or fsdp (each holds its rows "
-        "of weights, gradients and the optimizer's state, for models that do not fit a device).",
+        description="ddp: every process holds all weights; fsdp: weights, gradients and optimizer are sharded. fsdp "
+        "is for models that do not fit on one device",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto",
-        description="Number format of the matrix products; weights stay fp32. auto: bf16 where the device has it, else "
-        "fp32.",
+        description="auto (bf16 if the device supports it), fp32, bf16, fp16",
     )
     max_steps: int | None = Field(
         None,
         ge=1,
-        description="Stop after this many optimizer steps; whichever budget comes first ends the run. auto: 10,000 "
-        "where no other budget is given.",
+        description="maximum number of steps; the first budget reached ends the run; null: no limit",
     )
-    max_epochs: float | None = Field(
-        None, gt=0, description="Stop after this many passes over the examples. auto: 3 where no other budget is given."
-    )
-    max_tokens: int | None = Field(None, ge=1, description="Stop after this many training tokens.")
+    max_epochs: float | None = Field(None, gt=0, description="maximum passes over the training examples")
+    max_tokens: int | None = Field(None, ge=1, description="maximum number of training tokens")
     max_minutes: float | None = Field(
         None,
         gt=0,
-        description="Stop after this many minutes of training; the schedule's horizon is measured once and stored.",
+        description="maximum minutes of training",
     )
-    max_flops: float | None = Field(
-        None, gt=0, description="Stop after this many floating-point operations (forward and backward)."
-    )
-    batch_examples: int | None = Field(None, ge=1, description="Examples in a step's batch; or give batch_tokens.")
-    batch_tokens: int | None = Field(
-        None, ge=1, description="Maximum real tokens in a step's batch; or give batch_examples."
-    )
+    max_flops: float | None = Field(None, gt=0, description="maximum floating-point operations, forward and backward")
+    batch_examples: int | None = Field(None, ge=1, description="examples per step; or use batch_tokens")
+    batch_tokens: int | None = Field(None, ge=1, description="maximum number of real tokens (without padding) per step")
     micro_batch_tokens: int | None = Field(
         None,
         ge=1,
-        description="Tokens in one forward, virtual ones too, at most; a larger batch is accumulated. Null: no limit. "
-        "Changes no result beyond rounding.",
+        description="maximum tokens per forward pass, virtual tokens included; larger batches are accumulated",
     )
     gradient_checkpointing: bool = Field(
         False,
-        description="Keep of every layer its input alone and compute the layer again in the backward: less memory, "
-        "about a third more time (Chen et al. 2016). Changes no result.",
+        description="recompute layers in the backward pass: less memory, about a third more time. Only the input of "
+        "each layer is saved (Chen et al. 2016); the results stay the same",
     )
     compile: Literal["auto"] | bool = Field(
         "auto",
-        description="Compile what stands between the attentions (torch.compile, about a minute at the start). auto: on "
-        "CUDA for runs estimated to take more than five minutes. Changes no result beyond rounding and dropout draws.",
+        description="torch.compile of all but attention: true, false; auto: on CUDA, for more than five minutes. "
+        "Compilation takes about a minute; results change only by rounding and dropout masks",
     )
-    max_length: int = Field(
-        128, ge=SHORTEST, description="Maximum tokens per packed sequence; longer texts are cut or split."
-    )
+    max_length: int = Field(128, ge=SHORTEST, description="maximum tokens per sequence")
     log_every: int = Field(
-        10, ge=1, description="Steps between lines and rows of metrics.jsonl; a run has some fifty rows at least."
+        10, ge=1, description="maximum steps between rows in metrics.jsonl; a run has at least about fifty rows"
     )
-    evaluate_every: int | None = Field(
-        None, ge=1, description="Steps between evaluations. Null: about ten times in a run."
-    )
+    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: about ten per run")
     checkpoint_every: int | None = Field(
-        None, ge=1, description="Steps between checkpoints. Null: with each evaluation."
+        None, ge=1, description="steps between checkpoints; null: one at each evaluation"
     )
     patience: int | None = Field(
-        None, ge=1, description="Stop early after this many evaluations without a better score. Null: never."
+        None, ge=1, description="stop after this many evaluations without improvement; null: never"
     )
     checkpoint: str | None = Field(
         None,
-        description="Weights to start from: a run or checkpoint folder, a published folder, hf://org/name@revision, or "
-        "none for random ones. Null: none.",
+        description="initial weights: a run, a published folder, hf://org/name@revision; none: random",
         min_length=1,
     )
     cache_dir: str = Field(
-        "~/.cache/lmtool", description="Folder of the token stores, shared by all runs.", min_length=1
+        "~/.cache/lmtool", description="folder of the token stores, shared by all runs", min_length=1
     )
-    offline: bool = Field(False, description="Open no network connection.")
-    optimizer: Annotated[OptimizerConfig, Choice("optimizer")] = Field(description="How the weights move.")
-    schedule: Annotated[ScheduleConfig, Choice("schedule")] = Field(description="The learning rate over the steps.")
+    offline: bool = Field(False, description="open no network connection")
+    optimizer: Annotated[OptimizerConfig, Choice("optimizer")] = Field(
+        description="update rule; auto: as in the model's paper"
+    )
+    schedule: Annotated[ScheduleConfig, Choice("schedule")] = Field(
+        description="learning rate schedule; auto: as in the model's paper"
+    )
     tokenizer: Annotated[TokenizerConfig, Choice("tokenizer")] = Field(
-        description="How text becomes tokens; auto: the checkpoint's, else the teacher's, else the kind the model "
-        "names, trained on the run's text."
+        description="auto: the checkpoint's, else the teacher's, else trained on the run's text"
     )
     model: Annotated[ModelConfig, Choice("model")] = Field(
-        description="The architecture; auto: the checkpoint's, in pretraining without one bert."
+        description="architecture and size; auto: the checkpoint's, else bert; `lmtool list model`"
     )
     distill: Annotated[DistillConfig, Choice("distill")] = Field(
-        NoDistillConfig(), description="What is learned from another model, or from the model itself."
+        NoDistillConfig(), description="what the model learns from other models: soft, hard, ...; `lmtool list distill`"
     )
     branch: str | None = Field(
         None,
-        description="A run and a step of it, RUN@STEP (or @last, @best): a new run takes weights, optimizer, step and "
-        "place in the data from there, and everything else but schedule and budgets. Null: none.",
+        description="RUN@STEP: start a new run from there, with its optimizer and data position; null: none. @last "
+        "and @best work too; everything but the schedule and the budgets stays as it was",
         min_length=1,
     )
     keep: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
-        2, description="Newest checkpoints that stay, beside the best; all: every one, for branches from any of them."
+        2, description="most recent checkpoints to keep, besides the best; all: every checkpoint"
     )
     keep_every: int | None = Field(
-        None, ge=1, description="Steps between checkpoints that are saved and stay whatever keep is. Null: none."
+        None, ge=1, description="steps between checkpoints that are kept regardless of keep; null: none"
     )
     logger: Annotated[dict[str, TrackerConfig], Several("logger")] = Field(
-        {}, description="Trackers that show the run elsewhere, beside the files in its folder: none, one or several."
+        {}, description="trackers besides the local files: wandb, tensorboard, or [wandb,tensorboard]"
     )
 
     @classmethod
@@ -192,6 +180,10 @@ class RunConfig(CommandConfig):
 class PretrainConfig(RunConfig):
     """`lmtool pretrain`."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "max_steps": "10000 if no other budget is set; the first budget reached ends the run; null: no limit",
+    }
+
     tuned_by: ClassVar[None] = None
     default_budget: ClassVar[tuple[str, float]] = ("max_steps", 10_000)
 
@@ -203,15 +195,17 @@ class PretrainConfig(RunConfig):
         "schedule": Auto(("model.recipe.pretrain.schedule",)),
     }
 
-    data: Annotated[DataConfig, Choice("data")] = Field(description="The text to learn from.")
+    data: Annotated[DataConfig, Choice("data")] = Field(
+        description="training text; your own text: data=text data.path=FOLDER"
+    )
     objective: Annotated[ObjectiveConfig, Choice("objective")] = Field(
-        description="What is learned from it; auto: the published one of the model."
+        description="training objective; auto: the one that the model was published with"
     )
     phases: tuple[dict[str, Any], ...] = Field(
         (),
-        description="Parts of the run, each with its `share` of the budget and the keys that differ in it: max_length, "
-        "batch_examples, batch_tokens, micro_batch_tokens, data, optimizer.lr, and of the objective what shapes "
-        "examples. Empty: one.",
+        description="phases of training: [{share: 0.9, max_length: 128}, {max_length: 512, batch_tokens: 8192}]. Each "
+        "phase has a `share` of the budget and the keys that change: max_length, batch_examples, batch_tokens, "
+        "micro_batch_tokens, data, optimizer.lr, and the keys of the objective that shape examples",
     )
 
     @classmethod
@@ -246,6 +240,15 @@ class PretrainConfig(RunConfig):
 class FinetuneConfig(RunConfig):
     """`lmtool finetune`."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "model": "auto: the checkpoint's; model=bert_tiny with checkpoint=none: random weights",
+        "tokenizer": "auto: the checkpoint's, else the teacher's, else trained on the task's text",
+        "optimizer": "update rule; auto: AdamW at 5e-5, more for narrow models, or the method's own",
+        "schedule": "learning rate schedule; auto: 10% warmup and linear decay, or the model's or method's own",
+        "max_epochs": "maximum passes over the training examples; 3 if no other budget is set",
+        "max_length": "maximum tokens per sequence; longer texts are cut and counted; null: 128, or the task's",
+    }
+
     default_budget: ClassVar[tuple[str, float]] = ("max_epochs", 3.0)
 
     auto: ClassVar[dict[str, Auto]] = {
@@ -256,13 +259,15 @@ class FinetuneConfig(RunConfig):
     }
 
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
-        description="What is learned, and from which labelled data."
+        description="required, task=NAME; `lmtool list task`"
     )
-    tuning: Annotated[TuningConfig, Choice("tuning")] = Field(description="Which parameters learn.")
+    tuning: Annotated[TuningConfig, Choice("tuning")] = Field(
+        description="which parameters are trained; `lmtool list tuning`"
+    )
     forgetting: str | None = Field(
         None,
-        description="Held-out text, a file, a folder or a glob pattern: the loss of the checkpoint's pretraining on it "
-        "is measured before and after, and how far the weights move. Null: neither.",
+        description="held-out text on which the pretraining loss is measured before and after; null: off. A file, "
+        "folder or glob pattern; also measures how far the weights move",
         min_length=1,
     )
 
@@ -306,23 +311,25 @@ def _positions_taken(data: dict[str, Any]) -> int:
 class TokenizerCommandConfig(CommandConfig):
     """`lmtool tokenizer`: train a vocabulary on text."""
 
-    data: Annotated[DataConfig, Choice("data")] = Field(description="The text to learn from.")
-    tokenizer: Annotated[TokenizerConfig, Choice("tokenizer")] = Field(description="The kind of tokenizer.")
-    output: str = Field(description="Folder that is written: tokenizer.json and its companions.", min_length=1)
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the split into training and validation text.")
-    cache_dir: str = Field("~/.cache/lmtool", description="Folder of caches, shared by all runs.", min_length=1)
-    offline: bool = Field(False, description="Open no network connection.")
+    data: Annotated[DataConfig, Choice("data")] = Field(description="training text")
+    tokenizer: Annotated[TokenizerConfig, Choice("tokenizer")] = Field(
+        description="kind of tokenizer; `lmtool list tokenizer`"
+    )
+    output: str = Field(description="output folder: tokenizer.json and related files", min_length=1)
+    seed: int = Field(0, ge=0, lt=2**63, description="seed for the split into training and validation text")
+    cache_dir: str = Field("~/.cache/lmtool", description="folder of caches, shared by all runs", min_length=1)
+    offline: bool = Field(False, description="open no network connection")
 
 
 class TransferConfig(CommandConfig):
     """The keys of the commands that take weights from one format to another."""
 
     checkpoint: str = Field(
-        description="The weights to take: a run or checkpoint folder, a published folder, or hf://org/name@revision.",
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision",
         min_length=1,
     )
-    output: str = Field(description="Folder that is written; a new one.", min_length=1)
-    offline: bool = Field(False, description="Open no network connection.")
+    output: str = Field(description="output folder, which must not exist yet", min_length=1)
+    offline: bool = Field(False, description="open no network connection")
 
 
 class ExportConfig(TransferConfig):
@@ -330,9 +337,9 @@ class ExportConfig(TransferConfig):
 
     format: Literal["transformers", "delta", "peft", "vectors"] = Field(
         "transformers",
-        description="transformers: complete weights, with those that a tuning method added merged into them. delta: of "
-        "a tuned run what its base lacks, without the optimizer's state, for lmtool. peft: the same as PEFT reads it. "
-        "vectors: of model=word_vectors the words and their vectors, as text.",
+        description="transformers: complete weights; for a tuned run without its base: delta (lmtool), peft; for "
+        "word_vectors: vectors, a text file of words and their vectors. transformers: weights added by a tuning "
+        "method are merged. delta: what the base lacks, without optimizer state. peft: the same, as PEFT reads it",
     )
 
 
@@ -340,27 +347,29 @@ class ImportConfig(TransferConfig):
     """`lmtool import`: a checkpoint of lmtool from a published folder, from an adapter of PEFT, or from a text file of
     word vectors; or from any pretrained checkpoint with another vocabulary, or in another family."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "checkpoint": "folder with config.json and model.safetensors, hf://org/name@revision, a run, or vectors",
+    }
+
     starts_with_checkpoint: ClassVar[bool] = False
     verbatim: ClassVar[tuple[str, ...]] = ("tokenizer", "model")
 
     model: str | None = Field(
         None,
-        description="Family that takes over the checkpoint's weights, where it computes with the same blocks. Null: "
-        "its own.",
+        description="family that receives the weights, if it has the same blocks; null: the checkpoint's own",
         min_length=1,
     )
 
     tokenizer: str | None = Field(
         None,
-        description="Folder of a tokenizer that replaces the checkpoint's: of `lmtool tokenizer`, of a run, or "
-        "hf://org/name@revision. Null: the checkpoint's stays.",
+        description="new tokenizer for the checkpoint: a folder, a run or hf://org/name; null: unchanged. From "
+        "`lmtool tokenizer`, a run or the hub",
         min_length=1,
     )
     data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
         None,
-        description="Text on which the loss before and after is measured. Null: the held-out text that the run was "
-        "pretrained on; of a published folder that of data=pydocs.",
+        description="text for the loss before and after; null: the run's held-out text, else data=pydocs",
     )
     cache_dir: str = Field(
-        "~/.cache/lmtool", description="Folder of the token stores, shared by all runs.", min_length=1
+        "~/.cache/lmtool", description="folder of the token stores, shared by all runs", min_length=1
     )

@@ -19,25 +19,27 @@ from lmtool.tasks.configs import TaskConfig
 class MachineConfig(CommandConfig):
     """Where and how the commands run that use trained checkpoints."""
 
-    device: str = Field("auto", description="Where to run: auto, cpu, cuda or cuda:N.", pattern=DEVICE)
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="Number format of the matrix products. auto: bf16 where the device has it, else fp32."
+        "auto", description="auto (bf16 if the device supports it), fp32, bf16, fp16"
     )
-    batch_tokens: int = Field(8192, ge=1, description="Maximum real tokens (without padding) in one forward pass.")
+    batch_tokens: int = Field(
+        8192, ge=1, description="maximum number of real tokens (without padding) in one forward pass"
+    )
     cache_dir: str = Field(
-        "~/.cache/lmtool", description="Folder of the token stores, shared by all runs.", min_length=1
+        "~/.cache/lmtool", description="folder of the token stores, shared by all runs", min_length=1
     )
-    offline: bool = Field(False, description="Open no network connection.")
+    offline: bool = Field(False, description="open no network connection")
 
 
 class UseConfig(MachineConfig):
     """The keys of the commands that use a trained checkpoint."""
 
     checkpoint: str = Field(
-        description="What to use: a run or checkpoint folder, a published folder, or hf://org/name@revision.",
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision",
         min_length=1,
     )
-    output: str | None = Field(None, description="File that is written. Null: only the screen.", min_length=1)
+    output: str | None = Field(None, description="output file; null: the screen only", min_length=1)
 
 
 class TaskUseConfig(UseConfig):
@@ -46,20 +48,23 @@ class TaskUseConfig(UseConfig):
     exit: int | None = Field(
         None,
         ge=1,
-        description="Layer behind which all rows leave a model with early exits (distill=self): those above do not "
-        "run. Null: the last.",
+        description="layer at which all rows exit a model with early exits (distill=self); null: the last layer",
     )
     exit_entropy: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="Each row leaves at the first exit where the entropy of its prediction is at most this share of "
-        "the largest: 0 where the model is certain, 1 always. Null: none leaves early.",
+        description="each row exits where the entropy is at most this share of the maximum (0 to 1). 0: only if the "
+        "model is certain; 1: always; null: no early exit",
     )
 
 
 class EvaluateConfig(TaskUseConfig):
     """`lmtool evaluate`: score a checkpoint on the data it was trained for, or on other data of the same kind."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "output": "output file of the predictions (.jsonl); null: the screen only",
+    }
 
     auto: ClassVar[dict[str, Auto]] = {
         "task": Auto(("checkpoint",), hint="its checkpoint was trained for no task: give data=", implied=True),
@@ -68,50 +73,47 @@ class EvaluateConfig(TaskUseConfig):
 
     against: str | None = Field(
         None,
-        description="Another checkpoint, scored on the same rows: the difference with its interval is added.",
+        description="another checkpoint, scored on the same rows; reports the difference and its interval",
         min_length=1,
     )
     report: str | None = Field(
         None,
-        description="Folder that is written: evaluation.json, predictions.jsonl and plots. Null: only the screen.",
+        description="output folder: evaluation.json, predictions.jsonl and plots",
         min_length=1,
     )
     task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
-        None, description="Labelled data to score on. Null: the checkpoint's task; task.path= alone changes the data."
+        None, description="null: the checkpoint's task; task.path=FILE changes its data only"
     )
     data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
         None,
-        description="Text to score on: all of it, or data.validation where that is given. Null: the held-out text of "
-        "what the checkpoint was pretrained on.",
+        description="null: the checkpoint's held-out pretraining text; data=text data.path=FOLDER: all of it",
     )
     max_length: int | None = Field(
-        None, ge=8, description="Tokens that a language model reads at a time. Null: as in training."
+        None, ge=8, description="tokens per window that a language model reads; null: as in training"
     )
     stride: int | None = Field(
         None,
         ge=1,
-        description="Tokens between the windows of a causal language model: each token is predicted once, from "
-        "max_length - stride tokens before it at least. Null: windows as in training, one behind the other.",
+        description="tokens between overlapping windows, for causal language models; null: no overlap. Each token is "
+        "predicted once, with at least max_length - stride tokens of context",
     )
     memory_length: int | None = Field(
         None,
         ge=0,
-        description="Tokens before a segment of text that a model with a memory sees, more than in training or fewer "
-        "(Dai et al. 2019). Null: as many as the model keeps in evaluation.",
+        description="tokens that a model with a memory sees before a segment; null: the model's own setting. More or "
+        "fewer than in training (Dai et al. 2019)",
     )
     shots: int | None = Field(
         None,
         ge=0,
-        description="Demonstrations in front of each row of a task, on which a language model is scored by prompts, "
-        "without training (Brown et al. 2020). Null: a finetuned checkpoint is scored.",
+        description="few-shot examples before each row: prompts task=NAME without training; null: no prompts. Brown "
+        "et al. 2020",
     )
-    prompt_seeds: int = Field(
-        3, ge=1, description="Draws of demonstrations, each with an order of its own; their scores' mean and spread."
-    )
+    prompt_seeds: int = Field(3, ge=1, description="random draws of few-shot examples, each in its own order")
     normalisation: Literal["none", "length", "calibrated"] = Field(
         "length",
-        description="Of an answer's log-probability. none: the sum over its tokens. length: their mean. calibrated: "
-        "against its probability where the input says nothing (N/A, [MASK], empty; Zhao et al. 2021).",
+        description="answer scores: none (summed log-probability), length (mean), calibrated (Zhao et al. 2021). "
+        "calibrated: relative to the answer's probability for empty inputs (N/A, [MASK], none)",
     )
 
 
@@ -120,12 +122,11 @@ class AskConfig(UseConfig):
 
     verbatim: ClassVar[tuple[str, ...]] = ("text", "pair")
 
-    text: str | None = Field(None, description="One text to read; or give input.")
-    pair: str | None = Field(None, description="The second text, where pairs are read.")
+    text: str | None = Field(None, description="one text; or use input")
+    pair: str | None = Field(None, description="second text, if the task reads pairs")
     input: str | None = Field(
         None,
-        description="File to read, one text a line (.txt) or with the task's columns (.tsv, .csv, .jsonl); - reads "
-        "lines from standard input.",
+        description="file: one text per line (.txt), a text column or the task's (.tsv, .csv, .jsonl); -: stdin",
         min_length=1,
     )
 
@@ -133,45 +134,56 @@ class AskConfig(UseConfig):
 class PredictConfig(AskConfig, TaskUseConfig):
     """`lmtool predict`: label texts, or fill their masks."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "output": "output file (.jsonl, .csv, .tsv), including the input's columns; null: the screen",
+    }
+
     verbatim: ClassVar[tuple[str, ...]] = (*AskConfig.verbatim, "task")
 
     task: str | None = Field(
-        None, description="Whose head answers, of a checkpoint that was trained for several tasks: its name."
+        None, description="for a checkpoint trained on several tasks: the name of the task whose head predicts"
     )
-    probabilities: bool = Field(False, description="Write the probabilities of all classes to the output.")
+    probabilities: bool = Field(False, description="write the probabilities of all classes to the output")
 
 
 class GenerateConfig(UseConfig, GenerationConfig):
     """`lmtool generate`: write text."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "output": "output file (.jsonl); null: the screen",
+        "batch_tokens": "approximate number of tokens in the cache at a time",
+    }
+
     verbatim: ClassVar[tuple[str, ...]] = ("prompt",)
 
-    prompt: str | None = Field(None, description="One text to begin with; or give input.")
+    prompt: str | None = Field(None, description="one prompt; or use input")
     input: str | None = Field(
         None,
-        description="File of prompts, one a line (.txt) or in a column (.tsv, .csv, .jsonl); - reads lines from "
-        "standard input.",
+        description="file: one prompt per line (.txt), or a column of prompts (.tsv, .csv, .jsonl); -: stdin",
         min_length=1,
     )
     column: str | None = Field(
-        None, description="Column of the prompts in a table. Null: text, or the one that the checkpoint's task reads."
+        None, description="column of the prompts in a table; null: text, or the text column of the checkpoint's task"
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the draws: the same seed gives the same text.")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed for sampling: the same seed gives the same text")
 
 
 class EmbedConfig(AskConfig):
     """`lmtool embed`: texts as vectors of hidden states."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "output": "output file: .npy (one row per text), .parquet (also one row per token); null: the screen",
+    }
+
     layers: int | Literal["last", "all", "mean"] = Field(
         "last",
-        description="Layers that are read: last, a number (0 is the embedding), all, or the mean of all but the "
-        "embedding. Of an encoder-decoder its encoder's.",
+        description="last, a number (0: the embedding), all, or mean (over all layers but the embedding). "
+        "Encoder-decoders: layers of the encoder",
     )
     pooling: Literal["auto", "none", "first", "mean", "max", "last"] = Field(
         "auto",
-        description="One vector a text: the first token's, the mean, the maximum or the last token's; none: a vector "
-        "a token. auto: what a sentence encoder's folder says, with all that it puts behind the pooling; else what the "
-        "checkpoint's task says, else mean.",
+        description="none (one vector per token), first, mean, max, last; auto: the checkpoint's, else mean. The "
+        "folder of a sentence encoder also defines what follows the pooling",
     )
 
 
@@ -184,27 +196,30 @@ class ProbeConfig(MachineConfig):
 
     checkpoint: tuple[str, ...] = Field(
         min_length=1,
-        description="What is probed: a run or checkpoint folder, a published folder, or hf://org/name@revision; or a "
-        "list of them, which are drawn together.",
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or a list: [a,b]",
     )
     target: Literal["token", "previous", "next", "task"] = Field(
-        description="What a probe predicts of a hidden state: the token at its place, the one before or the one after "
-        "it; or the classes of a task, typed by its name."
+        description="token, previous, next (the identity of a token), or the name of a task. A task is probed for its "
+        "classes"
     )
-    output: str = Field("probe", description="Folder that is written: probe.json, .png and .html.", min_length=1)
+    output: str = Field("probe", description="output folder: probe.json, .png and .html", min_length=1)
     pooling: Literal["first", "mean", "max", "last"] = Field(
-        "mean", description="What stands for a whole text, of a task that labels texts."
+        "mean", description="vector of a text, in tasks that classify texts: first, mean, max or last"
     )
-    classes: int = Field(1000, ge=2, description="Of tokens: the most frequent types, among which a probe chooses.")
-    examples: int = Field(10000, ge=2, description="Maximum number of training tokens or texts per probe.")
-    held_out: int = Field(5000, ge=2, description="Maximum number of tokens or texts in its test set.")
-    max_length: int = Field(128, ge=8, description="Maximum tokens per text.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the random weights, and of what is drawn and held out.")
+    classes: int = Field(
+        1000,
+        ge=2,
+        description="for token targets: the most frequent types, used as classes; other positions are skipped",
+    )
+    examples: int = Field(10000, ge=2, description="maximum number of training tokens or texts per probe")
+    held_out: int = Field(5000, ge=2, description="maximum number of tokens or texts in its test set")
+    max_length: int = Field(128, ge=8, description="maximum tokens per text")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed for the random weights, the samples and the held-out part")
     task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
-        None, description="Labelled data, for target=NAME."
+        None, description="labeled data, for target=NAME"
     )
     data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
-        None, description="Text, whose held-out documents are read. Null: what the first checkpoint was pretrained on."
+        None, description="text whose held-out documents are read; null: the first checkpoint's pretraining data"
     )
 
     @classmethod
@@ -220,41 +235,35 @@ class CheckConfig(CommandConfig):
     starts_with_checkpoint: ClassVar[bool] = False
 
     task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
-        None, description="Labelled data: a task by its name, or a file."
+        None, description="labeled data: the name of a task, or a file"
     )
-    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(None, description="Text to pretrain on.")
+    data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(None, description="text to pretrain on")
     checkpoint: str | None = Field(
         None,
-        description="Whose tokenizer measures the lengths: a run, a checkpoint, a published folder, one that `lmtool "
-        "tokenizer` wrote, or hf://org/name@revision. Null: lengths are in words.",
+        description="tokenizer that measures lengths: a run's, a folder's or `lmtool tokenizer`'s; null: words",
         min_length=1,
     )
-    max_length: int = Field(128, ge=8, description="Of a checkpoint's tokens: longer texts are counted.")
+    max_length: int = Field(128, ge=8, description="in the checkpoint's tokens; longer texts are counted")
     near: float | None = Field(
         0.8,
         gt=0,
         lt=1,
-        description="Near-duplicates share this much of their sets of five characters, at least (Jaccard similarity). "
-        "Null: equal texts alone.",
+        description="minimum Jaccard similarity of character 5-grams in near-duplicates; null: exact ones only",
     )
-    listed: int = Field(20, ge=0, description="Maximum number of rows listed per finding; all are counted.")
-    output: str | None = Field(None, description="File that is written: all that was found, as JSON.", min_length=1)
-    seed: int = Field(
-        0, ge=0, lt=2**63, description="Seed of the rows that are held out where there is no development split."
-    )
-    cache_dir: str = Field(
-        "~/.cache/lmtool", description="Where text that is collected or downloaded lies.", min_length=1
-    )
-    offline: bool = Field(False, description="Open no network connection.")
+    listed: int = Field(20, ge=0, description="maximum number of rows listed per finding; all rows are counted")
+    output: str | None = Field(None, description="output file: every finding, as JSON", min_length=1)
+    seed: int = Field(0, ge=0, lt=2**63, description="seed for the rows held out when there is no development split")
+    cache_dir: str = Field("~/.cache/lmtool", description="folder for collected or downloaded text", min_length=1)
+    offline: bool = Field(False, description="open no network connection")
 
 
 class DoctorConfig(CommandConfig):
     """`lmtool doctor`: what this machine can do."""
 
-    device: str = Field("auto", description="What is looked at: auto, cpu, cuda or cuda:N.", pattern=DEVICE)
-    cache_dir: str = Field("~/.cache/lmtool", description="The folder of caches that runs will use.", min_length=1)
-    offline: bool = Field(False, description="Open no network connection.")
-    trains: bool = Field(True, description="Train a tiny model twice, and hold both against each other, bit by bit.")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
+    cache_dir: str = Field("~/.cache/lmtool", description="cache folder that runs will use", min_length=1)
+    offline: bool = Field(False, description="open no network connection")
+    trains: bool = Field(True, description="train a tiny model twice and compare the results bit by bit")
 
 
 # What `lmtool inspect tokenizer`, `attention`, `positions` and `word` read. Imports no torch.
@@ -269,33 +278,33 @@ class InspectTokenizerConfig(CommandConfig):
     starts_with_checkpoint: ClassVar[bool] = False
     verbatim: ClassVar[tuple[str, ...]] = ("text",)
 
-    text: str = Field(description="The text that is cut.", min_length=1)
+    text: str = Field(description="text to tokenize", min_length=1)
     checkpoint: tuple[str, ...] = Field(
-        (), description="Whose vocabulary stands beside them: runs, checkpoints, published folders, hf://org/name."
+        (), description="tokenizers to compare with: runs, checkpoints, published folders, hf://org/name"
     )
     kinds: tuple[Kind, ...] = Field(
         ("wordpiece", "bytebpe", "bpe", "sentencepiece", "word", "character"),
-        description="Kinds that are trained; [] for none.",
+        description="kinds of tokenizer to train; [] for none",
     )
-    vocab_size: int = Field(8192, ge=300, le=1_000_000, description="Maximum vocabulary size of each.")
-    data: Annotated[DataConfig, Choice("data")] = Field(description="The text that they are trained on.")
-    output: str = Field("tokenizers.html", description="Page that is written.", min_length=1)
-    cache_dir: str = Field("~/.cache/lmtool", description="Where trained vocabularies lie.", min_length=1)
-    offline: bool = Field(False, description="Open no network connection.")
+    vocab_size: int = Field(8192, ge=300, le=1_000_000, description="maximum vocabulary size of each")
+    data: Annotated[DataConfig, Choice("data")] = Field(description="training text for the new tokenizers")
+    output: str = Field("tokenizers.html", description="output page", min_length=1)
+    cache_dir: str = Field("~/.cache/lmtool", description="folder for trained tokenizers", min_length=1)
+    offline: bool = Field(False, description="open no network connection")
 
 
 class LookConfig(CommandConfig):
     """Where a look into a checkpoint runs."""
 
-    device: str = Field("auto", description="Where to run: auto, cpu, cuda or cuda:N.", pattern=DEVICE)
-    offline: bool = Field(False, description="Open no network connection.")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
+    offline: bool = Field(False, description="open no network connection")
 
 
 class ReadConfig(LookConfig):
     """The same of one for which the checkpoint reads a text."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="Number format of the matrix products. auto: bf16 where the device has it, else fp32."
+        "auto", description="auto (bf16 if the device supports it), fp32, bf16, fp16"
     )
 
 
@@ -305,12 +314,12 @@ class InspectAttentionConfig(ReadConfig):
     verbatim: ClassVar[tuple[str, ...]] = ("text",)
 
     checkpoint: str = Field(
-        description="Whose attention: a run or checkpoint folder, a published folder, or hf://org/name@revision.",
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision",
         min_length=1,
     )
-    text: str = Field(description="The text that is read.", min_length=1)
-    shown: int = Field(3, ge=0, description="Heads that are drawn on the screen: those that look at one thing most.")
-    output: str = Field("attention.html", description="Page that is written, with all heads.", min_length=1)
+    text: str = Field(description="input text", min_length=1)
+    shown: int = Field(3, ge=0, description="heads shown on the screen: those with the most concentrated attention")
+    output: str = Field("attention.html", description="output page, with all heads", min_length=1)
 
 
 class InspectPositionsConfig(LookConfig):
@@ -320,14 +329,14 @@ class InspectPositionsConfig(LookConfig):
 
     kinds: tuple[str, ...] = Field(
         ("learned", "sinusoidal", "rotary", "t5", "alibi", "shaw"),
-        description="Kinds that are drawn, new: learned ones are random. [] for none.",
+        description="untrained kinds to show (learned ones are random); [] for none",
     )
-    checkpoint: tuple[str, ...] = Field((), description="Whose positions are drawn beside them, as they were learned.")
-    length: int = Field(64, ge=2, le=512, description="Positions.")
-    hidden_size: int = Field(64, ge=2, le=4096, description="Width of the token vectors of untrained kinds.")
-    num_heads: int = Field(4, ge=1, le=64, description="Attention heads of untrained kinds.")
-    causal: bool = Field(False, description="Whether untrained kinds use causal attention.")
-    output: str = Field("positions.html", description="Page that is written.", min_length=1)
+    checkpoint: tuple[str, ...] = Field((), description="checkpoints whose trained positions are shown as well")
+    length: int = Field(64, ge=2, le=512, description="number of positions")
+    hidden_size: int = Field(64, ge=2, le=4096, description="width of the token vectors of untrained kinds")
+    num_heads: int = Field(4, ge=1, le=64, description="attention heads of untrained kinds")
+    causal: bool = Field(False, description="true: untrained kinds use causal attention")
+    output: str = Field("positions.html", description="output page", min_length=1)
 
 
 class InspectWordConfig(ReadConfig):
@@ -336,12 +345,13 @@ class InspectWordConfig(ReadConfig):
     starts_with_checkpoint: ClassVar[bool] = False
     verbatim: ClassVar[tuple[str, ...]] = ("text", "word")
 
-    word: str = Field(description="The word, as it stands in each sentence.", min_length=1)
-    text: str = Field(description="The sentences, with | between them.", min_length=1)
+    word: str = Field(description="the word, exactly as it is written in each sentence", min_length=1)
+    text: str = Field(description="the sentences, separated by |", min_length=1)
     checkpoint: tuple[str, ...] = Field(
-        min_length=1, description="Whose vectors: runs, checkpoints, published folders, hf://org/name."
+        min_length=1,
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or a list: [a,b]",
     )
-    output: str = Field("word.html", description="Page that is written.", min_length=1)
+    output: str = Field("word.html", description="output page", min_length=1)
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:

@@ -53,48 +53,45 @@ class TaskConfig(LearnedConfig):
     text: tuple[str, ...] = Field(
         ("text",),
         min_length=1,
-        description="The columns that are read, in order; A+B: those columns with a space between them, as one text.",
+        description="input columns: one, or two for a pair; a+b: two columns joined into one text",
     )
-    label: str = Field("label", description="The column that is predicted.")
+    label: str = Field("label", description="label column")
     path: str | None = Field(
         None,
-        description="Local data: a folder with train, dev and test files (.tsv, .csv, .jsonl), or one such file "
-        "to train on.",
+        description="local data: a folder with train, dev and test files (.tsv .csv .jsonl), or one training file",
     )
     hub: str | None = Field(
         None,
-        description="Data set read from the hub where no path is given: org/name or org/name:subset.",
+        description="org/name or org/name:subset on the hub, used if no path is set",
     )
     embedded: Literal["pydocs"] | None = Field(
         None,
-        description="Data that every machine has, read where no path is given: pydocs.",
+        description="pydocs: data found on every machine, used if no path is set",
     )
-    header: tuple[str, ...] | None = Field(None, description="Column names of files that have no header line.")
-    aliases: dict[str, str] = Field({}, description="Column names in files, and the names they have here.")
+    header: tuple[str, ...] | None = Field(None, description="column names for files without a header line")
+    aliases: dict[str, str] = Field({}, description="map from column names in the files to names used here")
     files: dict[str, str] = Field(
         {},
-        description="Names of files without their suffix, and the split they are: train, dev or test.",
+        description="map from file names without suffix to train, dev or test",
     )
     ragged_rows: Literal["refuse", "skip"] = Field(
         "refuse",
-        description="What to do with a line of too few or too many columns: refuse the file, or skip and count "
-        "the line.",
+        description="line with a wrong number of columns; refuse: error; skip: skip and count it",
     )
     validation: tuple[str, ...] = Field(
         ("dev",),
         min_length=1,
-        description="The development splits; dev and validation mean the same. Without one, a seeded tenth of train is "
-        "held out.",
+        description="development splits; without one, a seeded tenth of train is held out",
     )
-    test: tuple[str, ...] = Field(("test",), description="The test splits, labelled or not: never trained on.")
+    test: tuple[str, ...] = Field(("test",), description="test splits: never used for training")
     metrics: tuple[str, ...] = Field(min_length=1, description="Scores that are reported.")
     metric: str = Field(description="The score that chooses the best checkpoint.")
-    train_examples: int | None = Field(None, ge=1, description="Train on this many rows, a seeded draw. Null: all.")
+    train_examples: int | None = Field(None, ge=1, description="number of training rows, a seeded sample; null: all")
     dropout: float | None = Field(
         None,
         ge=0,
         lt=1,
-        description="Dropout before the head's output layer. Null: the model's.",
+        description="dropout rate before the output layer; null: the model's",
     )
 
     @field_validator("validation", "test")
@@ -245,10 +242,10 @@ class PromptConfig(Config):
 
     template: str | None = Field(
         None,
-        description="A row as text: {COLUMN} is replaced by the row's text, {label} by the answer; \\n "
-        "is the end of a line. Null: each column behind its name, then the answer.",
+        description="{column} and {label}, the answer; null: each column with its name, then the answer. \\n starts a "
+        "new line",
     )
-    words: dict[str, str] = Field({}, description="Classes, and what is written for them. Others: their names.")
+    words: dict[str, str] = Field({}, description="map from class to the word for it; other classes: their names")
 
     @field_validator("template")
     @classmethod
@@ -278,7 +275,7 @@ class PromptedConfig(TaskConfig):
 
     prompt: PromptConfig = Field(
         default_factory=lambda: PromptConfig.model_validate({}),
-        description="The task in words, for task.head=prompt and for `lmtool evaluate shots=`.",
+        description="the task as a prompt, for `lmtool evaluate shots=`",
     )
 
     @property
@@ -336,10 +333,9 @@ class DomainConfig(Config):
     name: str = Field(description="Which loss.")
     target: str = Field(
         min_length=1,
-        description="Texts of the other domain: a folder with a train file, or one file, with the task's text columns. "
-        "Labels are not read.",
+        description="texts from the other domain: a folder with a train file, or one file; labels are not read",
     )
-    weight: float = Field(1.0, gt=0, description="Weight of the loss beside the task's.")
+    weight: float = Field(1.0, gt=0, description="weight of the loss, added to the task's")
 
 
 @component("task/domain", "dann", builder="lmtool.tasks.kinds.sequence:GradientReversal")
@@ -351,9 +347,9 @@ class DannConfig(DomainConfig):
     steps: int = Field(
         1000,
         ge=1,
-        description="Steps in which p rises from 0 to 1; the gradient is reversed 2 / (1 + exp(-10 p)) - 1 times.",
+        description="steps over which p rises from 0 to 1; the reversed gradient is scaled by 2 / (1 + exp(-10 p)) - 1",
     )
-    hidden_size: int = Field(100, ge=1, description="Hidden units of the domain classifier.")
+    hidden_size: int = Field(100, ge=1, description="hidden units of the domain classifier")
 
 
 @component("task/domain", "coral", builder="lmtool.tasks.kinds.sequence:MomentMatching")

@@ -26,6 +26,13 @@ DEMONSTRATIONS = 16
 class ClassificationConfig(PromptedConfig, WindowedConfig):
     """One of several classes for a text or a pair of texts."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "head": "paper; transformers: as in its ...ForSequenceClassification; text_to_text: generate the label "
+        "(T5); prompt: the language model's head predicts the class's word in the prompt; null: the checkpoint's, "
+        "else paper",
+        "prompt": "the task as a prompt, for task.head=prompt and for `lmtool evaluate shots=`",
+    }
+
     head_fields: ClassVar[tuple[str, ...]] = (*FORM, "prompt", "label_words", "demonstrations", "demonstration_rows")
     has_classes: ClassVar[bool] = True
     fills_prompts: ClassVar[bool] = True
@@ -37,55 +44,54 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     )
     name: str = Field(
         "classification",
-        description="The task's name: its head is heads.NAME.",
+        description="name of the task; its head is heads.NAME",
         pattern=r"^[a-z][a-z0-9_]*$",
     )
     labels: tuple[str, ...] | None = Field(
         None,
-        description="The classes by name, in order; quote them. A file may hold the names or their numbers from "
-        "0. Null: the sorted values found in train.",
+        description="class names in order, quoted; null: the sorted values found in train. A file may contain the "
+        "names, or their numbers from 0",
     )
     metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
         ("accuracy",),
         min_length=1,
-        description="Scores that are reported. f1 is of the second label against the first.",
+        description="accuracy, f1 (the second label is the positive class), macro_f1, matthews",
     )
     metric: Literal["accuracy", "f1", "macro_f1", "matthews"] = Field(
         "accuracy",
-        description="The score that chooses the best checkpoint.",
+        description="metric that selects the best checkpoint",
     )
     loss: ClassLossConfig = Field(
         default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
     )
     label_words: dict[str, str] = Field(
-        {}, description="With head=text_to_text: classes, and what is written for them. Others: their names."
+        {}, description="task.head=text_to_text: map from class to the text for it; other classes: their names"
     )
     shots_per_class: int | None = Field(
         None,
         ge=1,
-        description="Train on this many rows of each class and choose the best checkpoint by as many others, both "
-        "drawn by the run's seed from the training rows; the development splits are scored once, at the end (Gao et "
-        "al. 2021, section 3). Null: all.",
+        description="rows per class to train on, and as many for selection, both sampled by the seed; null: all. Both "
+        "come from the training rows; the development splits are scored once, at the end (Gao et al. 2021, section 3)",
     )
     auxiliary_mlm: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="With head=prompt on an encoder: weight of masked language modelling beside the task, on the rows "
-        "that shots_per_class leaves, their labels unread, else on the training texts; the task has the rest (Schick "
-        "and Schuetze 2021, section 3.4: 1e-4). 0: none.",
+        description="task.head=prompt, encoders: weight of an auxiliary masked LM loss (published: 1e-4); 0: none. It "
+        "trains on the unlabeled rows that shots_per_class leaves, otherwise on the training texts; the task's loss "
+        "has the remaining weight (Schick and Schuetze 2021, section 3.4)",
     )
     demonstrations: int = Field(
         0,
         ge=0,
-        description="With head=prompt: each text is read together with an answered training row of each class; "
-        "training draws them every epoch, and a prediction joins so many draws (Gao et al. 2021, section 6: 16, which "
-        "true stands for). 0: none.",
+        description="task.head=prompt: labeled rows shown with each text; number of samples joined per prediction "
+        "(published: 16, the value of true); 0: none. One labeled training row of each class, sampled anew every "
+        "epoch (Gao et al. 2021, section 6)",
     )
     demonstration_rows: dict[str, tuple[tuple[str, ...], ...]] | None = Field(
         None,
-        description="By class, the rows that demonstrations are drawn from, the text columns of each; kept with the "
-        "checkpoint. Null: the training rows, at most 16 of a class.",
+        description="map from class to its demonstration rows; null: training rows, at most 16 per class. Each row "
+        "holds the text columns; the rows are saved with the checkpoint",
     )
 
     @field_validator("demonstrations", mode="before")
@@ -222,30 +228,30 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
 class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
     """The best of several choices of a row."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "label": "label column: the name of the correct choice's column, or its number from 0",
+    }
+
     kind: Literal["multiple_choice"] = Field("multiple_choice", description="The best of several choices of a row.")
     name: str = Field(
         "multiple_choice",
-        description="The task's name: its head is heads.NAME.",
+        description="name of the task; its head is heads.NAME",
         pattern=r"^[a-z][a-z0-9_]*$",
     )
     text: tuple[str, ...] = Field(
         ("text", "choice1", "choice2"),
         min_length=3,
-        description="The columns that are read: what stands before the choices, then the choices. Each choice is read "
-        "as a pair: the first columns with spaces between them, and the choice.",
+        description="input columns: those before the choices, then the choices. Each choice is read as a pair: the "
+        "first columns joined by spaces, and the choice",
     )
-    choices: int = Field(2, ge=2, description="How many of the last columns are choices.")
+    choices: int = Field(2, ge=2, description="number of choice columns, the last of the input columns")
     continued: bool = Field(
         False,
-        description="Whether the column before the choices is the beginning of each choice, and not of the first text.",
+        description="true: the column before the choices is the beginning of each choice",
     )
-    wordings: dict[str, str] = Field(
-        {}, description="Values of the columns before the choices, and how they are read instead."
-    )
-    metrics: tuple[Literal["accuracy"], ...] = Field(
-        ("accuracy",), min_length=1, description="Scores that are reported."
-    )
-    metric: Literal["accuracy"] = Field("accuracy", description="The score that chooses the best checkpoint.")
+    wordings: dict[str, str] = Field({}, description="replacements for values of the columns before the choices")
+    metrics: tuple[Literal["accuracy"], ...] = Field(("accuracy",), min_length=1, description="reported metrics")
+    metric: Literal["accuracy"] = Field("accuracy", description="metric that selects the best checkpoint")
 
     @property
     def default_template(self) -> str:

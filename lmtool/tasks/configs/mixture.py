@@ -28,25 +28,33 @@ Member = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "
 class GlueConfig(TaskConfig):
     """The tasks of GLUE, each in a run of its own (Wang et al. 2019)."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "text": "each task's own",
+        "label": "each task's own",
+        "embedded": "none",
+        "header": "each task's own",
+        "aliases": "each task's own",
+        "files": "each task's own",
+        "validation": "each task's own",
+        "test": "each task's own; predicted into the leaderboard files",
+    }
+
     kind: Literal["glue"] = Field("glue", description="The tasks of GLUE, each in a run of its own.")
-    name: str = Field("glue", description="What the runs are called together.", pattern=r"^[a-z][a-z0-9_]*$")
+    name: str = Field("glue", description="common name of the runs", pattern=r"^[a-z][a-z0-9_]*$")
     path: str | None = Field(
         None,
-        description="A folder with a folder of each task, named after it (cola, CoLA, mnli_10k), and one named ax for "
-        "the diagnostic set. Null: the hub.",
+        description="a folder with one subfolder per task (cola, CoLA, mnli_10k, ...); missing tasks are listed",
     )
-    hub: str | None = Field(
-        "nyu-mll/glue", description="Where no path is given, each task is read from where its own YAML says."
-    )
+    hub: str | None = Field("nyu-mll/glue", description="used if no path is set; each task's own YAML names its data")
     members: tuple[Member | dict[str, Any], ...] = Field(
         ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"),
         min_length=1,
-        description="The tasks, in the order of their runs. task.with.NAME.KEY= sets a key of one of them.",
+        description="in the order of their runs; task.with.NAME.KEY=VALUE sets a key of one task",
     )
     metrics: tuple[Literal["average"], ...] = Field(
-        ("average",), min_length=1, description="The mean of the tasks' scores, WNLI left out."
+        ("average",), min_length=1, description="mean of the tasks' scores, without WNLI"
     )
-    metric: Literal["average"] = Field("average", description="What result.json of all runs says.")
+    metric: Literal["average"] = Field("average", description="the score in glue.json")
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -81,43 +89,44 @@ class MixtureTaskConfig(TaskConfig):
     repeats: ClassVar[bool] = True
 
     kind: Literal["mixture"] = Field("mixture", description="Several tasks in one run.")
-    name: str = Field("mixture", description="What they are called together.", pattern=r"^[a-z][a-z0-9_]*$")
+    name: str = Field("mixture", description="common name of the tasks", pattern=r"^[a-z][a-z0-9_]*$")
     members: tuple[dict[str, Any], ...] = Field(
         min_length=2,
-        description="The tasks: names of shipped ones, or sections with a kind, a name and a path. No name twice. "
-        "task.with.NAME.KEY= sets a key of one of them.",
+        description="names of tasks, or sections: [sst2, {kind: classification, name: mine, path: FOLDER}]; "
+        "task.with.NAME.KEY=VALUE sets a key of one task. Each name occurs once",
     )
     sampling: Literal["proportional", "uniform", "temperature", "capped"] = Field(
         "proportional",
-        description="The shares of the members, of n training rows each (Raffel et al. 2020, section 3.5.2). "
-        "proportional: as n. uniform: all alike. temperature: as n^(1/temperature). capped: as the smaller of n and "
-        "cap. Their losses have the same weights.",
+        description="weights for members of n rows: proportional (n), uniform, temperature (n^(1/temperature)), "
+        "capped (the smaller of n and cap). Raffel et al. 2020, section 3.5.2; the members' losses have equal weights",
     )
-    temperature: float = Field(2.0, ge=1, description="Of sampling=temperature; 1 is proportional. Published: 2.")
-    cap: int = Field(2**19, ge=1, description="Of sampling=capped, in rows. Published: 2^19.")
+    temperature: float = Field(2.0, ge=1, description="for sampling=temperature; 1: proportional")
+    cap: int = Field(2**19, ge=1, description="for sampling=capped, in rows (2^19)")
     head: Literal["text_to_text"] | None = Field(
-        None, description="text_to_text: the labels of all members are written (T5). Null: as each member says."
+        None, description="text_to_text: generate the labels of all members (T5); null: each member's own"
     )
-    rows: tuple[int, ...] | None = Field(None, description="Training rows of each member. Null: they are counted.")
+    rows: tuple[int, ...] | None = Field(None, description="training rows per member; null: counted")
 
-    text: tuple[()] = Field((), description=_OWN.format("text"))
-    label: Literal[""] = Field("", description=_OWN.format("label"))
-    path: None = Field(None, description=_OWN.format("path"))
-    hub: None = Field(None, description=_OWN.format("hub"))
-    embedded: None = Field(None, description=_OWN.format("embedded"))
-    header: None = Field(None, description=_OWN.format("header"))
-    aliases: dict[str, str] = Field({}, max_length=0, description=_OWN.format("aliases"))
-    files: dict[str, str] = Field({}, max_length=0, description=_OWN.format("files"))
-    ragged_rows: Literal["refuse"] = Field("refuse", description=_OWN.format("ragged_rows"))
-    validation: tuple[()] = Field((), description=_OWN.format("validation"))
-    test: tuple[()] = Field((), description=_OWN.format("test"))
-    train_examples: None = Field(None, description=_OWN.format("train_examples"))
-    dropout: None = Field(None, description=_OWN.format("dropout"))
+    text: tuple[()] = Field((), description="each member's own, as for all keys below")
+    label: Literal[""] = Field("", description="each member's own")
+    path: None = Field(None, description="each member's own")
+    hub: None = Field(None, description="each member's own")
+    embedded: None = Field(None, description="each member's own")
+    header: None = Field(None, description="each member's own")
+    aliases: dict[str, str] = Field({}, max_length=0, description="each member's own")
+    files: dict[str, str] = Field({}, max_length=0, description="each member's own")
+    ragged_rows: Literal["refuse"] = Field("refuse", description="each member's own")
+    validation: tuple[()] = Field((), description="each member's own")
+    test: tuple[()] = Field((), description="each member's own")
+    train_examples: None = Field(None, description="each member's own")
+    dropout: None = Field(None, description="each member's own")
 
     metrics: tuple[Literal["average"], ...] = Field(
-        ("average",), min_length=1, description="The mean of the members' metrics, those of 100 taken as shares of 1."
+        ("average",),
+        min_length=1,
+        description="mean of the members' metrics; metrics out of 100 (bleu, chrf) are scaled to 1",
     )
-    metric: Literal["average"] = Field("average", description="The score that chooses the best checkpoint.")
+    metric: Literal["average"] = Field("average", description="metric that selects the best checkpoint")
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -224,8 +233,8 @@ class TaskObjectiveConfig(ObjectiveConfig):
 
     name: Literal["task"] = Field("task", description="A task.")
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
-        description="The task, as `lmtool finetune` has it, with its kind and where its data are: "
-        "{kind: classification, name: reviews, path: FOLDER}."
+        description="keys of `lmtool finetune` under task=: kind, name, path or hub, text, label, ...; `lmtool list "
+        "task`"
     )
 
     def needs(self) -> Iterator[Requirement]:
@@ -259,13 +268,12 @@ class TaskTextConfig(DataConfig):
 
     name: Literal["task"] = Field("task", description="The texts of a task.")
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
-        description="The task: a shipped one by its name, whose keys stand beside it (data.task=sst2 "
-        "data.task.path=FOLDER), or a section with a kind and a path. Labels are not read."
+        description="the name of a shipped task, or a section with kind and path; data.task.KEY sets its keys. Labels "
+        "are not read"
     )
     validation_fraction: float = Field(
         0.02,
         gt=0,
         lt=1,
-        description="Share of the rows held out for validation, at least one, where the task has no development "
-        "split; the same ones for every seed.",
+        description="share of the rows held out if there is no development split; the same rows for every seed",
     )

@@ -64,35 +64,32 @@ class SequenceConfig(TaskConfig):
         ("text",),
         min_length=1,
         max_length=2,
-        description="The columns that are read: one text, or two for a pair; A+B: those columns with a space between "
-        "them, as one text.",
+        description="input columns: one, or two for a pair; a+b: two columns joined into one text",
     )
     head: Literal["paper", "transformers", "text_to_text", "prompt"] | None = Field(
         None,
-        description="How a whole text is read. paper: as in the model's paper. transformers: as its "
-        "...ForSequenceClassification does (GPT: no end token, no bias; BART, T5: a dense layer more), which alone can "
-        'be exported. text_to_text: as a text ("sst2 sentence: ..."), for which the label is written as a text (T5). '
-        "prompt: as the task's prompt, in which the language model's own head predicts the word of the class. "
-        "Null: as in the checkpoint, where its classes are the task's; else as in the paper.",
+        description="paper; transformers: as in its ...ForSequenceClassification; null: the checkpoint's, else paper. "
+        "paper: as in the model's paper. transformers: GPT without end token and bias, BART and T5 with an additional "
+        'dense layer; the only one that can be exported. text_to_text: the input is a text such as "sst2 sentence: '
+        "...\". The checkpoint's head is used if its classes are those of the task",
     )
 
     pooling: Literal["auto", "first", "mean", "max", "last"] = Field(
         "auto",
-        description="What of the last hidden states the head reads: the first token's (through the pooler, where the "
-        "family has one), the mean or the maximum over all, or the last token's. auto: as a published sentence "
-        "encoder says, else the family's, which alone can be exported.",
+        description="last hidden states: first, mean, max or last; auto: a sentence encoder's, else the family's. The "
+        "first token passes through the pooler if the family has one; only the family's own pooling can be exported",
     )
     head_layers: Literal[1, 2] | None = Field(
         None,
-        description="1: the output layer alone; 2: a dense layer before it, the pooler or a new one with tanh. Null: "
-        "the family's, which alone can be exported.",
+        description="1: output layer only; 2: a dense layer before it; null: the family's. The dense layer is the "
+        "pooler, or a new one with tanh; only the family's own number can be exported",
     )
 
     auxiliary_lm: float = Field(
         0.0,
         ge=0,
-        description="Weight of a language model's loss over the tokens of the text, learned beside the task (Radford "
-        "et al. 2018, section 3.2: 0.5); for decoders. 0: none.",
+        description="weight of a language modeling loss on the text, for decoders (published: 0.5); 0: none. Radford "
+        "et al. 2018, section 3.2",
     )
 
     @property
@@ -202,15 +199,14 @@ class WindowedConfig(SequenceConfig):
 
     windows: Literal["none", "mean", "max"] = Field(
         "none",
-        description="How a text longer than max_length is read. none: it is cut. mean, max: in windows that each learn "
-        "the row's label, and whose probabilities (values) are averaged, or the largest of each taken. Of a pair the "
-        "second text is windowed.",
+        description="long texts; none: cut; mean, max: combine the probabilities (values) over windows. Each window "
+        "learns the row's label; mean and max average the windows' outputs or take the largest. In pairs the second "
+        "text is split",
     )
-    stride: int = Field(0, ge=0, description="Tokens shared by adjacent windows; at most half a window applies.")
+    stride: int = Field(0, ge=0, description="tokens shared by adjacent windows")
     domain: Annotated[DomainConfig | None, Choice("task/domain", optional=True)] = Field(
         None,
-        description="Unlabelled texts of another domain beside the task's, for which the model is to work too "
-        "(task.domain=dann task.domain.target=FOLDER): dann or coral. Null: none.",
+        description="dann or coral, with task.domain.target=FOLDER: unlabeled texts from another domain",
     )
 
     @property
@@ -229,18 +225,18 @@ class WindowedConfig(SequenceConfig):
 class ClassLossConfig(Config):
     """The loss of a classification."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the probability spread over all classes.")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the probability spread over all classes")
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
         "none",
-        description="none; balanced: training rows / (classes x rows of the class); or one weight a class, in "
-        "the order of labels.",
+        description="none, balanced (rows / (classes x rows of the class)), or one weight per class: [1.0, 3.0]",
     )
 
     focal_gamma: float = Field(
         0.0,
         ge=0,
-        description="Exponent of the focal loss: a loss counts (1 - p)^gamma times, p the probability of its label "
-        "(Lin et al. 2017: 2). 0: plain. What the sum is divided by stays the same.",
+        description="exponent of the focal loss (published: 2.0); 0: plain cross-entropy. Each loss is multiplied by "
+        "(1 - p)^gamma, p being the probability of its label (Lin et al. 2017); the divisor stays the number of "
+        "labels",
     )
 
     @model_validator(mode="after")
@@ -262,17 +258,20 @@ class ClassLossConfig(Config):
 class MultiLabelLossConfig(ClassLossConfig):
     """The loss of a multi-label classification: binary cross entropies, their mean over texts and classes."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of a label spread over yes and no.")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of a label spread over yes and no")
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
         "none",
-        description="Weight of a class's loss where a text has the class. balanced: training rows without it / rows "
-        "with it; or one weight a class, in the order of labels.",
+        description="for positive labels: none, balanced (negative / positive rows), or one per class",
     )
 
 
 @component("task", "multi_label", builder="lmtool.tasks.kinds.multi_label:MultiLabel")
 class MultiLabelConfig(WindowedConfig):
     """Any number of several classes for a text or a pair of texts."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "label": "label column: a list, or text with delimiters",
+    }
 
     has_classes: ClassVar[bool] = True
 
@@ -282,32 +281,31 @@ class MultiLabelConfig(WindowedConfig):
     )
     name: str = Field(
         "multi_label",
-        description="The task's name: its head is heads.NAME.",
+        description="name of the task; its head is heads.NAME",
         pattern=r"^[a-z][a-z0-9_]*$",
     )
     labels: tuple[str, ...] | None = Field(
         None,
-        description="The classes by name, in order; quote them. Null: the sorted values found in train.",
+        description="class names in order, quoted; null: the sorted values found in train",
     )
     delimiter: str = Field(
         ",",
         min_length=1,
-        description="Between the classes of a row, where the column holds text; a list is read as it is. Nothing in a "
-        "cell: none of the classes.",
+        description="separator of the classes in a cell; an empty cell: no class. Lists are read as they are",
     )
     thresholds: float | tuple[float, ...] | None = Field(
         None,
-        description="The probability from which on a class is predicted: one for all, or one a class. Null: tuned for "
-        "each class on the development rows (F1), and stored with the head.",
+        description="probability threshold, one for all or one per class; null: tuned per class for F1. Tuned on the "
+        "development rows, and saved with the head",
     )
     metrics: tuple[Literal["micro_f1", "macro_f1", "subset_accuracy"], ...] = Field(
         ("micro_f1", "macro_f1", "subset_accuracy"),
         min_length=1,
-        description="Scores that are reported. subset_accuracy: rows all of whose classes are right.",
+        description="reported metrics",
     )
     metric: Literal["micro_f1", "macro_f1", "subset_accuracy"] = Field(
         "micro_f1",
-        description="The score that chooses the best checkpoint.",
+        description="metric that selects the best checkpoint",
     )
     loss: MultiLabelLossConfig = Field(
         default_factory=lambda: MultiLabelLossConfig.model_validate({}),
@@ -336,6 +334,12 @@ class MultiLabelConfig(WindowedConfig):
 class RegressionConfig(WindowedConfig):
     """One number for a text or a pair of texts, by squared error."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "label": "label column: a number",
+        "head": "paper; transformers: as in its ...ForSequenceClassification; text_to_text: generate the label "
+        "(T5); null: the checkpoint's, else paper",
+    }
+
     of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "standardize")
 
     kind: Literal["regression"] = Field(
@@ -344,23 +348,23 @@ class RegressionConfig(WindowedConfig):
     )
     name: str = Field(
         "regression",
-        description="The task's name: its head is heads.NAME.",
+        description="name of the task; its head is heads.NAME",
         pattern=r"^[a-z][a-z0-9_]*$",
     )
     metrics: tuple[Literal["pearson", "spearman", "mse"], ...] = Field(
         ("pearson", "spearman", "mse"),
         min_length=1,
-        description="Scores that are reported.",
+        description="reported metrics",
     )
     metric: Literal["pearson", "spearman", "mse"] = Field(
         "pearson",
-        description="The score that chooses the best checkpoint; of mse the smallest.",
+        description="metric that selects the best checkpoint; for mse, lower is better",
     )
     standardize: Literal["train"] | tuple[float, float] | None = Field(
         None,
-        description="The mean and the standard deviation of the values: the loss is the squared error over the "
-        "variance, and a new head starts at the mean. train: those of the training rows. Null: "
-        "the squared error itself, as published. Predictions and scores are of the values as they are.",
+        description="train: divide the squared error by the variance of the training values and start a new head at "
+        "their mean; [mean, deviation]: use these; null: plain squared error, as published. Predictions and metrics "
+        "keep the scale of the data",
     )
 
     @property

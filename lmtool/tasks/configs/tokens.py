@@ -21,6 +21,11 @@ from lmtool.tasks.configs.sequence import ClassLossConfig
 class TokenClassificationConfig(TaskConfig):
     """A tag for each word of a sentence."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "path": "folder with train, dev and test files (.conll .tsv .txt .conllu .jsonl .parquet), or one file",
+        "header": "names of all CoNLL columns, if words and tags are not in the first and last one",
+    }
+
     has_classes: ClassVar[bool] = True
     layouts: ClassVar[tuple[str, ...]] = ("conll", "conllu", "table", "parquet")
 
@@ -29,45 +34,46 @@ class TokenClassificationConfig(TaskConfig):
     )
     name: str = Field(
         "token_classification",
-        description="The task's name: its head is heads.NAME.",
+        description="name of the task; its head is heads.NAME",
         pattern=r"^[a-z][a-z0-9_]*$",
     )
     text: tuple[str, ...] = Field(
         ("tokens",),
         min_length=1,
         max_length=1,
-        description="The column of the words: lists, or texts that are divided at white space. Of CoNLL columns the "
-        "first, where header does not name them; of CoNLL-U the form.",
+        description="word column: lists, or texts split at whitespace; CoNLL: the first column. Used for CoNLL "
+        "columns without a header; CoNLL-U: the form",
     )
-    label: str = Field("tags", description="The column of the tags, one a word. Of CoNLL columns the last.")
+    label: str = Field("tags", description="tag column, one tag per word; CoNLL: the last column")
     labels: tuple[str, ...] | None = Field(
         None,
-        description="The tags by name, in order; quote them. A file may hold the names or their numbers from 0. Null: "
-        "those found in train; of a scheme O, and B and I of each type.",
+        description="tag names in order, quoted; null: those found in train. A file may contain the names, or their "
+        "numbers from 0. For an entity scheme: O, and B and I of each type",
     )
     scheme: Literal["auto", "bio", "iob1", "iobes", "none"] = Field(
         "auto",
-        description="How the files tag entities; learned and predicted is BIO. iob1: B only between entities of one "
-        "type. iobes: also BILOU. none: tags without parts, as of speech. auto: seen in train.",
+        description="scheme of the files: bio, iob1, iobes (or BILOU), none (single tags); auto: detected in train. "
+        "The model learns and predicts bio. iob1: B only between adjacent entities of the same type; none: for "
+        "example parts of speech",
     )
     train_on: Literal["all", "first"] = Field(
         "all",
-        description="Pieces of a word that learn its tag: all (those after the first the I of a B), or the first, "
-        "which alone predicts.",
+        description="subwords that learn a word's tag: all (those after a B learn I), or first",
     )
     stride: int = Field(
         64,
         ge=0,
-        description="Tokens that neighbouring windows of a long sentence share; at most half of a window is taken. A "
-        "word is predicted by the window in which it has most context.",
+        description="tokens shared by adjacent windows of a long sentence. At most half of a window; each word is "
+        "predicted by the window in which it has the most context",
     )
     metrics: tuple[Literal["f1", "precision", "recall", "accuracy"], ...] = Field(
         ("f1", "precision", "recall", "accuracy"),
         min_length=1,
-        description="Scores that are reported. f1, precision, recall: of entities, right where both ends and the type "
-        "are (conlleval). accuracy: of words.",
+        description="of entities, with exact boundaries and type; accuracy: of words. As conlleval scores them",
     )
-    metric: Literal["f1", "accuracy"] = Field("f1", description="The score that chooses the best checkpoint.")
+    metric: Literal["f1", "accuracy"] = Field(
+        "f1", description="metric that selects the best checkpoint; f1 or accuracy"
+    )
     loss: ClassLossConfig = Field(
         default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
     )
@@ -118,28 +124,28 @@ class SpanClassificationConfig(TaskConfig):
     )
     name: str = Field(
         "span_classification",
-        description="The task's name: its head is heads.NAME.",
+        description="name of the task; its head is heads.NAME",
         pattern=r"^[a-z][a-z0-9_]*$",
     )
     text: tuple[str, ...] = Field(
         ("text", "span"),
         min_length=2,
         max_length=3,
-        description="The columns that are read: the text, and one or two spans, each [start, end) in characters.",
+        description="input columns: the text, and one or two spans, each [start, end) in characters",
     )
     labels: tuple[str, ...] | None = Field(
         None,
-        description="The classes by name, in order; quote them. A file may hold the names or their numbers from "
-        "0. Null: the sorted values found in train.",
+        description="class names in order, quoted; null: the sorted values found in train. A file may contain the "
+        "names, or their numbers from 0",
     )
     metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
         ("accuracy",),
         min_length=1,
-        description="Scores that are reported. f1 is of the second label against the first.",
+        description="accuracy, f1 (the second label is the positive class), macro_f1, matthews",
     )
     metric: Literal["accuracy", "f1", "macro_f1", "matthews"] = Field(
         "accuracy",
-        description="The score that chooses the best checkpoint.",
+        description="metric that selects the best checkpoint",
     )
 
     @property

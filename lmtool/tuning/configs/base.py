@@ -170,7 +170,7 @@ class GradualUnfreezingConfig(UnfreezingConfig):
         "gradual_unfreezing", description="The head first, then one layer more from the top at a time, embeddings last."
     )
     every_steps: int | None = Field(
-        None, ge=1, description="Steps until the next layer begins to learn. Null: a pass over the training examples."
+        None, ge=1, description="steps until the next layer is unfrozen; null: one pass over the training examples"
     )
 
 
@@ -198,9 +198,11 @@ class L2SpConfig(RegularizationConfig):
 
     name: Literal["l2_sp"] = Field("l2_sp", description="A penalty on the distance from the pretrained weights.")
     alpha: float = Field(
-        0.1, ge=0, description="Weight of half the squared distance from the pretrained weights; to be tuned."
+        0.1, ge=0, description="weight of half the squared distance from the pretrained weights; needs tuning"
     )
-    beta: float = Field(0.01, ge=0, description="Weight of half the squares of new weights (the head); 0.01 published.")
+    beta: float = Field(
+        0.01, ge=0, description="weight of half the squared new weights, those of the head; as published"
+    )
 
 
 @component("tuning/regularization", "mixout", builder="lmtool.tuning.schemes:Mixout")
@@ -209,7 +211,7 @@ class MixoutConfig(RegularizationConfig):
 
     name: Literal["mixout"] = Field("mixout", description="In each step a part of the weights are the pretrained ones.")
     probability: float = Field(
-        0.9, ge=0, le=1, description="Of each weight of a pretrained linear map; 0.7, 0.8 and 0.9 published."
+        0.9, ge=0, le=1, description="replacement probability of a weight; published: 0.7, 0.8 and 0.9"
     )
 
 
@@ -217,7 +219,7 @@ class ByDepthConfig(TuningConfig):
     """A method whose parameters stand in the layers, so that these can begin to learn one after the other."""
 
     schedule: Annotated[UnfreezingConfig, Choice("tuning/schedule")] = Field(
-        AtOnceConfig(), description="When each layer begins to learn."
+        AtOnceConfig(), description="when each layer starts training; `lmtool list tuning/schedule`"
     )
 
     @property
@@ -235,7 +237,8 @@ class OfPretrainedConfig(TuningConfig):
     """A method by which pretrained weights learn, so that these can be held."""
 
     regularization: Annotated[RegularizationConfig, Choice("tuning/regularization")] = Field(
-        NoRegularizationConfig(), description="What holds the weights at the pretrained ones."
+        NoRegularizationConfig(),
+        description="penalty that keeps weights near the pretrained ones; `lmtool list tuning/regularization`",
     )
 
     @property

@@ -33,13 +33,12 @@ class FullConfig(ByDepthConfig, OfPretrainedConfig):
 
     name: Literal["full"] = Field("full", description="Every parameter learns.")
     freeze_embeddings: bool = Field(
-        False, description="Leave the embeddings as they are: tokens, positions, segments, their norm."
+        False, description="freeze the embeddings: tokens, positions, segments and their norm"
     )
     freeze_layers: int = Field(
         0,
         ge=0,
-        description="Layers that stay as they are, from the first on; of an encoder-decoder the encoder's before the "
-        "decoder's.",
+        description="number of frozen layers, from the first on; the encoder's before the decoder's",
     )
 
     def needs(self) -> Iterator[Requirement]:
@@ -74,9 +73,9 @@ class HeadConfig(TuningConfig):
     )
     layers: Literal["last", "scalar_mix", "concat_last_4"] = Field(
         "last",
-        description="What the head reads. last: the last layer. scalar_mix: a learned mean of all, the embedding too "
-        "(ELMo, Peters et al. 2018). concat_last_4: the last four side by side (Devlin et al. 2019, section 5.3). Of "
-        "several layers the pooler learns too.",
+        description="last; scalar_mix: learned mean of all layers (ELMo); concat_last_4: last 4 concatenated. "
+        "scalar_mix includes the embedding (Peters et al. 2018); concat_last_4: Devlin et al. 2019, section 5.3. With "
+        "several layers the pooler is trained too",
     )
 
     def needs(self) -> Iterator[Requirement]:
@@ -132,9 +131,9 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
     layers: int | None = Field(
         None,
         ge=1,
-        description="How many layers learn, with the norm behind them: the top ones of the stack that the head reads, "
-        "in an encoder-decoder the decoder's (the encoder's where words are tagged by its states). Null: a quarter, "
-        "rounded up (Lee, Tang and Lin 2019).",
+        description="top layers of the stack below the head (encoder-decoders: decoder); null: a quarter. With the "
+        "norm after them. A quarter is rounded up (Lee, Tang and Lin 2019); token classification uses the encoder of "
+        "an encoder-decoder",
     )
 
     def learning(self, depth: int) -> int:
@@ -179,28 +178,24 @@ class LoraConfig(ByDepthConfig):
     """Low-rank adaptation (Hu et al. 2021): W0 x + (alpha / rank) B A x, of which A and B learn."""
 
     name: Literal["lora"] = Field("lora", description="Low-rank updates of the layers' linear maps learn.")
-    rank: int = Field(8, ge=1, description="Rows of A and columns of B; the paper's for RoBERTa.")
+    rank: int = Field(8, ge=1, description="rank of A (rank x inputs) and B (outputs x rank)")
     alpha: Annotated[float, Field(gt=0)] = Field(
-        16.0, description="Scale of the update, divided by the rank; the published commands' for RoBERTa base."
+        16.0, description="the update is scaled by alpha / rank; published for RoBERTa base: 16 with rank 8"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Share of what A reads that is dropped in training.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of A's input; published for RoBERTa: 0")
     projections: tuple[Projection, ...] = Field(
         ("q_proj", "v_proj"),
         min_length=1,
-        description="The maps that have an update, in self-attention and in cross-attention: q_proj, k_proj, v_proj, "
-        "out_proj, and fc_in, fc_gate (where the family has it), fc_out of the feed-forward part.",
+        description="in self- and cross-attention; also k_proj, out_proj, fc_in, fc_gate, fc_out",
     )
-    rank_stabilised: bool = Field(
-        False, description="Scale by alpha / sqrt(rank), for high ranks (Kalajdzievski 2023)."
-    )
+    rank_stabilised: bool = Field(False, description="true: scale by alpha / sqrt(rank) (Kalajdzievski 2023)")
     dora: bool = Field(
         False,
-        description="DoRA (Liu et al. 2024): the updated map gives directions, and a length of each output learns.",
+        description="true: split the updated map into direction and learned magnitude (Liu et al. 2024)",
     )
     bias: Literal["none", "lora_only", "all"] = Field(
         "none",
-        description="The biases that learn too: none; lora_only: those of the maps that have an update; all: those of "
-        "the model, as with tuning=bitfit.",
+        description="none; lora_only: also train the biases of the updated maps; all: all biases of the model",
     )
 
     @field_validator("projections")
@@ -272,15 +267,19 @@ class SoftPromptConfig(TuningConfig):
     """
 
     name: Literal["prompt"] = Field("prompt", description="Soft prompts: vectors among the tokens of every text.")
-    length: int = Field(100, ge=1, le=100_000, description="Virtual tokens of a text, which take positions.")
+    length: int = Field(
+        100,
+        ge=1,
+        le=100_000,
+        description="virtual tokens per text, which use up positions; published: 100, 20 nearly as good",
+    )
     init: Literal["vocabulary", "class_labels", "random"] = Field(
         "vocabulary",
-        description="What they begin as. vocabulary: the embeddings of a seeded draw from the first 5,000 entries of "
-        "the vocabulary, its most frequent ones. class_labels: the mean embedding of each label's words, and from the "
-        "vocabulary what is left. random: uniform in [-0.5, 0.5].",
+        description="vocabulary: sampled from its 5,000 most frequent entries; class_labels; random. class_labels: "
+        "the mean embedding of each label's words, then the vocabulary; random: uniform in [-0.5, 0.5]",
     )
     head_scale: float = Field(
-        0.01, gt=0, description="Learning rate of the heads that learn beside them, as a multiple of the schedule's."
+        0.01, gt=0, description="learning rate of the heads as a multiple of the prompts' (published: none)"
     )
 
     @property
@@ -318,13 +317,15 @@ class PrefixConfig(TuningConfig):
     """
 
     name: Literal["prefix"] = Field("prefix", description="Keys and values in front of every text, in each layer.")
-    length: int = Field(10, ge=1, le=100_000, description="Rows of the prefix, which take positions.")
+    length: int = Field(
+        10, ge=1, le=100_000, description="prefix length in positions; section 5.3: 10; 200 for summaries; adapters: 30"
+    )
     reparametrize: bool = Field(
         True,
-        description="Learn the prefix through a map: vectors as wide as the model, a layer with tanh, and one to all "
-        "keys and values. It is needed in training alone.",
+        description="train the prefix through an MLP, used in training only: section 4.3. The MLP maps vectors of the "
+        "model's width through a tanh layer to all keys and values",
     )
-    inner_size: int = Field(512, ge=1, le=1_000_000, description="Width inside that map.")
+    inner_size: int = Field(512, ge=1, le=1_000_000, description="hidden width of that MLP: published code")
 
     @property
     def positions(self) -> int:
@@ -342,13 +343,18 @@ class PTuningConfig(TuningConfig):
     """
 
     name: Literal["ptuning"] = Field("ptuning", description="Soft prompts behind an encoder, or in every layer.")
-    length: int = Field(20, ge=1, le=100_000, description="Virtual tokens of a text, which take positions.")
+    length: int = Field(
+        20,
+        ge=1,
+        le=100_000,
+        description="virtual tokens per text, which use up positions; v2: under 20 for classes, 100 for tags",
+    )
     encoder: Literal["lstm", "mlp"] = Field(
         "lstm",
-        description="What the prompts pass through, needed in training alone: an LSTM of two layers in both directions "
-        "and two maps, or three maps.",
+        description="encoder of the prompts, used in training only: lstm (published), or mlp. lstm: two bidirectional "
+        "layers and an MLP of two linear layers; mlp: three linear layers",
     )
-    deep: bool = Field(False, description="Prompts in every layer, as keys and values, instead of at the input.")
+    deep: bool = Field(False, description="true: prompts in every layer, as keys and values, instead of at the input")
 
     @property
     def recipe_name(self) -> str:

@@ -1,0 +1,137 @@
+"""Write the fields of every base YAML in conf/ from the configuration classes.
+
+    python scripts/conf.py          write them, and list those that changed (`make conf`)
+    python scripts/conf.py --check  list those that would change; status 3 if there are any
+
+A component's YAML opens with its purpose, the command that runs it and its defaults list, which are written by hand.
+Below stand the fields of its class: the default, spelled as the file spells it if it means the same, and the summary of
+the field's description. The values of a command's YAML are written by hand as well; only its comments come from the
+class. Presets and recipes are written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from omegaconf import OmegaConf
+
+from lmtool.commands.show import PRIMARY
+from lmtool.config import groups, plugins, tables
+from lmtool.config.base import Config, summary
+from lmtool.config.problems import section_class
+from lmtool.resolver.schema.verbs import COMMANDS
+
+WIDTH, COLUMN = 120, 27  # of a line; the last column at which comments may start
+FIELD = re.compile(r"^(\s*)(- )?([A-Za-z_]\w*):(?: +(.*?))?(?:\s+#.*)?$")
+
+Line = tuple[str, str]
+"""A line without its comment, and the comment."""
+
+
+def written(path: Path, config: type[Config], values: dict[str, Any] | None) -> str:
+    """The text of a YAML file with the fields of its class. values: the fields' defaults; None: those of the file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    start = next(index for index, line in enumerate(lines) if line and not line.startswith("#"))
+    spelling = dict(_spelling(lines[start:]))
+    if values is None:
+        values = {name: value for name, value in _loaded(path).items() if name != "defaults"}
+    head = "\n".join(lines[:start]).rstrip()
+    choices = list(_defaults_list(lines[start:], config))
+    fields = list(_fields(config, values, spelling))
+    blank = "" in lines[start - 1 : start]
+    texts = [_aligned(block) for block in (choices, fields) if block]
+    return head + ("\n\n" if blank else "\n") + "\n\n".join(texts) + "\n"
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    return OmegaConf.to_container(OmegaConf.load(path))  # type: ignore[return-value]
+
+
+def _spelling(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """The path of each field of a file, and how its value is spelled."""
+    parents: list[tuple[int, str]] = []
+    for line in lines:
+        match = FIELD.match(line)
+        if match is None or match[2]:
+            continue
+        parents = [parent for parent in parents if parent[0] < len(match[1])]
+        yield ".".join([*(name for _, name in parents), match[3]]), match[4] or ""
+        parents.append((len(match[1]), match[3]))
+
+
+def _defaults_list(lines: list[str], config: type[Config]) -> Iterator[Line]:
+    """The defaults list as it is written, its comments from the fields that it fills."""
+    if not lines[0].startswith("defaults:"):
+        return
+    for line in filter(None, lines):
+        text, _, comment = line.partition(" # ")
+        if not line.startswith(("defaults:", "  ")):
+            return
+        match = FIELD.match(line)
+        field = config.model_fields.get(match[3]) if match is not None else None
+        yield text.rstrip(), comment.strip() if field is None else summary(field.description)
+
+
+def _fields(
+    config: type[Config], values: dict[str, Any], spelling: dict[str, str], path: str = "", indent: str = ""
+) -> Iterator[Line]:
+    first = [key.removeprefix(path) for key in spelling if key.startswith(path)]  # in the file's order, the rest after
+    for name in sorted(values, key=lambda name: first.index(name) if name in first else len(first)):
+        field = config.model_fields[name]
+        value, below = values[name], section_class(field)
+        nested = isinstance(value, dict) and value and below is not None and f"{path}{name}" in spelling
+        text = spelling.get(f"{path}{name}", "")
+        if not nested and (not text or OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"] != value):
+            text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
+        is_the_name = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+        yield f"{indent}{name}:" + ("" if nested else f" {text}"), "" if is_the_name else summary(field.description)
+        if nested:
+            yield from _fields(below, value, spelling, f"{path}{name}.", indent + "  ")
+
+
+def _aligned(lines: list[Line]) -> str:
+    column = min(max(len(text) for text, _ in lines) + 2, COLUMN)
+    texts = []
+    for text, comment in lines:
+        first = max(column, len(text) + 2)
+        rows = textwrap.wrap(comment, WIDTH - first - 2, break_long_words=False, break_on_hyphens=False)
+        texts += [f"{text:<{first}}# {rows[0]}" if rows else text, *(f"{'':<{first}}# {row}" for row in rows[1:])]
+    return "\n".join(texts)
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """The files of base components and commands, each with the text that it should have."""
+    for group in tables.groups():
+        for entry in tables.entries(group):
+            if entry.config.__module__.startswith("lmtool."):
+                path = groups.yaml_file(entry.group, entry.name)
+                assert path is not None, f"{entry.group}={entry.name} has no YAML"
+                chosen = {name for item in _loaded(path).get("defaults", []) if isinstance(item, dict) for name in item}
+                values: Any = OmegaConf.to_container(OmegaConf.create(plugins.defaults(entry)))
+                yield path, written(path, entry.config, {k: v for k, v in values.items() if k not in chosen})
+    for verb, config in COMMANDS.items():
+        path = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
+        yield path, written(path, config, None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    differing = [(path, text) for path, text in files() if path.read_text(encoding="utf-8") != text]
+    for path, text in differing:
+        print(path)
+        if not check:
+            path.write_text(text, encoding="utf-8")
+    sys.exit(3 if differing and check else 0)
+
+
+if __name__ == "__main__":
+    main()
