@@ -43,9 +43,10 @@ matrix: $(VENV)/test  ## Train every legal combination of family, tuning method 
 conf: $(VENV)/core  ## Write the fields of every base YAML from the configuration classes.
 	$(BIN)/python scripts/conf.py
 
-lint: $(VENV)/test  ## Check style and imports.
+lint: $(VENV)/test  ## Check style, imports and spelling.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell lmtool conf scripts docs README.md
 
 types: $(VENV)/test  ## Check types.
 	$(BIN)/mypy
