@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from lmtool.config import problems as wording
 from lmtool.config.auto import resolve
 from lmtool.config.base import Config
-from lmtool.config.rules import broken
+from lmtool.config.rules import violations
 from lmtool.config.tables import Choice, Several
 from lmtool.errors import ConfigError, Problem
 
@@ -42,7 +42,7 @@ def decode(
     too. None where they are not read; rules that need `teachers` are not asked then.
     earlier: problems found before (in what was typed, in the checkpoint), reported together with the others.
     running: the run happens here and now, so rules about this machine hold too.
-    Raises ConfigError with all problems: unknown keys, wrong types, bad choices, missing values, broken rules.
+    Raises ConfigError with all problems: unknown keys, wrong types, bad choices, missing values, violations rules.
     """
     problems = list(earlier)
     clean = _plain(data, "", problems)
@@ -101,7 +101,7 @@ def _checked(
     known = {*silent, *(problem.key for problem in problems)}
     sound = _sound(command, data, config, {key.split(".")[0].split("[")[0] for key in known} | left)
     sound |= {} if teachers is None else {"teachers": teachers}
-    return config, problems + [problem for problem in broken(command, sound, running) if problem.key not in known]
+    return config, problems + [problem for problem in violations(command, sound, running) if problem.key not in known]
 
 
 def _validate(command: type[Command], data: dict[str, Any]) -> tuple[Command | None, list[Any]]:

@@ -1,8 +1,8 @@
-"""What a component needs of what stands beside it, what that offers, and the refusal where the two differ.
+"""Compatibility of components: what one needs, what another offers, and the error if the two do not match.
 
-A base configuration class declares typed fields (`has_biases`, `architectures`, `writes_text`). An `Offer` says which
-of them is meant, and what is said of a component without it; `needs()` of a component yields a `Requirement` for each
-that it has. `resolver/matcher.py` matches them for a command. Imports no torch.
+Base configuration classes declare typed fields (`has_biases`, `architectures`, `writes_text`). An `Offer` tests such a
+field and words the error for a component without it. `needs()` of a component yields a `Requirement` for each offer
+that it depends on. `resolver/matcher.py` matches them for a command. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Other = TypeVar("Other")
 
 @dataclass(frozen=True)
 class Offer(Generic[Other]):
-    """Something that a component may have.
+    """A property that a component may have.
 
-    section: where such a component stands: model, task, parallel, ... holds: whether one has it. lacking: what is said
-    of one that has not, behind its name; as a function of it, with its name. alternative: what else may be typed, in
-    its own section. wording: the message.
+    section: the section of such components: model, task, parallel, ... holds: whether a component has the property.
+    lacking: the end of a sentence about a component without it, "model=gpt ..."; or a function that returns the whole
+    sentence. alternative: another override that helps, within the section itself. wording: template of the message.
     """
 
     section: str
@@ -39,10 +39,10 @@ class Offer(Generic[Other]):
 
 @dataclass(frozen=True)
 class Requirement:
-    """An offer that a value of a component needs.
+    """An offer that a value of a component depends on.
 
-    key: where the value is typed. reason: the value, and why it needs the offer. instead: the nearest legal overrides,
-    of what lacks the offer where they depend on it; None: the matcher looks for one.
+    key: the key of the value. reason: the value, and why it needs the offer. instead: the nearest legal overrides, or a
+    function of the other component that returns them; None: the matcher searches for one.
     """
 
     offer: Offer[Any]
@@ -51,14 +51,14 @@ class Requirement:
     instead: str | Callable[[Any], str] | None = None
 
     def problem(self, other: Any) -> Problem:
-        """The refusal of a component that lacks the offer."""
+        """The problem with a component that lacks the offer."""
         instead = self.instead(other) if callable(self.instead) else self.instead
         hint = None if instead is None else ", ".join(filter(None, (instead, self.offer.alternative)))
         return Problem(self.key, self.offer.message(self.reason, other), hint)
 
 
 class Component(Config):
-    """A section that is matched with others. group: the key under which it is typed."""
+    """A section that is matched with others. group: its key on the command line."""
 
     group: ClassVar[str] = ""
 
@@ -67,21 +67,21 @@ class Component(Config):
 
     @property
     def typed(self) -> str:
-        """As it is typed."""
+        """The override that selects it: "model=bert"."""
         return f"{self.group}={self.name}"
 
     def needs(self) -> Iterable[Requirement]:
-        """What it needs of other sections, the most fundamental first."""
+        """Its requirements of other sections, the most fundamental first."""
         return ()
 
     def conflicts(self) -> Iterable[Problem]:
-        """Values of its own that do not go together, or mean nothing, whatever stands beside it."""
+        """Problems within the section itself: values that contradict each other or have no effect."""
         return ()
 
 
 def unmet(component: Component, **others: Any) -> Iterator[tuple[Requirement, Any]]:
-    """The needs of a component that others lack, with the other that lacks each. others: by section; None: one that is
-    not known yet."""
+    """The requirements that other components do not meet, each with that component. others: components by section;
+    None: not known yet."""
     for need in component.needs():
         other = others.get(need.offer.section)
         if other is not None and not need.offer.holds(other):
@@ -89,11 +89,11 @@ def unmet(component: Component, **others: Any) -> Iterator[tuple[Requirement, An
 
 
 def refusals(component: Component, **others: Any) -> Iterator[Problem]:
-    """Its conflicts, and why it does not go with others."""
+    """The problems within a component, and with other components."""
     yield from component.conflicts()
     yield from (need.problem(other) for need, other in unmet(component, **others))
 
 
 def refusal(component: Component, **others: Any) -> Problem | None:
-    """The first of them; None where all goes together."""
+    """The first problem, or None."""
     return next(refusals(component, **others), None)

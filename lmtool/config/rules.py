@@ -1,11 +1,11 @@
-"""Rules across sections: what no single section can know.
+"""Rules that relate several keys of a command.
 
-A rule names the keys it reads and is called with their decoded values, once all of these are sound:
+A rule lists the keys that it reads. It is called with their decoded values if all of them are valid:
 
     @rule(PretrainConfig, "model", "objective")
-    def objective_fits_model(model, objective): yield Problem(...)
+    def require_encoder(model, objective): yield Problem(...)
 
-The rules themselves stand with the commands.
+The rules are in the resolver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Check = Callable[..., Iterable[Problem]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of a command's configuration. `running`: only where the run happens here and now, not for a plan."""
+    """A check of a command's configuration. running: for real runs only, not for `lmtool plan`."""
 
     command: type[Config]
     needs: tuple[str, ...]
@@ -34,18 +34,18 @@ _RULES: dict[str, Rule] = {}
 
 
 def rule(command: type[Config], *needs: str, running: bool = False) -> Callable[[Check], Check]:
-    """Decorator: enter a check for a command's class and its subclasses. `needs` are the keys it is called with."""
+    """Decorator that registers a check for a command's class and its subclasses. needs: the keys it is called with."""
 
-    def enter(check: Check) -> Check:
+    def register(check: Check) -> Check:
         _RULES[f"{command.__name__} {check.__module__}.{check.__qualname__}"] = Rule(command, needs, check, running)
         return check
 
-    return enter
+    return register
 
 
-def broken(command: type[Config], sound: dict[str, Any], running: bool) -> Iterator[Problem]:
-    """The problems of all rules whose keys are among the sound values."""
+def violations(command: type[Config], values: dict[str, Any], running: bool) -> Iterator[Problem]:
+    """The problems of all rules whose keys have valid values."""
     for rule in list(_RULES.values()):
         applies = issubclass(command, rule.command) and (running or not rule.running)
-        if applies and all(need in sound for need in rule.needs):
-            yield from rule.check(*(sound[need] for need in rule.needs))
+        if applies and all(need in values for need in rule.needs):
+            yield from rule.check(*(values[need] for need in rule.needs))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any, cast
 
-from lmtool.config.rules import broken
+from lmtool.config.rules import violations
 from lmtool.costs.activations import (
     Formats,
     backbones_of,
@@ -265,7 +265,7 @@ def what_fits(config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> tup
 def _goes_together(config: RunConfig) -> bool:
     """Whether the rules over several keys let it be."""
     values = {key: getattr(config, key) for key in type(config).model_fields}
-    return not list(broken(type(config), values, running=False))
+    return not list(violations(type(config), values, running=False))
 
 
 Override = tuple[str, Mapping[str, Any], str]

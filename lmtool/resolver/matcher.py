@@ -1,5 +1,5 @@
-"""Which sections go together: what each needs is matched with what the others offer (config/needs.py), and the refusal
-names the nearest override that is legal."""
+"""Compatibility of sections: the needs of each are matched with the offers of the others (config/needs.py). An error
+names the nearest legal override."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tuning.configs.base import offered
 
 Roles = frozenset[str] | None
-"""The roles of a vocabulary's special tokens; None where they are not known yet."""
+"""The roles of a vocabulary's special tokens; None if they are not known yet."""
 
 
 def tokens_around(model: ModelConfig, text_format: str | None = None) -> Iterator[Requirement]:
-    """The special tokens that stand around a model's texts. text_format: of another layout than the model's."""
+    """The special tokens that the model's text format needs. text_format: replaces the model's own format."""
     layout, start = FORMATS.get(text_format or model.text_format), model.start_role
     for role in (*(layout.roles if layout is not None else ()), *([start] if start else [])):
         yield Requirement(
@@ -41,83 +41,81 @@ def tokens_around(model: ModelConfig, text_format: str | None = None) -> Iterato
 
 
 def missing_token(needs: Iterable[Requirement], roles: Iterable[str]) -> str | None:
-    """The special token that a vocabulary lacks, and what needs it: "has no mask token, which objective=mlm needs"."""
+    """The first missing token as a sentence: "has no mask token, which objective=mlm needs"; None: all exist."""
     known = frozenset(roles)
     lacking = (need for need in needs if need.offer.section == "roles" and not need.offer.holds(known))
     return next((need.problem(known).message for need in lacking), None)
 
 
 def fits(learned: LearnedConfig, model: ModelConfig, roles: Roles) -> bool:
-    """Whether an objective or a task goes with a model and a vocabulary."""
+    """Whether an objective or a task is compatible with a model and a vocabulary."""
     if roles is not None and missing_token(tokens_around(model), roles) is not None:
         return False
     return not any(True for part in learned.parts() for _ in unmet(part, model=model, roles=roles))
 
 
-# What is matched with what. Of each pair the first refusal is told.
-
+# The pairs of sections that are matched. Of each pair only the first problem is reported.
 
 Phases = tuple[dict[str, Any], ...]
-Others = Callable[..., dict[str, Any]]
+SectionsOf = Callable[..., dict[str, Any]]
 
 
-def match(command: type[Config], section: str, *keys: str, others: Others | None = None) -> None:
-    """Match a section of a command, and of a mixture every member, with other keys of it. others: what the needs are
-    about, from the values of the keys; as they are where it is None."""
+def match(command: type[Config], section: str, *keys: str, others: SectionsOf | None = None) -> None:
+    """Match a section of a command, or every member of a mixture, with other keys. others: maps the values of the keys
+    to the sections that needs refer to; None: the keys are these sections."""
 
     def check(component: Component, *values: Any) -> Iterator[Problem]:
-        beside = dict(zip(keys, values, strict=True)) if others is None else others(*values)
-        yield from _matched(section, component, beside)
+        sections = dict(zip(keys, values, strict=True)) if others is None else others(*values)
+        yield from _incompatibilities(section, component, sections)
 
     check.__qualname__ = f"{section} with {' and '.join(keys)}"
     rule(command, section, *keys)(check)
 
 
-def _matched(section: str, component: Component, beside: dict[str, Any]) -> Iterator[Problem]:
+def _incompatibilities(section: str, component: Component, others: dict[str, Any]) -> Iterator[Problem]:
     parts = component.parts() if isinstance(component, LearnedConfig) else (component,)
     for part in (component, *(part for part in parts if part is not component)):
-        for need, other in unmet(part, **beside):
+        for need, other in unmet(part, **others):
             problem = _worded(section, component, part, need.problem(other))
             replaced = part is not component and isinstance(component, ObjectiveConfig)
             if need.instead is not None and not replaced:
                 yield problem
                 break
-            yield replace(problem, hint=_nearest(component, part, beside))
+            yield replace(problem, hint=_nearest(component, part, others))
             if isinstance(component, ObjectiveConfig):
-                return  # the hint replaces every member that does not go with the model
+                return  # the hint replaces every incompatible member
             break
 
 
 def _worded(section: str, component: Component, part: Component, problem: Problem) -> Problem:
-    """A member's refusal: its keys stand below `with` and its name."""
+    """A problem of a member: its keys are below `with.NAME`."""
     if part is component or not isinstance(part, LearnedConfig):
         return problem
 
-    def moved(text: str | None) -> str | None:
+    def with_member(text: str | None) -> str | None:
         return text and re.sub(rf"\b{section}\.(?!with\.|members)(?=[a-z_]+=)", f"{section}.with.{part.title}.", text)
 
-    message = f"{section}.members: {moved(problem.message)}"
-    return Problem(f"{section}.members", message, moved(problem.hint))
+    message = f"{section}.members: {with_member(problem.message)}"
+    return Problem(f"{section}.members", message, with_member(problem.hint))
 
 
-def _nearest(component: Component, part: Component, beside: dict[str, Any]) -> str | None:
-    """The nearest legal override, looked for where a need names none."""
+def _nearest(component: Component, part: Component, others: dict[str, Any]) -> str | None:
+    """The nearest legal override, for requirements that do not name one."""
     overrides: list[str] = []
     if isinstance(component, ObjectiveConfig):
-        overrides = [*_other_objective(component, beside["model"], None), *_other_model(component, None)]
+        overrides = [*_other_objective(component, others["model"], None), *_other_model(component, None)]
     elif isinstance(part, TaskConfig):
         overrides = [f"model={model.name}" for model in _defaults("model") if fits(part, model, None)][:1]
     return f"give {' or '.join(overrides)}" if overrides else None
 
 
 def _conflicts(section: str, command: type[Config]) -> None:
-    """Match a section with itself."""
+    """Check a section, or every member of a mixture, for contradictions of its own."""
 
     def check(component: Component) -> Iterator[Problem]:
         parts = component.parts() if isinstance(component, LearnedConfig) else (component,)
-        for part in dict.fromkeys((id(component), *map(id, parts))):
-            own = component if part == id(component) else next(each for each in parts if id(each) == part)
-            yield from (_worded(section, component, own, problem) for problem in own.conflicts())
+        for part in (component, *(part for part in parts if part is not component)):
+            yield from (_worded(section, component, part, problem) for problem in part.conflicts())
 
     check.__qualname__ = f"conflicts of {section}"
     rule(command, section)(check)
@@ -142,21 +140,21 @@ for _section, _command in (("task", FinetuneConfig), ("tuning", FinetuneConfig),
 
 
 @rule(RunConfig, "model", "tokenizer")
-def tokenizer_fits_model(model: ModelConfig, tokenizer: TokenizerConfig) -> Iterator[Problem]:
-    """The vocabulary has the special tokens that stand around the model's texts."""
+def require_tokens_of_text_format(model: ModelConfig, tokenizer: TokenizerConfig) -> Iterator[Problem]:
+    """The vocabulary has the special tokens of the model's text format."""
     missing = None if tokenizer.roles is None else missing_token(tokens_around(model), tokenizer.roles)
     if missing is not None:
         yield Problem("tokenizer", f"tokenizer={tokenizer.name} {missing}", "give tokenizer=auto")
 
 
 @rule(PretrainConfig, "objective", "model", "tokenizer")
-def tokenizer_fits_objective(
+def require_tokens_of_objective(
     objective: ObjectiveConfig, model: ModelConfig, tokenizer: TokenizerConfig
 ) -> Iterator[Problem]:
-    """The vocabulary has the special tokens that the objective puts into texts."""
+    """The vocabulary has the special tokens that the objective inserts."""
     roles = tokenizer.roles
     if roles is None or missing_token(tokens_around(model), roles) is not None:
-        return  # told already
+        return  # reported by require_tokens_of_text_format
     if any(True for part in objective.parts() for _ in unmet(part, model=model)):
         return
     for part in objective.parts():
@@ -170,11 +168,11 @@ def tokenizer_fits_objective(
             return
 
 
-# The nearest override that is legal.
+# The nearest legal override.
 
 
 def _defaults(group: str) -> Iterator[Any]:
-    """The components of a group with their defaults, by name; those that need a value are left out."""
+    """The components of a group with their default values, except those with a required value."""
     for entry in entries(group):
         try:
             yield entry.config()
@@ -183,19 +181,19 @@ def _defaults(group: str) -> Iterator[Any]:
 
 
 def _suggested_roles(model: ModelConfig) -> Roles:
-    """The special tokens of the vocabulary that a model's recipe names; None, unknown, where it names none."""
+    """The special tokens of the tokenizer in a model's recipe; None: unknown."""
     named = model.recipe().get("tokenizer")
     suggested = Choice("tokenizer").validate(named) if named else None
     return suggested.roles if isinstance(suggested, TokenizerConfig) else None
 
 
 def _published_objective(model: ModelConfig) -> dict[str, Any]:
-    """What objective=auto stands for."""
+    """The section that objective=auto stands for."""
     return model.recipe()["pretrain"].get("objective", {})
 
 
 def fitting_objectives(model: ModelConfig, roles: Roles) -> list[ObjectiveConfig]:
-    """The objectives, mixtures aside, that go with a model: the published one first."""
+    """The objectives, except mixtures, that are compatible with a model: the one in its recipe first."""
     published = _published_objective(model).get("name")
     fitting = [
         default
@@ -206,8 +204,8 @@ def fitting_objectives(model: ModelConfig, roles: Roles) -> list[ObjectiveConfig
 
 
 def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Roles) -> list[str]:
-    """The nearest objective that goes with a model, as an override; of a mixture the members that do, and others in
-    the place of those that do not."""
+    """The nearest objective that is compatible with a model, as an override. Of a mixture: its compatible members, and
+    others in place of the incompatible ones."""
     fitting = [other.name for other in fitting_objectives(model, _suggested_roles(model) if roles is None else roles)]
     if not isinstance(objective, MixtureConfig):
         return [f"objective={name}" for name in fitting[:1]]
@@ -224,49 +222,49 @@ def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Role
 
 
 def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
-    """The nearest model that an objective goes with, as an override: one that was published with it, with one value
-    changed at most, else the first."""
+    """The nearest model that is compatible with an objective, as an override: one whose recipe has this objective, with
+    at most one changed value, else the first."""
     candidates: list[tuple[bool, bool, str]] = []
     for model in _defaults("model"):
         if fits(objective, model, _suggested_roles(model)):
             more = "" if roles is None or fits(objective, model, roles) else " tokenizer=auto"
-            own = _published_objective(model)
-            candidates.append((own.get("name") != objective.name, len(own) > 2, f"model={model.name}{more}"))
+            recipe = _published_objective(model)
+            candidates.append((recipe.get("name") != objective.name, len(recipe) > 2, f"model={model.name}{more}"))
     return [override for *_, override in sorted(candidates, key=lambda candidate: candidate[:2])[:1]]
 
 
 def _written(member: str | dict[str, Any]) -> str:
-    """A member of a mixture as it is typed."""
+    """A member of a mixture as on the command line."""
     if isinstance(member, str):
         return member
     return "{" + ",".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in member.items()) + "}"
 
 
-# What goes with state that a model carries from batch to batch along streams of joined text (data/loader.py): one
-# process reads all streams from the beginning of an epoch to its end.
+# Recurrent memory: a model that carries state from batch to batch along streams of joined text (data/loader.py) needs
+# one process that reads all streams from the beginning of an epoch to its end.
 
 
-_OTHERWISE = "or data.documents=separate, with which no state is carried"
+_SEPARATE = "or data.documents=separate, which carries no state"
 
 
 def reads_lanes(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig) -> bool:
-    """Whether a run of these sections reads its text in lanes."""
+    """Whether such a run reads its text as parallel streams that carry state."""
     return bool(model.carries_state and objective.reads_lanes and data.name != "mixture" and data.documents == "joined")
 
 
 @rule(PretrainConfig, "model", "objective", "data")
-def something_is_remembered(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig) -> Iterator[Problem]:
-    """What a memory keeps is of the tokens that an objective reuses, where it reuses some and reads on from there."""
+def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig) -> Iterator[Problem]:
+    """A memory caches the states of reused tokens, so the objective must reuse some."""
     if objective.reuses_nothing and fits(objective, model, None) and reads_lanes(model, objective, data):
         yield Problem(
             "model.memory_length",
-            f"model.memory_length={model.remembers} keeps states of reused tokens, and objective.reuse=0",
+            f"model.memory_length={model.remembers} caches the states of reused tokens, and objective.reuse=0",
             "give objective.reuse=256 for windows of 512, or model.memory_length=0",
         )
 
 
 def _phase_that_cuts(phases: Phases) -> str | None:
-    """The keys of a phase by which streams would be others, or of another number, and have no state."""
+    """A phase that changes the streams or their number, which loses their state, as a sentence; None: no phase does."""
     for number, phase in enumerate(phases):
         changed = {key: phase[key] for key in OF_A_PASS if key in phase}
         if changed:
@@ -276,27 +274,27 @@ def _phase_that_cuts(phases: Phases) -> str | None:
 
 _WORDING = "{lacking}: {reason}"
 ONE_PROCESS: Offer[int] = Offer(
-    "devices", lambda processes: processes == 1, lambda processes: f"devices={processes}", _OTHERWISE, _WORDING
+    "devices", lambda processes: processes == 1, lambda processes: f"devices={processes}", _SEPARATE, _WORDING
 )
 ONE_MODEL: Offer[DistillConfig] = Offer(
-    "distill", lambda distill: distill.name == "none", lambda distill: f"distill={distill.name}", _OTHERWISE, _WORDING
+    "distill", lambda distill: distill.name == "none", lambda distill: f"distill={distill.name}", _SEPARATE, _WORDING
 )
 SAME_STREAMS: Offer[Phases] = Offer(
     "phases",
     lambda phases: _phase_that_cuts(phases) is None,
     lambda phases: _phase_that_cuts(phases) or "",
-    _OTHERWISE,
+    _SEPARATE,
     _WORDING,
 )
 
 
 def _needs_of_state(model: ModelConfig) -> Iterator[Requirement]:
-    """What a model needs of a run in which it carries state."""
+    """The requirements of a run that carries state."""
     carries = f"model={model.name} carries state from batch to batch"
-    yield Requirement(ONE_PROCESS, "devices", f"{carries}, which stays in a process", "give devices=1")
-    yield Requirement(ONE_MODEL, "distill", f"{carries}, and no other model does", "give distill=none")
-    reason = f"model={model.name} carries the state of lanes of text, which these keys cut"
-    yield Requirement(SAME_STREAMS, "phases", reason, "leave them to the run")
+    yield Requirement(ONE_PROCESS, "devices", f"{carries}, which stays within one process", "give devices=1")
+    yield Requirement(ONE_MODEL, "distill", f"{carries}, and the other model does not", "give distill=none")
+    reason = f"model={model.name} carries state along streams of text, which these keys interrupt"
+    yield Requirement(SAME_STREAMS, "phases", reason, "set them for the whole run instead")
 
 
 def _match_state(key: str) -> None:
@@ -316,30 +314,33 @@ for _key in ("devices", "distill", "phases"):
     _match_state(_key)
 
 
-# Rules for a run in phases: what goes with them, and that none of its keys is read by nobody.
+# Phases: budgets that they allow, and keys without effect.
 
 
 @rule(PretrainConfig, "phases", "max_epochs", "max_steps")
-def passes_are_alike(phases: Phases, max_epochs: float | None, max_steps: int | None) -> Iterator[Problem]:
-    """A number of passes says how long a run is where all phases have passes of one length."""
+def refuse_epochs_of_unequal_phases(
+    phases: Phases, max_epochs: float | None, max_steps: int | None
+) -> Iterator[Problem]:
+    """A number of epochs is a budget only if an epoch has the same length in all phases."""
     differing = [key for key in OF_A_PASS if len({json.dumps(phase.get(key), sort_keys=True) for phase in phases}) > 1]
     if max_epochs is not None and differing:
         other = f"max_steps={max_steps} is a budget" if max_steps is not None else "with max_steps=10000 or max_tokens="
         yield Problem(
             "max_epochs",
-            f"max_epochs={max_epochs:g}: a pass is not of one length in phases that differ in {', '.join(differing)}",
+            f"max_epochs={max_epochs:g}: an epoch differs in length between phases that differ in "
+            f"{', '.join(differing)}",
             f"give max_epochs=null: {other}" if max_steps is not None else f"give max_epochs=null {other}",
         )
 
 
 @rule(PretrainConfig, "phases", "max_length")
-def length_is_read(phases: Phases, max_length: int) -> Iterator[Problem]:
-    """The run's own length is that of the phases that give none."""
+def refuse_unused_length(phases: Phases, max_length: int) -> Iterator[Problem]:
+    """The max_length of the run is used by the phases that set none."""
     lengths = [phase.get("max_length") for phase in phases]
     default = PretrainConfig.model_fields["max_length"].default
     if phases and None not in lengths and max_length not in (default, *lengths):
         yield Problem(
             "max_length",
-            f"max_length={max_length} is read by no phase: each has its own",
-            f"give phases.0.max_length={max_length}, or leave max_length= out",
+            f"max_length={max_length} is not used by any phase: each sets its own",
+            f"give phases.0.max_length={max_length}, or omit max_length=",
         )

@@ -1,4 +1,4 @@
-"""Rules across sections: what no section can know alone. Each names the keys and the nearest legal override."""
+"""Rules that relate several keys of a command. Each problem names the keys and the nearest legal override."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from lmtool.tuning.configs import TuningConfig
 
 
 @rule(PretrainConfig, "objective", "max_steps")
-def the_second_stage_is_reached(objective: ObjectiveConfig, max_steps: int | None) -> Iterator[Problem]:
-    """Where the generator learns first, the model learns after it."""
+def require_steps_after_generator(objective: ObjectiveConfig, max_steps: int | None) -> Iterator[Problem]:
+    """Two-stage training leaves steps for the model after those of the generator."""
     first = objective.steps_without_model
     if first and max_steps is not None and first >= max_steps:
         yield Problem(
@@ -45,8 +45,8 @@ def the_second_stage_is_reached(objective: ObjectiveConfig, max_steps: int | Non
 
 
 @rule(RunConfig, "batch_examples", "batch_tokens")
-def one_batch_size(batch_examples: int | None, batch_tokens: int | None) -> Iterator[Problem]:
-    """A batch is sized in examples or in tokens."""
+def require_one_batch_size(batch_examples: int | None, batch_tokens: int | None) -> Iterator[Problem]:
+    """The batch size is set in examples or in tokens, not in both."""
     if batch_examples is not None and batch_tokens is not None:
         yield Problem(
             "batch_tokens",
@@ -58,7 +58,7 @@ def one_batch_size(batch_examples: int | None, batch_tokens: int | None) -> Iter
 
 
 @rule(RunConfig, "batch_tokens", "max_length")
-def batch_holds_a_sequence(batch_tokens: int | None, max_length: int) -> Iterator[Problem]:
+def require_batch_of_one_sequence(batch_tokens: int | None, max_length: int) -> Iterator[Problem]:
     """A batch holds at least one sequence."""
     if batch_tokens is not None and batch_tokens < max_length:
         yield Problem(
@@ -69,7 +69,7 @@ def batch_holds_a_sequence(batch_tokens: int | None, max_length: int) -> Iterato
 
 
 @rule(RunConfig, "micro_batch_tokens", "max_length")
-def micro_batch_holds_a_sequence(micro_batch_tokens: int | None, max_length: int) -> Iterator[Problem]:
+def require_micro_batch_of_one_sequence(micro_batch_tokens: int | None, max_length: int) -> Iterator[Problem]:
     """A micro-batch holds at least one sequence."""
     if micro_batch_tokens is not None and micro_batch_tokens < max_length:
         yield Problem(
@@ -80,8 +80,8 @@ def micro_batch_holds_a_sequence(micro_batch_tokens: int | None, max_length: int
 
 
 @rule(RunConfig, "max_length", "model")
-def length_fits_positions(max_length: int, model: ModelConfig) -> Iterator[Problem]:
-    """No sequence is longer than the model's table of positions."""
+def require_positions_for_length(max_length: int, model: ModelConfig) -> Iterator[Problem]:
+    """max_length is at most the number of positions of the model."""
     if max_length > model.max_positions:
         yield Problem(
             "max_length",
@@ -91,20 +91,22 @@ def length_fits_positions(max_length: int, model: ModelConfig) -> Iterator[Probl
 
 
 @rule(PretrainConfig, "model", "max_length")
-def memory_fits_positions(model: ModelConfig, max_length: int) -> Iterator[Problem]:
-    """A segment and the memory in front of it are a text that the model has positions for."""
+def require_positions_for_memory(model: ModelConfig, max_length: int) -> Iterator[Problem]:
+    """The model has positions for a segment together with the memory before it."""
     if max_length <= model.max_positions < max_length + model.remembers and model.remembers:
         yield Problem(
             "model.max_positions",
-            f"max_length={max_length} behind a memory of {model.remembers} tokens is more than "
+            f"max_length={max_length} after a memory of {model.remembers} tokens is more than "
             f"model.max_positions={model.max_positions}",
             f"give model.max_positions={max_length + model.remembers}, or shorter memories, in training and evaluation",
         )
 
 
 @rule(FinetuneConfig, "tuning", "model", "max_length")
-def virtual_tokens_fit_positions(tuning: TuningConfig, model: ModelConfig, max_length: int) -> Iterator[Problem]:
-    """A text and what a tuning method puts into it have a position each, where there is a last one."""
+def require_positions_for_virtual_tokens(
+    tuning: TuningConfig, model: ModelConfig, max_length: int
+) -> Iterator[Problem]:
+    """The model has positions for a text together with the virtual tokens of the tuning method."""
     virtual = tuning.reserved_positions(model)
     left = model.max_positions - virtual
     if virtual and left < max_length <= model.max_positions:  # more is another rule's
@@ -118,8 +120,8 @@ def virtual_tokens_fit_positions(tuning: TuningConfig, model: ModelConfig, max_l
 
 
 @rule(RunConfig, "model")
-def positions_fit_model(model: ModelConfig) -> Iterator[Problem]:
-    """A family has the kinds of positions its maths allows; rotary ones turn pairs of a head's dimensions."""
+def require_supported_positions(model: ModelConfig) -> Iterator[Problem]:
+    """The family supports the type of position encoding; rotary positions need an even head size."""
     if not isinstance(model, TransformerConfig):
         return
     positions, kinds, head_size = model.positions, model.position_kinds, model.width_of_head
@@ -132,33 +134,34 @@ def positions_fit_model(model: ModelConfig) -> Iterator[Problem]:
     if positions.even_heads and head_size % 2:
         yield Problem(
             "model.positions",
-            f"model/positions={positions.name} turns pairs of dimensions; a head of model={model.name} has {head_size}",
+            f"model/positions={positions.name} rotates pairs of dimensions, and the head size of "
+            f"model={model.name} is {head_size}",
             "give model/positions=alibi, or another model.num_heads",
         )
 
 
 @rule(RunConfig, "optimizer", "model")
-def rates_fall_with_the_depth(optimizer: OptimizerConfig, model: ModelConfig) -> Iterator[Problem]:
-    """Layers with learning rates of their own are layers of their own."""
+def require_separate_layers_for_decay(optimizer: OptimizerConfig, model: ModelConfig) -> Iterator[Problem]:
+    """Layer-wise learning rates need layers that do not share weights."""
     if optimizer.layer_decay != 1 and model.shares_layers:
         yield Problem(
             "optimizer.layer_decay",
-            f"optimizer.layer_decay={optimizer.layer_decay}: model={model.name} has one layer, applied at every depth",
+            f"optimizer.layer_decay={optimizer.layer_decay}: model={model.name} shares the weights of all layers",
             "give optimizer.layer_decay=1.0",
         )
 
 
 @rule(RunConfig, "max_steps", "max_epochs", "max_tokens", "max_minutes", "max_flops")
-def some_budget(*budgets: float | None) -> Iterator[Problem]:
-    """A run ends some time."""
+def require_budget(*budgets: float | None) -> Iterator[Problem]:
+    """At least one budget is set."""
     if all(budget is None for budget in budgets):
         names = "max_steps, max_epochs, max_tokens, max_minutes or max_flops"
-        yield Problem("max_steps", f"no budget given: one of {names}", "give max_steps=10000, for example")
+        yield Problem("max_steps", f"no budget: set one of {names}", "give max_steps=10000, for example")
 
 
 @rule(RunConfig, "tokenizer", "model")
-def vocabulary_fits_embedding(tokenizer: TokenizerConfig, model: ModelConfig) -> Iterator[Problem]:
-    """The embedding has a row for every entry of the vocabulary."""
+def require_embedding_for_vocabulary(tokenizer: TokenizerConfig, model: ModelConfig) -> Iterator[Problem]:
+    """The embedding has a row for every token of the vocabulary."""
     entries, rows = tokenizer.vocab_size, model.vocab_size
     if entries is not None and entries > rows:
         yield Problem(
@@ -169,7 +172,7 @@ def vocabulary_fits_embedding(tokenizer: TokenizerConfig, model: ModelConfig) ->
 
 
 @rule(RunConfig, "name")
-def latest_names_another(name: str | None) -> Iterator[Problem]:
+def refuse_name_latest(name: str | None) -> Iterator[Problem]:
     """runs/latest is a link to the newest run."""
     if name == "latest":
         hint = f"give another name=; to resume the newest run: {command_line('resume', 'runs/latest')}"
@@ -177,58 +180,62 @@ def latest_names_another(name: str | None) -> Iterator[Problem]:
 
 
 @rule(RunConfig, "run_dir", running=True)
-def run_has_a_folder(run_dir: str | None) -> Iterator[Problem]:
-    """A run's folder is not a file, nor below one."""
-    file = None if run_dir is None else _file_on_the_way(run_dir)
+def require_run_folder(run_dir: str | None) -> Iterator[Problem]:
+    """Neither run_dir nor one of its parents is a file."""
+    file = None if run_dir is None else _file_in_path(run_dir)
     if file is not None:
-        yield Problem("run_dir", f"run_dir={run_dir}: {file} is a file; a run has a folder", "give another run_dir=")
+        yield Problem(
+            "run_dir", f"run_dir={run_dir}: {file} is a file, and a run needs a folder", "give another run_dir="
+        )
 
 
 @rule(TransferConfig, "output", running=True)
 @rule(TokenizerCommandConfig, "output", running=True)
-def output_is_a_folder(output: str) -> Iterator[Problem]:
-    """What is written is a folder, not a file, nor below one."""
-    file = _file_on_the_way(output)
+def require_output_folder(output: str) -> Iterator[Problem]:
+    """Neither the output folder nor one of its parents is a file."""
+    file = _file_in_path(output)
     if file is not None:
-        yield Problem("output", f"output={output}: {file} is a file; a folder is written", "give another output=")
+        yield Problem(
+            "output", f"output={output}: {file} is a file, and the output is a folder", "give another output="
+        )
 
 
 @rule(UseConfig, "output", running=True)
-def output_is_a_file(output: str | None) -> Iterator[Problem]:
-    """What is written is a file, in a folder that is there: said before hours of predicting."""
+def require_output_file(output: str | None) -> Iterator[Problem]:
+    """The output file can be written to an existing folder: checked before hours of predicting."""
     yield from output_errors(output)
 
 
-def _file_on_the_way(folder: str) -> Path | None:
-    """The file that stands where a folder, or one above it, belongs."""
+def _file_in_path(folder: str) -> Path | None:
+    """The file, if any, at the path of a folder or of one of its parents."""
     path = Path(folder).expanduser()
-    there = next((ancestor for ancestor in (path, *path.parents) if ancestor.exists()), None)
-    return None if there is None or there.is_dir() else there
+    existing = next((ancestor for ancestor in (path, *path.parents) if ancestor.exists()), None)
+    return None if existing is None or existing.is_dir() else existing
 
 
 @rule(RunConfig, "name", "run_dir")
-def one_place(name: str | None, run_dir: str | None) -> Iterator[Problem]:
+def require_one_run_folder(name: str | None, run_dir: str | None) -> Iterator[Problem]:
     """A run has one folder."""
     if name is not None and run_dir is not None and Path(run_dir).name != name:
         yield Problem("run_dir", f"name={name} and run_dir={run_dir}: a run has one folder", "give one of the two")
 
 
 @rule(FinetuneConfig, "task")
-def task_has_data(task: TaskConfig) -> Iterator[Problem]:
-    """Labelled data come from somewhere."""
+def require_task_data(task: TaskConfig) -> Iterator[Problem]:
+    """Every task has labeled data."""
     for part in (part for part in task.parts() if len(task.parts()) > 1 and not part.has_data):
-        message = f"the member {part.name} of task.members names no data of its own"
+        message = f"the member {part.name} of task.members has no data by default"
         yield Problem(f"task.with.{part.name}.path", message, f"give task.with.{part.name}.path=FOLDER")
     if len(task.parts()) == 1 and not task.has_data:
-        message = f"missing required value: task.path; task {task.name} names no data of its own"
+        message = f"missing required value: task.path; task {task.name} has no data by default"
         yield Problem("task.path", message, "give task.path=FOLDER, or a file to train on")
 
 
 @rule(PretrainConfig, "objective")
-def tasks_have_data(objective: ObjectiveConfig) -> Iterator[Problem]:
-    """So do those of tasks among the objectives."""
+def require_objective_task_data(objective: ObjectiveConfig) -> Iterator[Problem]:
+    """Every task among the objectives has labeled data."""
     for task in (task for task in tasks_of(objective) if not task.has_data):
-        message = f"the task {task.name} among the objectives names no data of its own"
+        message = f"the task {task.name} among the objectives has no data by default"
         key = (
             "objective.task.path" if isinstance(objective, TaskObjectiveConfig) else f"objective.with.{task.name}.path"
         )
@@ -237,17 +244,17 @@ def tasks_have_data(objective: ObjectiveConfig) -> Iterator[Problem]:
 
 @rule(PretrainConfig, "data")
 @rule(TokenizerCommandConfig, "data")
-def task_texts_come_from_somewhere(data: DataConfig) -> Iterator[Problem]:
-    """So do the texts of a task."""
+def require_task_texts(data: DataConfig) -> Iterator[Problem]:
+    """A task that is used as a text source has data."""
     parts = data.task.parts() if isinstance(data, TaskTextConfig) else ()
     for task in (task for task in parts if not task.has_data):
-        message = f"data.task={task.name} names no data of its own"
+        message = f"data.task={task.name} has no data by default"
         yield Problem("data.task.path", message, "give data.task.path=FOLDER, or a file")
 
 
 @rule(FinetuneConfig, "task", "model", "max_length")
-def target_leaves_room(task: TaskConfig, model: ModelConfig, max_length: int) -> Iterator[Problem]:
-    """A decoder reads a source in front of its target, within max_length."""
+def require_length_for_source(task: TaskConfig, model: ModelConfig, max_length: int) -> Iterator[Problem]:
+    """A decoder reads the source before the target: both fit into max_length."""
     for part in task.parts():
         target = part.longest_target
         if model.architecture == "decoder" and target >= max_length:
@@ -255,15 +262,15 @@ def target_leaves_room(task: TaskConfig, model: ModelConfig, max_length: int) ->
             longer = f"max_length={2 * target} or " if 2 * target <= model.max_positions else ""
             yield Problem(
                 "max_length",
-                f"max_length={max_length} and {key}={target}: model={model.name} reads a source in front of its "
-                "target, for which they leave no room",
+                f"max_length={max_length} and {key}={target}: model={model.name} reads the source before the "
+                "target, and there are no tokens left for it",
                 f"give {longer}{key}={max(2, max_length // 2)}",
             )
 
 
 @rule(RunConfig, "device", running=True)
-def device_is_there(device: str) -> Iterator[Problem]:
-    """A CUDA device was asked for, and the machine has a driver for one. What the driver counts is known later."""
+def require_device(device: str) -> Iterator[Problem]:
+    """A machine that is to run on CUDA has a driver. The number of devices is checked later."""
     if not device.startswith("cuda") or not sys.platform.startswith("linux"):
         return
     if not any(os.path.exists(node) for node in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")):
@@ -271,34 +278,36 @@ def device_is_there(device: str) -> Iterator[Problem]:
 
 
 @rule(PredictConfig, "text", "pair", "input")
-def something_to_read(text: str | None, pair: str | None, source: str | None) -> Iterator[Problem]:
-    """Predict reads one text or one file."""
+def require_text_or_input(text: str | None, pair: str | None, source: str | None) -> Iterator[Problem]:
+    """Predict reads either one text or one file."""
     if (text is None) == (source is None):
-        given = "neither text nor input given" if text is None else "text and input given"
-        yield Problem("text", f"{given}: one of them is read", 'give text="..." or input=FILE (- reads standard input)')
+        message = "neither text nor input is set" if text is None else "both text and input are set"
+        yield Problem("text", f"{message}", 'give text="..." or input=FILE (- reads standard input)')
     if pair is not None and text is None:
-        yield Problem("pair", "pair is the second text, and text, the first, is not given", 'give text="..." too')
+        yield Problem(
+            "pair", "pair is the second text of a pair, and text, the first, is not set", 'give text="..." too'
+        )
 
 
 @rule(PredictConfig, "probabilities", "output")
-def probabilities_are_written(probabilities: bool, output: str | None) -> Iterator[Problem]:
-    """The probabilities of all classes are columns of a file."""
+def require_output_for_probabilities(probabilities: bool, output: str | None) -> Iterator[Problem]:
+    """The probabilities of all classes are written to a file."""
     if probabilities and output is None:
-        message = "probabilities=true: they are written to a file, and output= names none"
+        message = "probabilities=true needs an output file, and output= is not set"
         yield Problem("probabilities", message, "give output=FILE.csv (or .jsonl) too")
 
 
 @rule(GenerateConfig, "prompt", "input")
-def something_to_begin_with(prompt: str | None, source: str | None) -> Iterator[Problem]:
-    """Generate reads one prompt or one file."""
+def require_prompt_or_input(prompt: str | None, source: str | None) -> Iterator[Problem]:
+    """Generate reads either one prompt or one file."""
     if (prompt is None) == (source is None):
-        given = "neither prompt nor input given" if prompt is None else "prompt and input given"
-        yield Problem("prompt", f"{given}: one of them is read", 'give prompt="..." or input=FILE (- reads lines)')
+        message = "neither prompt nor input is set" if prompt is None else "both prompt and input are set"
+        yield Problem("prompt", f"{message}", 'give prompt="..." or input=FILE (- reads lines)')
 
 
 @rule(TokenizerCommandConfig, "tokenizer")
-def tokenizer_is_trained(tokenizer: TokenizerConfig) -> Iterator[Problem]:
-    """This command trains one; a tokenizer that exists needs no training."""
+def require_trainable_tokenizer(tokenizer: TokenizerConfig) -> Iterator[Problem]:
+    """`lmtool tokenizer` trains a tokenizer, so it must not exist yet."""
     if not tokenizer.reads_text:
         kinds = [
             entry.name
@@ -310,59 +319,60 @@ def tokenizer_is_trained(tokenizer: TokenizerConfig) -> Iterator[Problem]:
 
 
 @rule(TokenizerCommandConfig, "tokenizer")
-def vocabulary_has_a_size(tokenizer: TokenizerConfig) -> Iterator[Problem]:
-    """Without a model, the size of the vocabulary must be typed."""
+def require_vocabulary_size(tokenizer: TokenizerConfig) -> Iterator[Problem]:
+    """Without a model, the size of the vocabulary must be set."""
     if tokenizer.vocab_size is None:
         yield Problem(
             "tokenizer.vocab_size", "missing required value: tokenizer.vocab_size", "give tokenizer.vocab_size=8192"
         )
 
 
-# What a run starts from, and what its processes share.
+# The start of a run, and what its processes share.
 
 
 @rule(FinetuneConfig, "tuning", "checkpoint", running=True)
-def pretrained_weights_are_there(tuning: TuningConfig, checkpoint: str | None) -> Iterator[Problem]:
-    """What holds weights at the pretrained ones has some. A trained checkpoint is read without what it started from."""
+def require_pretrained_weights(tuning: TuningConfig, checkpoint: str | None) -> Iterator[Problem]:
+    """Regularization towards pretrained weights needs a checkpoint to start from."""
     if tuning.needs_start and checkpoint in (None, "none"):
-        holding = next((scheme.name for scheme in tuning.schemes if scheme.needs_start), tuning.name)
+        scheme_name = next((scheme.name for scheme in tuning.schemes if scheme.needs_start), tuning.name)
         yield Problem(
             "tuning.regularization",
-            f"tuning/regularization={holding} holds weights at pretrained ones, and checkpoint=none has none",
+            f"tuning/regularization={scheme_name} pulls the weights towards pretrained ones, and "
+            "checkpoint=none has none",
             "give checkpoint=RUN, or tuning/regularization=none",
         )
 
 
 @rule(FinetuneConfig, "forgetting", "checkpoint", running=True)
-def something_to_forget(forgetting: str | None, checkpoint: str | None) -> Iterator[Problem]:
-    """What is measured before finetuning was learned before."""
+def require_checkpoint_for_forgetting(forgetting: str | None, checkpoint: str | None) -> Iterator[Problem]:
+    """Forgetting is measured for a pretrained checkpoint only."""
     if forgetting is not None and checkpoint in (None, "none"):
-        message = f"forgetting={forgetting} measures what was pretrained, and checkpoint=none has nothing"
+        message = f"forgetting={forgetting} measures the loss of pretraining, and checkpoint=none was not pretrained"
         yield Problem("forgetting", message, "give checkpoint=RUN, or leave forgetting= out")
 
 
 @rule(RunConfig, "parallel", "precision")
-def gradients_have_one_scaler(parallel: str, precision: str) -> Iterator[Problem]:
-    """The scaler of fp16 judges the gradients of one process."""
+def refuse_scaler_with_fsdp(parallel: str, precision: str) -> Iterator[Problem]:
+    """The fp16 gradient scaler checks the gradients of one process only."""
     if precision == "fp16" and not WHOLE_WEIGHTS.holds(parallel):
-        reason = "precision=fp16 scales the loss by what the gradients of one process are"
+        reason = "precision=fp16 scales the loss by the gradients of one process"
         yield Requirement(WHOLE_WEIGHTS, "precision", reason, "give precision=bf16").problem(parallel)
 
 
 @rule(FinetuneConfig, "parallel", "forgetting")
-def weights_are_compared(parallel: str, forgetting: str | None) -> Iterator[Problem]:
-    """What reads weights beside a forward needs all of them."""
+def refuse_forgetting_with_fsdp(parallel: str, forgetting: str | None) -> Iterator[Problem]:
+    """The comparison of weights needs all of them in one process."""
     if forgetting is not None and not WHOLE_WEIGHTS.holds(parallel):
         reason = "forgetting= compares weights before and after"
         yield Requirement(WHOLE_WEIGHTS, "forgetting", reason, "give forgetting=null").problem(parallel)
 
 
-# Which trackers a run can have; what it cannot is refused before anything is read.
+# Trackers.
 
 
 @rule(RunConfig, "logger", "offline")
-def trackers_fit(logger: Mapping[str, TrackerConfig], offline: bool) -> Iterator[Problem]:
-    """A run without a network has no tracker that needs it."""
+def require_offline_trackers(logger: Mapping[str, TrackerConfig], offline: bool) -> Iterator[Problem]:
+    """An offline run has no tracker that needs a network."""
     for name, config in logger.items():
         if offline and config.needs_network:
             key = f"logger.{name}.mode"
@@ -370,8 +380,8 @@ def trackers_fit(logger: Mapping[str, TrackerConfig], offline: bool) -> Iterator
 
 
 @rule(RunConfig, "logger", running=True)
-def trackers_are_installed(logger: Mapping[str, TrackerConfig]) -> Iterator[Problem]:
-    """What a tracker needs is on this machine."""
+def require_installed_trackers(logger: Mapping[str, TrackerConfig]) -> Iterator[Problem]:
+    """The libraries and credentials of a tracker are on this machine."""
     for name, config in logger.items():
         if (problem := config.missing(f"logger.{name}")) is not None:
             yield problem

@@ -144,7 +144,7 @@ def test_sweeps_and_further_losses_of_a_member(place: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (["task.members=[sst2,{kind: regression, name: value}]"], "the member value of task.members names no data",
+        (["task.members=[sst2,{kind: regression, name: value}]"], "the member value of task.members has no data",
          "give task.with.value.path=FOLDER"),
         (["task.members=[sst2,sst2]"], "two are called sst2", "give one another name, as a section: {kind:"),
         (["task.members=[sst2,cola]", "task.with.sst.path=rows"], "with.sst is of no member", "mean task.with.sst2?"),

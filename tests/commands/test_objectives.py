@@ -83,7 +83,7 @@ def pretrain_parameters(name: str, *more: str) -> int:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("kind: classification, name: mood", "the task mood among the objectives names no data of its own"),
+        ("kind: classification, name: mood", "the task mood among the objectives has no data by default"),
         ("kind: classification, name: mood, path: nowhere", "task.path=nowhere does not exist"),
         ("kind: classification, path: rows", ".tsv: no column text to read; there are sentence, label"),
         (

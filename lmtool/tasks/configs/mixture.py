@@ -76,7 +76,7 @@ class GlueConfig(TaskConfig):
 # Several tasks in one run, as configuration. Imports no torch.
 
 
-_OWN = "Each member's own: task.with.NAME.{}=."
+_MEMBER_KEY = "each member's own: task.with.NAME.{}="
 _TASK = Choice("task", key="kind")
 
 
@@ -107,19 +107,19 @@ class MixtureTaskConfig(TaskConfig):
     )
     rows: tuple[int, ...] | None = Field(None, description="training rows per member; null: counted")
 
-    text: tuple[()] = Field((), description="each member's own, as for all keys below")
-    label: Literal[""] = Field("", description="each member's own")
-    path: None = Field(None, description="each member's own")
-    hub: None = Field(None, description="each member's own")
-    embedded: None = Field(None, description="each member's own")
-    header: None = Field(None, description="each member's own")
-    aliases: dict[str, str] = Field({}, max_length=0, description="each member's own")
-    files: dict[str, str] = Field({}, max_length=0, description="each member's own")
-    ragged_rows: Literal["refuse"] = Field("refuse", description="each member's own")
-    validation: tuple[()] = Field((), description="each member's own")
-    test: tuple[()] = Field((), description="each member's own")
-    train_examples: None = Field(None, description="each member's own")
-    dropout: None = Field(None, description="each member's own")
+    text: tuple[()] = Field((), description=_MEMBER_KEY.format("text"))
+    label: Literal[""] = Field("", description=_MEMBER_KEY.format("label"))
+    path: None = Field(None, description=_MEMBER_KEY.format("path"))
+    hub: None = Field(None, description=_MEMBER_KEY.format("hub"))
+    embedded: None = Field(None, description=_MEMBER_KEY.format("embedded"))
+    header: None = Field(None, description=_MEMBER_KEY.format("header"))
+    aliases: dict[str, str] = Field({}, max_length=0, description=_MEMBER_KEY.format("aliases"))
+    files: dict[str, str] = Field({}, max_length=0, description=_MEMBER_KEY.format("files"))
+    ragged_rows: Literal["refuse"] = Field("refuse", description=_MEMBER_KEY.format("ragged_rows"))
+    validation: tuple[()] = Field((), description=_MEMBER_KEY.format("validation"))
+    test: tuple[()] = Field((), description=_MEMBER_KEY.format("test"))
+    train_examples: None = Field(None, description=_MEMBER_KEY.format("train_examples"))
+    dropout: None = Field(None, description=_MEMBER_KEY.format("dropout"))
 
     metrics: tuple[Literal["average"], ...] = Field(
         ("average",),
