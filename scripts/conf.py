@@ -17,7 +17,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_origin
 
 import yaml
 from omegaconf import OmegaConf
@@ -90,7 +90,7 @@ def _fields(
         text = spelling.get(f"{path}{name}", "")
         if not nested and (not text or OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"] != value):
             text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
-        is_the_name = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+        is_the_name = name in ("name", "kind") and get_origin(field.annotation) is Literal
         yield f"{indent}{name}:" + ("" if nested else f" {text}"), "" if is_the_name else summary(field.description)
         if nested:
             yield from _fields(below, value, spelling, f"{path}{name}.", indent + "  ")

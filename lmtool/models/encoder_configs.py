@@ -19,8 +19,8 @@ from lmtool.models.configs import (
 )
 from lmtool.nn.configs import NoPositionsConfig, PositionsConfig, RotaryPositionsConfig
 
-_VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
-_EMBEDDING_SIZE = "Width of the embedding tables; a linear map takes it to hidden_size where the two differ."
+_VOCABULARY = "rows of the token embedding; at least the tokenizer's vocabulary size"
+_EMBEDDING_SIZE = "width of the embedding tables; projected to hidden_size if the two differ"
 
 
 @component("model", "roberta", builder="lmtool.models.roberta:build")
@@ -32,9 +32,7 @@ class RobertaConfig(SegmentedConfig):
     text_format: ClassVar[str] = "roberta"
 
     name: Literal["roberta"] = Field("roberta", description="RoBERTa.")
-    vocab_size: Vocabulary = Field(
-        50265, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
     segments: SegmentTypes = Field(1, description="rows of the segment embedding; the published model has one")
     norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
 
@@ -44,9 +42,7 @@ class SpanbertConfig(SegmentedConfig):
     """SpanBERT (Joshi et al. 2020): BERT's architecture, cased, trained on spans. Defaults: base."""
 
     name: Literal["spanbert"] = Field("spanbert", description="SpanBERT.")
-    vocab_size: Vocabulary = Field(
-        28996, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = Field(28996, description=_VOCABULARY)
 
 
 @component("model", "distilbert", builder="lmtool.models.distilbert:build")
@@ -70,12 +66,8 @@ class AlbertConfig(SegmentedConfig):
     shares_layers: ClassVar[bool] = True
 
     name: Literal["albert"] = Field("albert", description="ALBERT.")
-    vocab_size: Vocabulary = Field(
-        30000, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
-    embedding_size: Width = Field(
-        128, description="width of the embedding tables; projected to hidden_size if the two differ"
-    )
+    vocab_size: Vocabulary = Field(30000, description=_VOCABULARY)
+    embedding_size: Width = Field(128, description=_EMBEDDING_SIZE)
     num_layers: Layers = Field(12, description="number of times the shared layer is applied")
     activation: Literal["gelu", "gelu_tanh"] = Field(
         "gelu_tanh", description="activation of the feed-forward block and the head: gelu (version 1) or gelu_tanh (2)"
@@ -92,9 +84,7 @@ class ElectraConfig(SegmentedConfig):
     published_type: ClassVar[str | None] = "electra"
 
     name: Literal["electra"] = Field("electra", description="ELECTRA.")
-    embedding_size: Width = Field(
-        768, description="width of the embedding tables; projected to hidden_size if the two differ"
-    )
+    embedding_size: Width = Field(768, description=_EMBEDDING_SIZE)
 
 
 @component("model", "modernbert", builder="lmtool.models.modernbert:build")
@@ -113,9 +103,7 @@ class ModernbertConfig(TransformerConfig):
     has_biases: ClassVar[bool] = False
 
     name: Literal["modernbert"] = Field("modernbert", description="ModernBERT.")
-    vocab_size: Vocabulary = Field(
-        50368, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = Field(50368, description=_VOCABULARY)
     num_layers: Layers = Field(22, description="layers")
     feedforward_size: Width = Field(1152, description="inner width of the feed-forward block")
     max_positions: Positions = Field(8192, description="maximum sequence length in tokens")
@@ -162,9 +150,7 @@ class BigbirdConfig(SegmentedConfig):
     position_kinds: ClassVar[tuple[str, ...] | None] = ("learned", "sinusoidal", "rotary", "none")
 
     name: Literal["bigbird"] = Field("bigbird", description="BigBird.")
-    vocab_size: Vocabulary = Field(
-        50358, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = Field(50358, description=_VOCABULARY)
     max_positions: Positions = Field(
         4096, description="maximum sequence length in tokens; learned positions have as many rows"
     )
@@ -223,9 +209,7 @@ class DebertaConfig(DisentangledConfig):
     published_type: ClassVar[str | None] = "deberta"
 
     name: Literal["deberta"] = Field("deberta", description="DeBERTa, its first version.")
-    vocab_size: Vocabulary = Field(
-        50265, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
     max_distance: Positions = Field(
         512, description="distance in tokens, to either side, beyond which all distances are the same"
     )
@@ -243,9 +227,7 @@ class DebertaV3Config(DisentangledConfig):
     published_type: ClassVar[str | None] = "deberta-v2"
 
     name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, its second and third version.")
-    vocab_size: Vocabulary = Field(
-        128100, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = Field(128100, description=_VOCABULARY)
     buckets: int = Field(
         256,
         ge=4,
@@ -270,9 +252,7 @@ class XlnetConfig(TransformerConfig):
     query_stream: ClassVar[bool] = True
 
     name: Literal["xlnet"] = Field("xlnet", description="XLNet.")
-    vocab_size: Vocabulary = Field(
-        32000, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = Field(32000, description=_VOCABULARY)
     max_positions: Positions = Field(
         512,
         description="maximum sequence length in tokens; distances have no table, so it may be raised later",

@@ -9,8 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from lmtool.config.tables import component
 from lmtool.models.configs import ModelConfig, Positions, Vocabulary, Width
 
-_VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
-_LONGEST = "Longest text in tokens; no weight depends on it."
+_LONGEST = "maximum text length in tokens; no weight depends on it"
 
 
 @component("model", "word_vectors", builder="lmtool.models.word_vectors:build")
@@ -29,7 +28,7 @@ class WordVectorsConfig(ModelConfig):
     )
     num_layers: int = Field(0, ge=0, le=0, description="no layers: the model is an embedding table")
     hidden_size: Width = Field(300, description="width of the vectors")
-    max_positions: Positions = Field(100_000, description="maximum text length in tokens; no weight depends on it")
+    max_positions: Positions = Field(100_000, description=_LONGEST)
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate before a task's head")
     initializer_std: float = Field(
         0.001, gt=0, description="standard deviation of initial vectors (normal), about that of word2vec's uniform ones"
@@ -63,7 +62,7 @@ class CnnConfig(ModelConfig):
     filter_widths: tuple[int, ...] = Field(
         (3, 4, 5), min_length=1, description="filter widths in words; an even width covers one more word to the right"
     )
-    max_positions: Positions = Field(512, description="maximum text length in tokens; no weight depends on it")
+    max_positions: Positions = Field(512, description=_LONGEST)
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout rate before a task's head")
     initializer_std: float = Field(
         0.1, gt=0, description="standard deviation of initial word vectors (normal); Kim's are uniform within 0.25"

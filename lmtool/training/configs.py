@@ -18,25 +18,11 @@ Parallel = Literal["ddp", "fsdp"]
 
 # In these optimizers a step moves a weight by about the rate, or by the rate times its size.
 _MOST = 100
-_CLIP_NORM = "Largest norm of all gradients together; a longer one is shortened. Null: never."
-_BETAS = "Decay a step of the two running means: of gradients, and of their squares."
-_EPSILON = "Added to the root of the mean square; BERT published 1e-6."
-_WEIGHT_DECAY = "Share of a weight lost a step, times the learning rate."
-_SCALE_PARAMETER = (
-    "Multiply a parameter's learning rate by the root mean square of its values, at least 1e-3: steps are then "
-    "relative to what they change."
-)
-_LAYER_DECAY = (
-    "Learning rate of each layer as a multiple of the one above it: the head has the full one, the embeddings the "
-    "lowest; 1: all alike. ELECTRA 0.8, ULMFiT 0.385."
-)
-_WARMUP_START = "Share of the full learning rate that the warm-up begins at; 1: level until its end."
-_WARMUP_STEPS = "Steps until the full learning rate, rising linearly; counts before warmup_fraction. Null: see there."
-_WARMUP_FRACTION = "Share of all steps until the full learning rate, rising linearly. Null or 0: no warm-up."
-_FINAL_FRACTION = "Share of the full learning rate that is left at the end."
-_DECAY_STEPS = "Steps of the way down at the end; counts before decay_fraction. Null: see there."
-_DECAY_FRACTION = "Share of all steps that the way down at the end takes; MiniCPM a tenth."
-_FLOOR = "Share of the full learning rate that it never falls below."
+_CLIP_NORM = "maximum global gradient norm; null: no clipping"
+_BETAS = "decay rates of the running means of gradients and of their squares"
+_WEIGHT_DECAY = "decoupled weight decay, scaled by the learning rate"
+_WARMUP_FRACTION = "warmup as a share of all steps; null or 0: no warmup"
+_FINAL_FRACTION = "final learning rate as a share of the peak rate"
 
 
 class OptimizerConfig(Config):
@@ -44,7 +30,7 @@ class OptimizerConfig(Config):
 
     name: str = Field(description="The optimizer.")
     lr: float = Field(1e-4, gt=0, le=_MOST, description="peak learning rate")
-    clip_norm: float | None = Field(1.0, gt=0, description="maximum global gradient norm; null: no clipping")
+    clip_norm: float | None = Field(1.0, gt=0, description=_CLIP_NORM)
     layer_decay: float = Field(
         1.0,
         gt=0,
@@ -66,11 +52,9 @@ class AdamWConfig(OptimizerConfig):
     """
 
     name: Literal["adamw"] = Field("adamw", description="Adam with decoupled weight decay.")
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
-    )
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
     epsilon: float = Field(1e-8, gt=0, le=1, description="added to the root of the second moment; BERT published 1e-6")
-    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay, scaled by the learning rate")
+    weight_decay: float = Field(0.01, ge=0, description=_WEIGHT_DECAY)
     scale_parameter: bool = Field(
         False,
         description="multiply lr by the root mean square of each parameter (nanoT5, with lr=0.02). The root mean "
@@ -87,9 +71,7 @@ class AdamConfig(OptimizerConfig):
     """
 
     name: Literal["adam"] = Field("adam", description="Adam with an L2 penalty.")
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
-    )
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
     epsilon: float = Field(1e-8, gt=0, le=1, description="added to the root of the second moment")
     l2: float = Field(0.0, ge=0, description="L2 penalty, added to the gradient; not applied to norms and biases")
 
@@ -109,7 +91,7 @@ class AdafactorConfig(OptimizerConfig):
         le=100,
         description="peak learning rate; relative to the weights with scale_parameter",
     )
-    clip_norm: float | None = Field(None, gt=0, description="maximum global gradient norm; null: no clipping")
+    clip_norm: float | None = Field(None, gt=0, description=_CLIP_NORM)
     scale_parameter: bool = Field(
         True,
         description="multiply lr by the root mean square of each parameter, at least 1e-3. Updates are then relative "
@@ -137,12 +119,10 @@ class StableAdamWConfig(OptimizerConfig):
 
     name: Literal["stable_adamw"] = Field("stable_adamw", description="AdamW with clipped updates.")
     lr: float = Field(8e-4, gt=0, le=_MOST, description="peak learning rate; ModernBERT's")
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.98), description="decay rates of the running means of gradients and of their squares"
-    )
+    betas: tuple[Beta, Beta] = Field((0.9, 0.98), description=_BETAS)
     epsilon: float = Field(1e-6, gt=0, le=1, description="added to the root of the second moment")
-    weight_decay: float = Field(0.0125, ge=0, description="decoupled weight decay, scaled by the learning rate")
-    clip_norm: float | None = Field(None, gt=0, description="maximum global gradient norm; null: no clipping")
+    weight_decay: float = Field(0.0125, ge=0, description=_WEIGHT_DECAY)
+    clip_norm: float | None = Field(None, gt=0, description=_CLIP_NORM)
 
 
 @component("optimizer", "lamb", builder="lmtool.training.update_rules:build_lamb")
@@ -157,9 +137,7 @@ class LambConfig(OptimizerConfig):
     lr: float = Field(
         6.25e-4, gt=0, le=_MOST, description="peak learning rate; the paper's at 512 examples, x1.41 with each doubling"
     )
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
-    )
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
     epsilon: float = Field(1e-6, gt=0, le=1, description="added to the root of the second moment")
     weight_decay: float = Field(
         0.01, ge=0, description="share of a weight added to its update, before the update is scaled"
@@ -181,7 +159,7 @@ class MuonConfig(OptimizerConfig):
     newton_schulz_steps: int = Field(
         5, ge=1, lt=100, description="Newton-Schulz iterations that orthogonalize an update"
     )
-    weight_decay: float = Field(0.1, ge=0, description="decoupled weight decay, scaled by the learning rate")
+    weight_decay: float = Field(0.1, ge=0, description=_WEIGHT_DECAY)
     betas: tuple[Beta, Beta] = Field(
         (0.9, 0.95), description="AdamW: decay rates of the running means of gradients and of their squares"
     )
@@ -204,9 +182,7 @@ class ScheduleConfig(Config):
 
     name: str = Field(description="The schedule.")
     warmup_steps: int | None = Field(None, ge=0, description="warmup steps; takes precedence over warmup_fraction")
-    warmup_fraction: float | None = Field(
-        None, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
-    )
+    warmup_fraction: float | None = Field(None, ge=0, le=1, description=_WARMUP_FRACTION)
     warmup_start: float = Field(
         0.0, ge=0, le=1, description="share of the peak rate at which warmup starts; 1: constant rate until its end"
     )
@@ -227,10 +203,8 @@ class LinearConfig(ScheduleConfig):
     """Up, then down in a straight line: BERT's."""
 
     name: Literal["linear"] = Field("linear", description="Warm-up, then a straight line down.")
-    warmup_fraction: float | None = Field(
-        0.1, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
-    )
-    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
+    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
+    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
 
 
 @component("schedule", "cosine", builder="lmtool.training.schedules:build_cosine")
@@ -238,10 +212,8 @@ class CosineConfig(ScheduleConfig):
     """Up, then down along half a cosine (Loshchilov and Hutter 2017): GPT-3's."""
 
     name: Literal["cosine"] = Field("cosine", description="Warm-up, then half a cosine down.")
-    warmup_fraction: float | None = Field(
-        0.1, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
-    )
-    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
+    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
+    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
 
 
 @component("schedule", "polynomial", builder="lmtool.training.schedules:build_polynomial")
@@ -249,15 +221,13 @@ class PolynomialConfig(ScheduleConfig):
     """Up, then down with a power of the share of the steps that is left: fairseq's and transformers'."""
 
     name: Literal["polynomial"] = Field("polynomial", description="Warm-up, then down with a power of what is left.")
-    warmup_fraction: float | None = Field(
-        0.1, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
-    )
+    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
     power: float = Field(
         1.0,
         gt=0,
         description="exponent applied to the remaining share of the steps; 1: linear; above 1: steep at first",
     )
-    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
+    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
 
 
 @component("schedule", "constant", builder="lmtool.training.schedules:build_constant")
@@ -272,9 +242,7 @@ class InverseSqrtConfig(ScheduleConfig):
     """Up, then down with the root of the step (Vaswani et al. 2017): needs no end to be known."""
 
     name: Literal["inverse_sqrt"] = Field("inverse_sqrt", description="Warm-up, then down with the root of the step.")
-    warmup_fraction: float | None = Field(
-        0.1, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
-    )
+    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
     final_fraction: float = Field(0.0, ge=0, le=1, description="minimum learning rate as a share of the peak rate")
 
 
@@ -298,7 +266,7 @@ class WsdConfig(ScheduleConfig):
     decay_shape: Literal["linear", "sqrt"] = Field(
         "linear", description="linear, or sqrt: 1 - the square root of the completed share of the decay"
     )
-    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
+    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
 
     def remarks(self, steps: int) -> Iterator[str]:
         yield from super().remarks(steps)
