@@ -77,8 +77,13 @@ class Config(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        for name, description in cls.__dict__.get("descriptions", {}).items():
-            cls.model_fields[name].description = description
+        """A field that is declared again, for another default, keeps the description of the base class."""
+        specific = cls.__dict__.get("descriptions", {})
+        for name, field in cls.model_fields.items():
+            inherited = (base.model_fields.get(name) for base in cls.__mro__[1:] if issubclass(base, Config))
+            described = next((parent for parent in inherited if parent is not None), None)
+            if name in specific or (field.description is None and described is not None):
+                field.description = specific.get(name) or (described and described.description)
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:

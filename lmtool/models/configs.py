@@ -371,13 +371,9 @@ class GptConfig(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
-    vocab_size: Vocabulary = Field(
-        50257, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
-    max_positions: Positions = Field(
-        1024, description="maximum sequence length in tokens; learned positions have as many rows"
-    )
-    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
+    vocab_size: Vocabulary = 50257
+    max_positions: Positions = 1024
+    norm_epsilon: float = Field(1e-5, gt=0)
 
 
 @component("model", "gpt1", builder="lmtool.models.gpt1:build")
@@ -393,7 +389,5 @@ class Gpt1Config(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt1"] = Field("gpt1", description="GPT of 2018.")
-    vocab_size: Vocabulary = Field(
-        40478, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
-    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
+    vocab_size: Vocabulary = 40478
+    norm_epsilon: float = Field(1e-5, gt=0)

@@ -25,23 +25,19 @@ class LlamaConfig(TransformerConfig):
     has_biases: ClassVar[bool] = False
 
     name: Literal["llama", "llama_encoder", "qwen2"] = Field("llama", description="model family")
-    vocab_size: Vocabulary = Field(
-        49152, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
-    num_layers: Layers = Field(30, description="layers")
-    hidden_size: Width = Field(576, description="width of the hidden states; a multiple of num_heads")
-    num_heads: Heads = Field(9, description="attention heads per layer")
+    vocab_size: Vocabulary = 49152
+    num_layers: Layers = 30
+    hidden_size: Width = 576
+    num_heads: Heads = 9
     num_key_value_heads: Heads = Field(3, description="key and value heads; a divisor of num_heads")
-    feedforward_size: Width = Field(1536, description="inner width of the feed-forward block")
+    feedforward_size: Width = 1536
     max_positions: Positions = Field(8192, description="maximum sequence length in tokens")
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        RotaryPositionsConfig(base=100_000.0), description="type of position encoding; `lmtool list model/positions`"
-    )
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = RotaryPositionsConfig(base=100_000.0)
     tied: bool = Field(
         True, description="true: the output layer shares the token embedding; false: it has its own weights"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate after the embedding and the sublayers")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
+    dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
     norm_epsilon: float = Field(1e-5, gt=0, description="added to the mean square in the norms")
 
     @model_validator(mode="after")
@@ -94,19 +90,15 @@ class Qwen2Config(LlamaConfig):
     has_biases: ClassVar[bool] = True
 
     name: Literal["qwen2"] = Field("qwen2", description="Qwen2's architecture.")
-    vocab_size: Vocabulary = Field(
-        151936, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
-    num_layers: Layers = Field(24, description="layers")
-    hidden_size: Width = Field(896, description="width of the hidden states; a multiple of num_heads")
-    num_heads: Heads = Field(14, description="attention heads per layer")
-    num_key_value_heads: Heads = Field(2, description="key and value heads; a divisor of num_heads")
-    feedforward_size: Width = Field(4864, description="inner width of the feed-forward block")
-    max_positions: Positions = Field(32768, description="maximum sequence length in tokens")
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        RotaryPositionsConfig(base=1_000_000.0), description="type of position encoding; `lmtool list model/positions`"
-    )
-    norm_epsilon: float = Field(1e-6, gt=0, description="added to the mean square in the norms")
+    vocab_size: Vocabulary = 151936
+    num_layers: Layers = 24
+    hidden_size: Width = 896
+    num_heads: Heads = 14
+    num_key_value_heads: Heads = 2
+    feedforward_size: Width = 4864
+    max_positions: Positions = 32768
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = RotaryPositionsConfig(base=1_000_000.0)
+    norm_epsilon: float = Field(1e-6, gt=0)
 
 
 # Transformer-XL, as configuration. Imports no torch.
@@ -130,13 +122,11 @@ class TransformerXlConfig(TransformerConfig):
     )  # fmt: skip
 
     name: Literal["transformer_xl"] = Field("transformer_xl", description="Transformer-XL.")
-    vocab_size: Vocabulary = Field(
-        267735, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
-    num_layers: Layers = Field(16, description="layers")
-    hidden_size: Width = Field(410, description="width of the hidden states; a multiple of num_heads")
-    num_heads: Heads = Field(10, description="attention heads per layer")
-    feedforward_size: Width = Field(2100, description="inner width of the feed-forward block")
+    vocab_size: Vocabulary = 267735
+    num_layers: Layers = 16
+    hidden_size: Width = 410
+    num_heads: Heads = 10
+    feedforward_size: Width = 2100
     max_positions: Positions = Field(1024, description="maximum sequence length in tokens, including the memory")
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
         NoPositionsConfig(), description="relative positions only"
@@ -157,8 +147,8 @@ class TransformerXlConfig(TransformerConfig):
         description="first token ids of the clusters of rare tokens; empty: a plain softmax. In ascending order "
         "(adaptive softmax, Grave et al. 2017); ids beyond the vocabulary are ignored",
     )
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
-    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    norm_epsilon: float = Field(1e-5, gt=0)
 
     @model_validator(mode="after")
     def _cutoffs_rise(self) -> Self:

@@ -32,9 +32,9 @@ class RobertaConfig(SegmentedConfig):
     text_format: ClassVar[str] = "roberta"
 
     name: Literal["roberta"] = Field("roberta", description="RoBERTa.")
-    vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
+    vocab_size: Vocabulary = 50265
     segments: SegmentTypes = Field(1, description="rows of the segment embedding; the published model has one")
-    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
+    norm_epsilon: float = Field(1e-5, gt=0)
 
 
 @component("model", "spanbert", builder="lmtool.models.spanbert:build")
@@ -42,7 +42,7 @@ class SpanbertConfig(SegmentedConfig):
     """SpanBERT (Joshi et al. 2020): BERT's architecture, cased, trained on spans. Defaults: base."""
 
     name: Literal["spanbert"] = Field("spanbert", description="SpanBERT.")
-    vocab_size: Vocabulary = Field(28996, description=_VOCABULARY)
+    vocab_size: Vocabulary = 28996
 
 
 @component("model", "distilbert", builder="lmtool.models.distilbert:build")
@@ -54,7 +54,7 @@ class DistilbertConfig(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {}
 
     name: Literal["distilbert"] = Field("distilbert", description="DistilBERT.")
-    num_layers: Layers = Field(6, description="layers")
+    num_layers: Layers = 6
 
 
 @component("model", "albert", builder="lmtool.models.albert:build")
@@ -66,14 +66,14 @@ class AlbertConfig(SegmentedConfig):
     shares_layers: ClassVar[bool] = True
 
     name: Literal["albert"] = Field("albert", description="ALBERT.")
-    vocab_size: Vocabulary = Field(30000, description=_VOCABULARY)
+    vocab_size: Vocabulary = 30000
     embedding_size: Width = Field(128, description=_EMBEDDING_SIZE)
     num_layers: Layers = Field(12, description="number of times the shared layer is applied")
     activation: Literal["gelu", "gelu_tanh"] = Field(
         "gelu_tanh", description="activation of the feed-forward block and the head: gelu (version 1) or gelu_tanh (2)"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate after the embedding and the sublayers")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
+    dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
 
 
 @component("model", "electra", builder="lmtool.models.electra:build")
@@ -103,13 +103,11 @@ class ModernbertConfig(TransformerConfig):
     has_biases: ClassVar[bool] = False
 
     name: Literal["modernbert"] = Field("modernbert", description="ModernBERT.")
-    vocab_size: Vocabulary = Field(50368, description=_VOCABULARY)
-    num_layers: Layers = Field(22, description="layers")
-    feedforward_size: Width = Field(1152, description="inner width of the feed-forward block")
+    vocab_size: Vocabulary = 50368
+    num_layers: Layers = 22
+    feedforward_size: Width = 1152
     max_positions: Positions = Field(8192, description="maximum sequence length in tokens")
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        RotaryPositionsConfig(base=160_000.0), description="type of position encoding; `lmtool list model/positions`"
-    )
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = RotaryPositionsConfig(base=160_000.0)
     local_window: int = Field(
         64, ge=1, le=1_000_000, description="tokens on either side that a token attends to in a local layer"
     )
@@ -124,8 +122,8 @@ class ModernbertConfig(TransformerConfig):
         description="input of a text classifier's pooler: the first token (cls) or the mean over all tokens",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the attention outputs")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
-    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    norm_epsilon: float = Field(1e-5, gt=0)
 
     @property
     def gated(self) -> bool:
@@ -150,10 +148,8 @@ class BigbirdConfig(SegmentedConfig):
     position_kinds: ClassVar[tuple[str, ...] | None] = ("learned", "sinusoidal", "rotary", "none")
 
     name: Literal["bigbird"] = Field("bigbird", description="BigBird.")
-    vocab_size: Vocabulary = Field(50358, description=_VOCABULARY)
-    max_positions: Positions = Field(
-        4096, description="maximum sequence length in tokens; learned positions have as many rows"
-    )
+    vocab_size: Vocabulary = 50358
+    max_positions: Positions = 4096
     block_size: int = Field(64, ge=1, le=1_000_000, description="tokens per block")
     random_blocks: int = Field(
         3,
@@ -194,7 +190,7 @@ class DisentangledConfig(TransformerConfig):
         ("c2p", "p2c"),
         description="score terms besides content to content: c2p (content to position), p2c (the reverse)",
     )
-    norm_epsilon: float = Field(1e-7, gt=0, description="added to the variance in layer norms")
+    norm_epsilon: float = Field(1e-7, gt=0)
 
     @property
     def scaled_terms(self) -> int:
@@ -209,7 +205,7 @@ class DebertaConfig(DisentangledConfig):
     published_type: ClassVar[str | None] = "deberta"
 
     name: Literal["deberta"] = Field("deberta", description="DeBERTa, its first version.")
-    vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
+    vocab_size: Vocabulary = 50265
     max_distance: Positions = Field(
         512, description="distance in tokens, to either side, beyond which all distances are the same"
     )
@@ -227,7 +223,7 @@ class DebertaV3Config(DisentangledConfig):
     published_type: ClassVar[str | None] = "deberta-v2"
 
     name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, its second and third version.")
-    vocab_size: Vocabulary = Field(128100, description=_VOCABULARY)
+    vocab_size: Vocabulary = 128100
     buckets: int = Field(
         256,
         ge=4,
@@ -252,7 +248,7 @@ class XlnetConfig(TransformerConfig):
     query_stream: ClassVar[bool] = True
 
     name: Literal["xlnet"] = Field("xlnet", description="XLNet.")
-    vocab_size: Vocabulary = Field(32000, description=_VOCABULARY)
+    vocab_size: Vocabulary = 32000
     max_positions: Positions = Field(
         512,
         description="maximum sequence length in tokens; distances have no table, so it may be raised later",

@@ -56,9 +56,7 @@ class T5Config(TwoTransformersConfig):
     has_biases: ClassVar[bool] = False
 
     name: Literal["t5"] = Field("t5", description="T5, both versions.")
-    vocab_size: Vocabulary = Field(
-        32128, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = 32128
     head_size: Heads = Field(
         64, description="width of an attention head; num_heads x head_size may differ from hidden_size"
     )
@@ -68,9 +66,7 @@ class T5Config(TwoTransformersConfig):
         description="true: output layer = token embedding, hidden states scaled (1.0); false: own weights (1.1). "
         "Tied: the hidden states are scaled by 1/sqrt(hidden_size)",
     )
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        T5PositionsConfig(), description="type of position encoding; `lmtool list model/positions`"
-    )
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = T5PositionsConfig()
     norm_epsilon: float = Field(1e-6, gt=0, description="added to the mean square in the norms")
     initializer_std: float = Field(
         1.0, gt=0, description="scale of the published initial weights, whose standard deviations are 1/sqrt(inputs)"
@@ -100,7 +96,7 @@ class PostNormConfig(TwoTransformersConfig):
     free_fields: ClassVar[tuple[str, ...]] = (*TwoTransformersConfig.free_fields, "activation_dropout")
 
     activation_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate inside the feed-forward block")
-    norm_epsilon: float = Field(1e-5, gt=0, description="added to the variance in layer norms")
+    norm_epsilon: float = Field(1e-5, gt=0)
 
 
 @component("model", "bart", builder="lmtool.models.bart:build")
@@ -116,14 +112,12 @@ class BartConfig(PostNormConfig):
     start_role: ClassVar[str] = "eos"
 
     name: Literal["bart"] = Field("bart", description="BART.")
-    vocab_size: Vocabulary = Field(
-        50265, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = 50265
     num_layers: Layers = Field(6, description="encoder layers")
     max_positions: Positions = Field(
         1024, description="maximum sequence length in tokens; learned positions have two more rows"
     )
-    activation_dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate inside the feed-forward block")
+    activation_dropout: float = Field(0.1, ge=0, lt=1)
 
 
 @component("model", "transformer", builder="lmtool.models.transformer:build")
@@ -133,17 +127,13 @@ class Transformer2017Config(PostNormConfig):
     published_type: ClassVar[str | None] = "marian"
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
-    vocab_size: Vocabulary = Field(
-        37000, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = 37000
     num_layers: Layers = Field(6, description="encoder layers")
     hidden_size: Width = Field(512, description="width of the hidden states; a multiple of num_heads")
-    num_heads: Heads = Field(8, description="attention heads per layer")
-    feedforward_size: Width = Field(2048, description="inner width of the feed-forward block")
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        SinusoidalPositionsConfig(), description="type of position encoding; `lmtool list model/positions`"
-    )
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of the attention weights")
+    num_heads: Heads = 8
+    feedforward_size: Width = 2048
+    positions: Annotated[PositionsConfig, Choice("model/positions")] = SinusoidalPositionsConfig()
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
     initializer_std: float = Field(
         1.0,
         gt=0,

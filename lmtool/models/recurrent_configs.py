@@ -62,9 +62,7 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "outputs"
 
     name: Literal["rnn_attention"] = Field("rnn_attention", description="A recurrent encoder-decoder with attention.")
-    vocab_size: Vocabulary = Field(
-        30000, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = 30000
     num_layers: Layers = Field(1, description="encoder layers, each bidirectional; the decoder has one layer")
     embedding_size: Width = Field(620, description="width of the token vectors")
     hidden_size: Width = Field(1000, description="hidden units per recurrent layer and direction")

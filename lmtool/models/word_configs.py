@@ -49,9 +49,7 @@ class CnnConfig(ModelConfig):
     free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "max_positions")
 
     name: Literal["cnn"] = Field("cnn", description="A convolutional network over windows of words.")
-    vocab_size: Vocabulary = Field(
-        30_000, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
+    vocab_size: Vocabulary = 30_000
     num_layers: int = Field(1, ge=1, le=1000, description="convolutional layers")
     embedding_size: Width = Field(
         300, description="width of the word vectors; projected to hidden_size if the two differ"

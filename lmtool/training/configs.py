@@ -91,7 +91,7 @@ class AdafactorConfig(OptimizerConfig):
         le=100,
         description="peak learning rate; relative to the weights with scale_parameter",
     )
-    clip_norm: float | None = Field(None, gt=0, description=_CLIP_NORM)
+    clip_norm: float | None = Field(None, gt=0)
     scale_parameter: bool = Field(
         True,
         description="multiply lr by the root mean square of each parameter, at least 1e-3. Updates are then relative "
@@ -122,7 +122,7 @@ class StableAdamWConfig(OptimizerConfig):
     betas: tuple[Beta, Beta] = Field((0.9, 0.98), description=_BETAS)
     epsilon: float = Field(1e-6, gt=0, le=1, description="added to the root of the second moment")
     weight_decay: float = Field(0.0125, ge=0, description=_WEIGHT_DECAY)
-    clip_norm: float | None = Field(None, gt=0, description=_CLIP_NORM)
+    clip_norm: float | None = Field(None, gt=0)
 
 
 @component("optimizer", "lamb", builder="lmtool.training.update_rules:build_lamb")
@@ -203,7 +203,7 @@ class LinearConfig(ScheduleConfig):
     """Up, then down in a straight line: BERT's."""
 
     name: Literal["linear"] = Field("linear", description="Warm-up, then a straight line down.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
+    warmup_fraction: float | None = Field(0.1, ge=0, le=1)
     final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
 
 
@@ -212,7 +212,7 @@ class CosineConfig(ScheduleConfig):
     """Up, then down along half a cosine (Loshchilov and Hutter 2017): GPT-3's."""
 
     name: Literal["cosine"] = Field("cosine", description="Warm-up, then half a cosine down.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
+    warmup_fraction: float | None = Field(0.1, ge=0, le=1)
     final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
 
 
@@ -221,7 +221,7 @@ class PolynomialConfig(ScheduleConfig):
     """Up, then down with a power of the share of the steps that is left: fairseq's and transformers'."""
 
     name: Literal["polynomial"] = Field("polynomial", description="Warm-up, then down with a power of what is left.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
+    warmup_fraction: float | None = Field(0.1, ge=0, le=1)
     power: float = Field(
         1.0,
         gt=0,
@@ -242,7 +242,7 @@ class InverseSqrtConfig(ScheduleConfig):
     """Up, then down with the root of the step (Vaswani et al. 2017): needs no end to be known."""
 
     name: Literal["inverse_sqrt"] = Field("inverse_sqrt", description="Warm-up, then down with the root of the step.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1, description=_WARMUP_FRACTION)
+    warmup_fraction: float | None = Field(0.1, ge=0, le=1)
     final_fraction: float = Field(0.0, ge=0, le=1, description="minimum learning rate as a share of the peak rate")
 
 

@@ -60,12 +60,7 @@ class SequenceConfig(TaskConfig):
     of_outputs: ClassVar[tuple[str, ...]] = of_summary
     """The fields that mean nothing where labels are written."""
 
-    text: tuple[str, ...] = Field(
-        ("text",),
-        min_length=1,
-        max_length=2,
-        description="input columns: one, or two for a pair; a+b: two columns joined into one text",
-    )
+    text: tuple[str, ...] = Field(("text",), min_length=1, max_length=2)
     head: Literal["paper", "transformers", "text_to_text", "prompt"] | None = Field(
         None,
         description="paper; transformers: as in its ...ForSequenceClassification; null: the checkpoint's, else paper. "
