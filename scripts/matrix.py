@@ -179,7 +179,7 @@ def tokenizer_of(folder: Path, config: str) -> Tokenizer:
 def section(name: str, *words: str) -> Any:
     """One section of what `lmtool finetune` composes of words. No YAML of a group touches another section, so that
     those of a model, a method and a kind may be put together."""
-    read = overrides.read([*words], compose.what_is_offered("finetune"))
+    read = overrides.read([*words], compose.offers_of_primary("finetune"))
     if read.problems:
         raise ConfigError(read.problems)
     return compose.compose("finetune", read)[name]

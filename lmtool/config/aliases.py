@@ -1,8 +1,8 @@
-"""What users of other tools type, and what it is called here. Imports the standard library only.
+"""Names of other tools' options and what they are called in lmtool. Imports the standard library only.
 
-A word is looked up by its meaning before any word that is spelled like it. Its form is what to type instead, `{}` its
-value, or a sentence where lmtool has no key for it; several forms where commands differ: the first whose keys the
-command has; by value where that decides. Sources, each the page that documents the words below it:
+A word is looked up here before similar spellings are searched. A form is the override to type, with `{}` for the value,
+or a sentence if lmtool has no such key. Several forms: the first one whose keys the command has. A mapping: the form
+depends on the value. Sources: the page above each group of words.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ _OVERRIDES = re.compile(r"[a-z][\w.]*=\S+( [a-z][\w.]*=\S+)*")
 
 @dataclass(frozen=True)
 class Meaning:
-    """words: the overrides that say it here; none where lmtool has no key for it. hint: what is said to the user.
-    of_another_tool: it is in the table, not only spelled like a key."""
+    """words: the overrides with the same meaning in lmtool; empty if there is no such key. hint: the hint for the user.
+    of_another_tool: the word is in the table, not only spelled like a key."""
 
     words: tuple[str, ...]
     hint: str
@@ -279,15 +279,15 @@ class Meaning:
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """The keys that are meant, each with its value as it is typed."""
+        """The keys with their values as on the command line."""
         return tuple((word.partition("=")[0], word.partition("=")[2]) for word in self.words)
 
 
 def meaning(key: str, value: Any, has: Callable[[str], bool]) -> Meaning | None:
-    """What a key of another tool is called here; None for a word that is not in the table.
+    """The meaning of another tool's key in lmtool; None for a word that is not in the table.
 
-    value: as plain data; None: unknown. has: whether the command has a key. Of a dotted key the last part counts where
-    the section is none of the command's (`trainer.accelerator`), or that of what is meant (`tuning.r`).
+    value: plain data; None: unknown. has: whether the command has a key. Only the last part of a dotted key counts if
+    the command does not have its section (`trainer.accelerator`), or has the key elsewhere (`tuning.r`).
     """
     section, _, last = key.rpartition(".")
     free = not section or not has(section.partition(".")[0])
@@ -303,12 +303,12 @@ def meaning(key: str, value: Any, has: Callable[[str], bool]) -> Meaning | None:
 
 
 def has_meaning(key: str) -> bool:
-    """Whether a key, or the last part of it, is a word of the table."""
+    """Whether a key, or its last part, is in the table."""
     return key.rpartition(".")[2] in FORMS
 
 
 def of_value(key: str, value: object) -> str | None:
-    """What a value of another tool is called here, where a key takes it by another name."""
+    """lmtool's name for a value of another tool."""
     return VALUES.get(key, {}).get(str(value).lower())
 
 
@@ -322,17 +322,17 @@ def _of(forms: Form | tuple[Form, ...], value: Any) -> Iterator[str]:
 
 
 def is_overrides(form: str) -> bool:
-    """Whether a form is what to type, not a sentence."""
+    """Whether a form is a list of overrides, not a sentence."""
     return _OVERRIDES.fullmatch(form) is not None
 
 
 def keys_in(form: str) -> list[str]:
-    """The keys that a form names, those of other commands in it left out."""
+    """The keys that a form names, except those in the commands it mentions."""
     return _KEY.findall(_COMMAND.sub("", form))
 
 
 def filled(word: str, value: Any) -> str:
-    """A word of a form with the value in it, by the name that it has here."""
+    """A word of a form with lmtool's name of the value inserted."""
     key = word.partition("=")[0]
     parts = value if isinstance(value, list) else [value]
     inside = ",".join(of_value(key, part) or shown(part) for part in parts)
@@ -342,7 +342,7 @@ def filled(word: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A plain value as it is typed."""
+    """A plain value as on the command line."""
     if value is None:
         return "VALUE"
     if isinstance(value, list):
@@ -351,6 +351,6 @@ def shown(value: Any) -> str:
 
 
 def _weights(value: str) -> str:
-    """The value of `checkpoint=` for what another tool loads: a folder that is here, else a model of the hub."""
+    """The value of `checkpoint=` for a model that another tool loads: an existing folder, else a model on the hub."""
     here = value == "VALUE" or "://" in value or value[:1] in "./~" or Path(value).exists()
     return value if here else f"hf://{value}"

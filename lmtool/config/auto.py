@@ -1,6 +1,6 @@
-"""`auto`: a section taken from what the checkpoint or the model's configuration names.
+"""`auto`: a section that is taken from the checkpoint or from the model's recipe.
 
-A command's class says where each of its sections may come from, in a table of its own:
+The class of a command lists the sources of each of its sections:
 
     auto: ClassVar[dict[str, Auto]] = {"objective": Auto(("model.recipe.pretrain.objective",), hint=...)}
 """
@@ -28,10 +28,17 @@ def resolve(
     unreadable: bool = False,
     teacher: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], list[Problem], set[str]]:
-    """The data with every `auto` section replaced, the problems, and the sections left unresolved.
+    """Replace every `auto` section.
 
-    data: plain nested data, not changed. checkpoint, teacher: the saved configurations of the checkpoint and of the
-    teacher, if there are such. unreadable: there should be a checkpoint, and its error is reported already.
+    Args:
+        command: the class of the command.
+        data: plain nested data; not changed.
+        checkpoint: the saved configuration of the checkpoint, if there is one.
+        unreadable: there should be a checkpoint, but reading it failed, which is reported already.
+        teacher: the saved configuration of the teacher, if there is one.
+
+    Returns:
+        The data, the problems, and the names of sections that stay unresolved.
     """
     resolved, problems, left = dict(data), [], set()
     saved = {"checkpoint": checkpoint, "teacher": teacher}
@@ -62,13 +69,13 @@ def resolve(
         elif value is not None or blocked:
             left.add(section)
             if not blocked:
-                reason = "nothing chosen names one to take it from"
+                reason = "no other section names one"
                 if how.sources == ("checkpoint",):
                     reason = f"the checkpoint has no {section}"
                     if data.get("checkpoint") == "none":
                         reason = f"checkpoint=none has no {section}"
                     elif checkpoint is None:
-                        reason = "no checkpoint is given to take it from"
+                        reason = "there is no checkpoint to take it from"
                 problems.append(Problem(section, f"{section}={AUTO}: {reason}", how.hint or None, absent=True))
     return resolved, problems, left
 
@@ -89,7 +96,7 @@ def _source(
     command: type[Config],
     unreadable: bool,
 ) -> tuple[dict[str, Any] | None, bool]:
-    """The first source that exists; and whether another section's mistake is why there is none."""
+    """The first source that exists; and whether an error in another section is the reason why there is none."""
     for source in how.sources:
         if isinstance(source, dict):
             return source, False
@@ -115,7 +122,7 @@ def _source(
 
 
 def _decoded(value: Any, choice: Choice) -> Config | None:
-    """A section's configuration, or None where it has a mistake, which the decoder will word."""
+    """The configuration of a section, or None if it has an error, which the decoder reports."""
     try:
         return choice.validate(value)
     except ValidationError:
@@ -123,7 +130,7 @@ def _decoded(value: Any, choice: Choice) -> Config | None:
 
 
 def _default(chosen: type[Config]) -> Config | None:
-    """Stands in for a section with a mistake, so that what depends on it is checked all the same."""
+    """A substitute for a section with an error, so that sections that depend on it can still be checked."""
     try:
         return chosen()
     except ValidationError:
@@ -131,14 +138,14 @@ def _default(chosen: type[Config]) -> Config | None:
 
 
 def chosen_class(value: Any, choice: Choice) -> type[Config] | None:
-    """The configuration class a section's data choose, or None."""
+    """The configuration class that the data of a section selects, or None."""
     name = value.get(choice.key) if isinstance(value, dict) else None
     entry = lookup(choice.group, name) if isinstance(name, str) else None
     return None if entry is None else entry.config
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over`, section by section."""
+    """`base` updated with the values of `over`, recursively."""
     merged = dict(base)
     for key, value in over.items():
         inside = merged.get(key)
@@ -147,38 +154,39 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _disagreements(section: str, value: dict[str, Any], saved: Any, choice: Choice) -> list[Problem]:
-    """Fields in which a typed section differs from the checkpoint's and may not."""
+    """Fields of a section that differ from the checkpoint's although they must be equal."""
     chosen = chosen_class(value, choice)
     if chosen is None or not isinstance(saved, dict):
         return []
-    here = {name: field.get_default() for name, field in chosen.model_fields.items()} | value
-    if saved.get(choice.key) != here.get(choice.key):
+    values = {name: field.get_default() for name, field in chosen.model_fields.items()} | value
+    if saved.get(choice.key) != values.get(choice.key):
         differing = [choice.key]
     else:
         free = chosen.free_fields
-        there = {name: field.get_default() for name, field in chosen.model_fields.items()} | saved
+        saved_values = {name: field.get_default() for name, field in chosen.model_fields.items()} | saved
         differing = [
-            key for key in chosen.model_fields if key not in free and _listed(here[key]) != _listed(there[key])
+            key for key in chosen.model_fields if key not in free and _plain(values[key]) != _plain(saved_values[key])
         ]
-    theirs = saved if differing == [choice.key] else (there if differing else {})
+    theirs = saved if differing == [choice.key] else (saved_values if differing else {})
     return [
         Problem(
             f"{section}.{key}",
-            f"{section}.{key}={_shown(here[key])}, but the checkpoint has {section}.{key}={_shown(theirs.get(key))}",
-            f"{section}=auto takes it from the checkpoint; or start from checkpoint=none",
+            f"{section}.{key}={_displayed(values[key])}, but the checkpoint has "
+            f"{section}.{key}={_displayed(theirs.get(key))}",
+            f"{section}=auto takes it from the checkpoint; checkpoint=none starts without one",
         )
         for key in differing
     ]
 
 
-def _listed(value: Any) -> Any:
-    """A field's value as plain data."""
+def _plain(value: Any) -> Any:
+    """The value of a field as plain data."""
     if isinstance(value, Config):
         return value.model_dump(mode="json")
     return list(value) if isinstance(value, tuple) else value
 
 
-def _shown(value: Any) -> Any:
-    """A value for a message: a choice by its name."""
-    plain = _listed(value)
+def _displayed(value: Any) -> Any:
+    """A value for a message; a selected component by its name."""
+    plain = _plain(value)
     return plain.get("name", plain) if isinstance(plain, dict) else plain

@@ -1,11 +1,11 @@
-"""Checkpoints found and read: the one door for whatever a command reads from one.
+"""Find and read checkpoints: the only module through which commands read them.
 
 runs/NAME/checkpoints/step_00001000/  model.safetensors  optimizer.safetensors  state.json  config.json  data.json
                                       tokenizer files  manifest.json
 runs/NAME/checkpoints/{best,last}     the name of a checkpoint, small text files
 
-A file is held against the manifest when it is read, and what does not verify is refused. runs/checkpoints.py
-writes checkpoints and reads their tensors. Imports no torch: a command's configuration is decoded with it.
+Files are verified against the manifest when they are read, and refused if they do not match. runs/checkpoints.py writes
+checkpoints and reads their tensors. Imports no torch, because decoding a configuration reads checkpoints.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class NoCheckpoint(UserError):
-    """A path that names no checkpoint, intact or damaged."""
+    """A path at which there is no checkpoint, neither intact nor damaged."""
 
 
 # --- verifying -----------------------------------------------------------------------------------------------------
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """A checkpoint's manifest. Damaged where it is missing, not as it was written, or of another step than the folder's
-    name says."""
+    """The manifest of a checkpoint. Raises Damaged if it is missing, changed, or belongs to another step than the
+    folder's name says."""
     manifest = Manifest.read(folder)
     missing = {MODEL, STATE, CONFIG} - manifest.files.keys()
     if missing:
@@ -60,18 +60,18 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path, only: str | None = None, hashes: bool = True) -> None:
-    """Hold every file of a checkpoint (or one) against its manifest: see `Manifest.verify`."""
+    """Compare all files of a checkpoint (or one) with its manifest: see `Manifest.verify`."""
     read_manifest(folder).verify(None if only is None else [only], hashes)
 
 
 def refusal(damage: Damaged) -> UserError:
-    """The error for a damaged checkpoint, naming one of the same run that is intact."""
+    """The error for a damaged checkpoint; it names an intact one of the same run."""
     folder = next((parent for parent in damage.path.parents if _STEP.fullmatch(parent.name)), None)
     return UserError(damage.message, _COPY if folder is None else _another(folder.parent, folder))
 
 
 def _another(checkpoints: Path, damaged: Path | None = None) -> str:
-    """What to give in the place of a damaged checkpoint."""
+    """The hint of another checkpoint to use instead of a damaged one."""
     for folder in saved_steps(checkpoints):
         if folder != damaged and is_intact(folder):
             return f"give {folder}, which is intact"
@@ -91,12 +91,12 @@ def is_intact(folder: Path) -> bool:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is a checkpoint of lmtool, damaged or not."""
+    """Whether a folder is an lmtool checkpoint, damaged or not."""
     return (folder / MANIFEST).is_file() or (_STEP.fullmatch(folder.name) is not None and folder.is_dir())
 
 
 def saved_steps(checkpoints: Path) -> list[Path]:
-    """Folders named as checkpoints, newest first. They are not verified here."""
+    """The folders that are named like checkpoints, newest first. They are not verified."""
     if not checkpoints.is_dir():
         return []
     named = [path for path in checkpoints.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
@@ -104,7 +104,7 @@ def saved_steps(checkpoints: Path) -> list[Path]:
 
 
 def of_step(checkpoints: Path, step: int | None) -> Path | None:
-    """The checkpoint of a step, or None where it is not there."""
+    """The checkpoint of a step, or None."""
     return next((folder for folder in saved_steps(checkpoints) if int(folder.name[5:]) == step), None)
 
 
@@ -117,7 +117,7 @@ def pointed(checkpoints: Path, pointer: str) -> Path | None:
 
 
 def _pointed(pointer: Path) -> Path:
-    """UserError where it names no checkpoint that is there."""
+    """The checkpoint that a pointer file names. Raises UserError if it does not exist."""
     name = ""
     if pointer.is_file():  # reading a FIFO would wait for ever
         with suppress(OSError, UnicodeDecodeError), pointer.open(encoding="utf-8") as file:
@@ -130,7 +130,8 @@ def _pointed(pointer: Path) -> Path:
 
 
 def run_folder(path: str | Path) -> Path:
-    """The folder of the run a user means: that which `runs/latest` names, else what was typed, there or not."""
+    """The run folder that the user means: the target of `runs/latest`, otherwise the path itself, which may not
+    exist."""
     given = Path(path).expanduser()
     if given.name != "latest":
         return given
@@ -148,11 +149,12 @@ def run_folder(path: str | Path) -> Path:
 
 
 def checkpoint_folder(path: str | Path) -> Path:
-    """The folder of the checkpoint a user means: a checkpoint, `checkpoints/best` or `last`, a run (its best, before
-    the first evaluation its newest) or `runs/latest`. Whether its files are intact is seen when they are read.
+    """The checkpoint that the user means: a checkpoint, `checkpoints/best` or `last`, a run (its best checkpoint, or
+    its newest before the first evaluation) or `runs/latest`. The contents are verified when they are read.
 
-    Raises NoCheckpoint where there is none, UserError where the one that is meant is not there: another is never taken
-    for it.
+    Raises:
+        NoCheckpoint: there is none.
+        UserError: that checkpoint does not exist; another one is never used instead.
     """
     given = run_folder(path)
     if given.name in ("best", "last") and os.path.lexists(given) and saved_steps(given.parent):
@@ -179,7 +181,7 @@ def checkpoint_folder(path: str | Path) -> Path:
 
 
 def _hint_for(given: Path, typed: str) -> str:
-    """What to give in the place of a folder that is not there: a run of nearly this name, or a model of the hub."""
+    """A suggestion for a folder that does not exist: a run with a similar name, or a model on the hub."""
     if (close := _nearest_folder(given)) is not None:
         return f"did you mean {close}?"
     if _OF_THE_HUB.fullmatch(typed) and not typed.startswith(f"{RUNS}/"):
@@ -188,7 +190,7 @@ def _hint_for(given: Path, typed: str) -> str:
 
 
 def _nearest_folder(path: Path) -> Path | None:
-    """The folder of nearly this name, or the run of this name; None where nothing is like it."""
+    """A folder with a similar name, or the run of this name; None if there is none."""
     with suppress(OSError):
         beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
         close = nearest(path.name, beside)
@@ -200,7 +202,7 @@ def _nearest_folder(path: Path) -> Path | None:
 
 
 def no_run(folder: Path) -> UserError:
-    """The error for a folder that holds no run."""
+    """The error for a folder that contains no run."""
     above = folder.parent.parent if folder.parent.name == "checkpoints" else None
     close = above or _nearest_folder(folder)
     listed = f"`lmtool runs{'' if folder.parent in (RUNS, Path()) else f' {folder.parent}'}` prints the runs there are"
@@ -208,10 +210,11 @@ def no_run(folder: Path) -> UserError:
 
 
 def best_of(checkpoints: Path) -> Path:
-    """The best checkpoint of a run, as the newest one's state has it; that itself before the first evaluation.
+    """The best checkpoint of a run according to the state of its newest one, or the newest one before the first
+    evaluation.
 
-    The pointer `best` is for people: a kill or a flipped bit can leave it at another. It is read where the newest
-    checkpoint is damaged, and where its best one is gone and another has become the best.
+    The pointer file `best` is for people: a kill or a flipped bit can leave it at another checkpoint. It is used only
+    if the newest checkpoint is damaged, or if the best one was deleted and another has become the best.
     """
     newest = saved_steps(checkpoints)[0]
     try:
@@ -231,8 +234,8 @@ def best_of(checkpoints: Path) -> Path:
 
 
 def find(path: str | Path) -> Path:
-    """The folder of `checkpoint_folder`, complete. UserError, naming what is wrong and a checkpoint that is intact,
-    where a file is missing or cut; the contents are verified by what reads them."""
+    """The complete checkpoint at `checkpoint_folder(path)`. Raises UserError, naming the problem and an intact
+    checkpoint, if a file is missing or truncated; contents are verified when they are read."""
     folder = checkpoint_folder(path)
     try:
         verify(folder, hashes=False)
@@ -245,7 +248,7 @@ def find(path: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON file of a checkpoint, verified. UserError where it is damaged or holds no JSON object."""
+    """A verified JSON file of a checkpoint. Raises UserError if it is damaged or contains no JSON object."""
     try:
         return _object(folder, name)
     except Damaged as damage:
@@ -263,8 +266,8 @@ def _object(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read_state(folder: str | Path) -> dict[str, Any]:
-    """state.json: step, epoch, tokens, seconds, total_steps, best_step, best_value, metrics, ... UserError where its
-    step is no whole number."""
+    """state.json: step, epoch, tokens, seconds, total_steps, best_step, best_value, metrics, ... Raises UserError if
+    its step is not an integer."""
     state = read_json(Path(folder), STATE)
     if type(state.get("step")) is not int or state["step"] < 0:
         raise UserError(f"{Path(folder) / STATE}: step={state.get('step')!r} is no whole number from 0 on", _COPY)
@@ -277,7 +280,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def read_checkpoint(path: str) -> dict[str, Any]:
-    """The saved configuration of the checkpoint a `checkpoint=` names."""
+    """The saved configuration of the checkpoint that `checkpoint=` names."""
     if "://" in path:
         raise UserError(f"checkpoint={path}: lmtool reads its own runs, on this machine", _GIVE)
     folder = find(path)

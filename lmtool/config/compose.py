@@ -1,6 +1,6 @@
-"""Composition by Hydra: a primary file, its groups and what was typed become plain data.
+"""Composition with Hydra: a primary file, its groups and the overrides become plain data.
 
-The Compose API makes no folder and touches no logging. What Hydra raises leaves here as a UserError.
+The Compose API creates no folder and does not touch logging. Exceptions of Hydra are converted into UserError.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _REFERENCE = re.compile(r"\$\{([^${}]*)(\$?)")  # a name or resolver's call, and
 
 
 def check(data: dict[str, Any]) -> None:
-    """UserError, naming the key, where a value of a composed configuration, its interpolations unresolved, stands for
-    more than MAX_SIZE characters."""
+    """Raise UserError, naming the key, if a value of a composed configuration would expand its interpolations to more
+    than MAX_SIZE characters."""
     sizes = _Sizes({path: value for path, value in _leaves(data, ()) if isinstance(value, str)})
     for path in sizes.texts:
         if sizes.of(path) > MAX_SIZE:
@@ -57,7 +57,7 @@ def _leaves(value: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
 
 
 class _Sizes:
-    """Characters that each key stands for. texts: the values that are text, by path."""
+    """The expanded length of each key in characters. texts: the text values by path."""
 
     def __init__(self, texts: dict[_Path, str]):
         self.texts = texts
@@ -65,7 +65,7 @@ class _Sizes:
         self._open: set[_Path] = set()
 
     def of(self, path: _Path) -> int:
-        """A circle counts as nothing here: it has no value, and resolving it is refused."""
+        """A circular reference counts as 0: it has no value, and resolving it fails."""
         if path in self._open:
             return 0
         if path not in self._known:
@@ -79,7 +79,7 @@ class _Sizes:
         return self._known[path]
 
     def _of_reference(self, path: _Path, call: str, continued: bool) -> int:
-        """Of a name, or of all arguments of a resolver: each may be a name."""
+        """The length of a name, or of all arguments of a resolver, each of which may be a name."""
         _, colon, arguments = call.partition(":")
         size = 0
         for name in arguments.split(",") if colon else [call]:
@@ -96,11 +96,11 @@ WHOLE_RUN = "# @package _global_"
 FIRST_LINE = f"put the line {WHOLE_RUN} at its top"
 
 
-def what_is_offered(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
-    """The groups and options a primary file can be composed with, components of plugins included.
+def offers_of_primary(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
+    """The groups and options that a primary file can be composed with, including components of plugins.
 
-    These reach Hydra here, as nodes of its ConfigStore. Raises UserError where a plugin's own node has the name of a
-    shipped YAML.
+    Plugins' components reach Hydra here, as nodes of its ConfigStore. Raises UserError if a plugin's node has the name
+    of a shipped YAML.
     """
     extra: dict[str, tuple[str, ...]] = {}
     store = ConfigStore.instance()
@@ -118,7 +118,7 @@ def what_is_offered(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
 
 
 def _stored(repo: dict[str, Any], above: str = "") -> dict[str, tuple[str, ...]]:
-    """The nodes in Hydra's store by group, Hydra's own left out."""
+    """The nodes in Hydra's store by group, except Hydra's own."""
     options: dict[str, tuple[str, ...]] = {}
     for name, nodes in repo.items():
         group = f"{above}/{name}" if above else name
@@ -130,7 +130,8 @@ def _stored(repo: dict[str, Any], above: str = "") -> dict[str, tuple[str, ...]]
 
 @contextmanager
 def hydra_at() -> Iterator[Any]:
-    """Hydra, initialised on the shipped folder; the process is left as it was: a job of a sweep runs inside of it."""
+    """Initialize Hydra on the shipped folder and restore its global state at the end, because a job of a sweep runs
+    inside Hydra."""
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -144,8 +145,8 @@ def hydra_at() -> Iterator[Any]:
 
 @cache
 def _section_of_a_run() -> DictConfig:
-    """Of Hydra's own section what composing a run reads and writes, as plain data: its launcher, sweeper, logging and
-    help are composed where jobs are launched, and the classes of all of them took a fifth of the time."""
+    """The part of Hydra's own section that composing a single run needs, as plain data. Launcher, sweeper, logging and
+    help are composed only where jobs are launched; their classes took a fifth of the time."""
     separators = {"kv_sep": "=", "item_sep": ",", "exclude_keys": []}
     job = {"name": None, "config_name": None, "override_dirname": None, "config": {"override_dirname": separators}}
     return OmegaConf.create(
@@ -161,7 +162,7 @@ def _section_of_a_run() -> DictConfig:
 
 @contextmanager
 def _for_a_run() -> Iterator[Any]:
-    """Hydra, initialised as in `hydra_at`, and of its own section only what a run's YAML may speak of."""
+    """Initialize Hydra as in `hydra_at`, with only the part of Hydra's section that the YAML of a run may use."""
     nodes: dict[str, Any] = ConfigStore.instance().repo["hydra"]
     whole = nodes["config.yaml"]
     with hydra_at() as hydra:
@@ -174,7 +175,7 @@ def _for_a_run() -> Iterator[Any]:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """What Hydra and OmegaConf raise inside leaves as a UserError."""
+    """Convert exceptions of Hydra and OmegaConf into UserError."""
     try:
         yield
     except MissingConfigException as error:
@@ -205,8 +206,8 @@ def plainly() -> Iterator[None]:
 
 
 def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
-    """UserError where the section `hydra` names a class that no installed launcher or sweeper of Hydra names: Hydra
-    would import it and call it, and a name in a configuration is never imported."""
+    """Raise UserError if the section `hydra` names a class that no installed launcher or sweeper of Hydra names: Hydra
+    would import and call it, and lmtool never imports a name from a configuration."""
     config = hydra.compose_config(primary, words, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False)
     section = OmegaConf.to_container(config.hydra, resolve=False)
     search_space = config.hydra.sweeper.get("custom_search_space")
@@ -265,9 +266,10 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
 
 
 def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
-    """The composed configuration as plain data, interpolations resolved; `???` stays where a value is missing.
+    """The composed configuration as plain data with interpolations resolved; missing values stay `???`.
 
-    UserError where a chosen YAML has several values for a key of which none was typed: a run takes one.
+    Raises UserError if a selected YAML has several values for a key that is not on the command line, since a run needs
+    one.
     """
     _require_package(typed.choices, config_dirs)
     words = [*typed.choices, *typed.values, *search_path(config_dirs)]
@@ -288,7 +290,7 @@ def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dic
 
 
 def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> None:
-    """UserError where a user's YAML of a group that sets keys of the whole run, such as `experiment`, does not say so:
+    """Raise UserError if a user's YAML in a group that sets run-wide keys, such as `experiment`, does not declare that:
     Hydra would put its keys below the name of the group."""
     for text in choices:
         group, _, name = text.lstrip("+~").partition("=")
@@ -301,8 +303,8 @@ def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> Non
 
 
 def grid(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
-    """The values to sweep over that stand in the chosen YAML, by key, as they would be typed. Where several options
-    of a group are typed, theirs are left out: they are of single jobs."""
+    """The sweep values of the selected YAML by key, as on the command line. If several options of a group are selected,
+    their values are omitted, since they belong to single jobs."""
     _require_package([text for text in typed.choices if "," not in text], config_dirs)
     with plainly(), _for_a_run() as hydra:
         words = [*typed.choices, *search_path(config_dirs)]
@@ -316,7 +318,7 @@ def _grid(config: Any) -> dict[str, str]:
 
 
 def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
-    """What one option of a group says by itself, as plain data. UserError where the group has none of that name."""
+    """One option of a group as plain data. Raises UserError if the group has no such option."""
     with plainly(), _for_a_run():
         composed = to_data(hydra_compose(f"{group}/{name}", overrides=search_path(config_dirs)))
     section: dict[str, Any] = composed[group]
@@ -324,7 +326,7 @@ def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> dict[str,
 
 
 def to_data(config: Any) -> dict[str, Any]:
-    """A composed configuration as plain data, interpolations resolved. UserError where they stand for too much."""
+    """A composed configuration as plain data with interpolations resolved. Raises UserError if they expand too far."""
     unresolved = OmegaConf.to_container(config, resolve=False)
     assert isinstance(unresolved, dict)
     check({str(key): value for key, value in unresolved.items()})

@@ -1,7 +1,7 @@
-"""The strict decoder: plain data in, a frozen configuration out, or all its errors at once.
+"""The strict decoder: plain data in; out comes a frozen configuration, or all of its errors at once.
 
-The same door for what Hydra composed, for a saved `config.yaml` and for a checkpoint's `config.json`: no Hydra, no
-resolvers, no imports of what a string names.
+The same decoder reads the result of Hydra, a saved `config.yaml` and the `config.json` of a checkpoint: no Hydra, no
+resolvers, no import of a name from the data.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ def decode(
     earlier: Sequence[Problem] = (),
     running: bool = False,
 ) -> Command:
-    """Decode a command's configuration, with every `auto` section resolved.
+    """Decode the configuration of a command and resolve every `auto` section.
 
-    data: plain nested data, as YAML or JSON holds them; `???` marks a value that must be given.
-    checkpoint_config: the saved configuration of the checkpoint the run starts from, for `auto` and for agreement.
-    teachers: the saved configurations of those it is distilled from, by what was typed: the first one's is for `auto`
-    too. None where they are not read; rules that need `teachers` are not asked then.
-    earlier: problems found before (in what was typed, in the checkpoint), reported together with the others.
-    running: the run happens here and now, so rules about this machine hold too.
-    Raises ConfigError with all problems: unknown keys, wrong types, bad choices, missing values, violations rules.
+    Args:
+        command: the class of the command. data: plain nested data, as in YAML or JSON; `???` marks a required value.
+        checkpoint_config: the saved configuration of the start checkpoint, for `auto` and for agreement. teachers: the
+        saved configurations of the teachers by path; `auto` uses the first one. None: not read, and rules that
+            need `teachers` are skipped.
+        earlier: problems found before (in the overrides, in the checkpoint), reported together with the others.
+        running: the command runs on this machine, so rules about the machine apply too.
+
+    Raises:
+        ConfigError: all problems: unknown keys, wrong types, invalid choices, missing values, violated rules.
     """
     problems = list(earlier)
     clean = _plain(data, "", problems)
@@ -92,16 +95,16 @@ def _checked(
     teachers: Mapping[str, dict[str, Any]] | None,
     running: bool,
 ) -> tuple[Command | None, list[Problem]]:
-    """The decoded configuration, None where it has a mistake, and its problems: of its values, and of the rules for
-    those that are sound. silent: keys that are spoken of already. left: sections without data."""
+    """The decoded configuration, or None if it has an error, and its problems: those of its values, and those of the
+    rules whose keys are valid. silent: keys that are reported already. left: sections without data."""
     config, errors = _validate(command, data)
     problems = [
         problem for problem in wording.from_pydantic(command, data, errors) if not _covered(problem.key, silent)
     ]
     known = {*silent, *(problem.key for problem in problems)}
-    sound = _sound(command, data, config, {key.split(".")[0].split("[")[0] for key in known} | left)
-    sound |= {} if teachers is None else {"teachers": teachers}
-    return config, problems + [problem for problem in violations(command, sound, running) if problem.key not in known]
+    values = _valid_values(command, data, config, {key.split(".")[0].split("[")[0] for key in known} | left)
+    values |= {} if teachers is None else {"teachers": teachers}
+    return config, problems + [problem for problem in violations(command, values, running) if problem.key not in known]
 
 
 def _validate(command: type[Command], data: dict[str, Any]) -> tuple[Command | None, list[Any]]:
@@ -113,27 +116,27 @@ def _validate(command: type[Command], data: dict[str, Any]) -> tuple[Command | N
 
 
 def _covered(key: str, keys: set[str]) -> bool:
-    """Whether a key, or a section it lies in, is spoken of already."""
+    """Whether a key, or a section that contains it, is reported already."""
     return any(key == other or key.startswith((f"{other}.", f"{other}[")) for other in keys)
 
 
-def _sound(command: type[Config], data: dict[str, Any], config: Config | None, bad: set[str]) -> dict[str, Any]:
-    """The decoded values of the top keys without a mistake, for the rules."""
+def _valid_values(command: type[Config], data: dict[str, Any], config: Config | None, bad: set[str]) -> dict[str, Any]:
+    """The decoded values of the valid top-level keys, for the rules."""
     if config is not None:
         return {key: getattr(config, key) for key in command.model_fields if key not in bad}
-    sound = {}
+    values = {}
     for key, field in command.model_fields.items():
         if key in bad or (key not in data and field.is_required()):
             continue
         value = data[key] if key in data else field.get_default()
         value = tuple(value) if isinstance(value, list) else value
         section = next((mark for mark in field.metadata if isinstance(mark, Choice | Several)), None)
-        sound[key] = value if section is None else section.validate(value)
-    return sound
+        values[key] = value if section is None else section.validate(value)
+    return values
 
 
 def _plain(value: Any, key: str, problems: list[Problem], depth: int = 0) -> Any:
-    """A copy in JSON's kinds; anything else (a date, bytes) is a problem, and text that cannot be written in UTF-8."""
+    """A copy with JSON types only; any other type (a date, bytes) and text that is not valid UTF-8 are problems."""
     if depth > MAX_DEPTH:
         problems.append(
             Problem(
@@ -167,8 +170,8 @@ def _plain(value: Any, key: str, problems: list[Problem], depth: int = 0) -> Any
 
 
 def _text(text: str, key: str, problems: list[Problem]) -> str:
-    """A text that files and libraries take: without halves of characters (the bytes of a command line that are no
-    UTF-8 become such) and without NUL."""
+    """A text that files and libraries accept: without lone surrogates (invalid UTF-8 bytes of a command line) and
+    NUL."""
     clean = text.encode("utf-8", "replace").decode().replace("\0", "?")
     if clean != text:
         hint = "type it in UTF-8; rename a file whose name is not"
@@ -179,7 +182,7 @@ def _text(text: str, key: str, problems: list[Problem]) -> str:
 
 
 def _without_missing(value: Any, key: str, missing: list[str]) -> Any:
-    """A copy without the `???`, whose keys are noted."""
+    """A copy without `???` values; their keys are added to `missing`."""
     if isinstance(value, dict):
         kept = {}
         for name, item in value.items():

@@ -1,4 +1,4 @@
-"""The folder `conf/`: which groups and options there are, and what their YAML says. Imports no Hydra."""
+"""The folder `conf/`: its groups, options and YAML files. Imports no Hydra."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmtool.errors import UserError
 
 
 def conf_dir() -> Path:
-    """The shipped configuration: inside the package (wheel), or beside it (checkout)."""
+    """The shipped configuration: inside the package (wheel) or next to it (checkout)."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "pretrain.yaml").is_file():
@@ -21,7 +21,7 @@ def conf_dir() -> Path:
 
 
 def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
-    """Where YAML is looked up: the shipped folder, then the user's."""
+    """The folders that are searched for YAML: the shipped one, then the user's."""
     for folder in config_dirs:
         if not folder.is_dir():
             kind = "a file, not a folder" if folder.exists() else "no such folder"
@@ -34,12 +34,12 @@ def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
 
 
 def all_groups(config_dirs: Sequence[Path] = ()) -> list[str]:
-    """Every group, as `model` or `model/positions`, sorted."""
+    """All groups, such as `model` and `model/positions`, sorted."""
     return list(all_options(config_dirs))
 
 
 def all_options(config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
-    """The YAML names of every group, both sorted."""
+    """The YAML names of every group, sorted."""
     names: dict[str, set[str]] = {}
     for root in folders(config_dirs):
         for folder, _, files in os.walk(root):
@@ -57,22 +57,22 @@ def options(group: str, config_dirs: Sequence[Path] = ()) -> tuple[str, ...]:
 
 
 def singular(word: str, known: Collection[str]) -> str:
-    """The group whose plural was typed (`models`), else the word."""
+    """The group if its plural was typed (`models`), otherwise the word itself."""
     return next((word.removesuffix(end) for end in ("", "s", "es") if word.removesuffix(end) in known), word)
 
 
 def is_path_like(value: str) -> bool:
-    """Whether a value is written as a file or a folder is, and no option of a group."""
+    """Whether a value looks like a file or folder and is not an option of a group."""
     return "/" in value or bool(Path(value).suffix) or value in (".", "..")
 
 
 def is_path_only(value: str) -> bool:
-    """Whether a value can be nothing but a path, there or not: it begins like one, or the folder above it is there."""
+    """Whether a value can only be a path, existing or not: it starts like one, or its parent folder exists."""
     return value.startswith((".", "/", "~")) or ("/" in value and Path(value).parent.is_dir())
 
 
 def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path | None:
-    """The file of an option. As in Hydra, the first folder that has it wins."""
+    """The file of an option. As in Hydra, the first folder that contains it wins."""
     for folder in folders(config_dirs):
         if (folder / group / f"{option}.yaml").is_file():
             return folder / group / f"{option}.yaml"
@@ -80,7 +80,7 @@ def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path
 
 
 def purpose(path: Path) -> str:
-    """The sentence that the first comment of a YAML file begins with: what it is for."""
+    """The first sentence of the first comment in a YAML file: its purpose."""
     purpose = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("# @package"):
@@ -93,7 +93,7 @@ def purpose(path: Path) -> str:
 
 
 def line_of(path: Path, key: str) -> int | None:
-    """The number of the line that sets a key, `loss.label_smoothing` by its nesting, in a block-style YAML file."""
+    """The number of the line that sets a key in a block-style YAML file; `loss.label_smoothing` is a nested key."""
     open_keys: list[tuple[int, str]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         match = re.match(r"^( *)([A-Za-z0-9_]+):", line)

@@ -1,11 +1,10 @@
-"""What lmtool puts in the place of Hydra's own: which plugins it imports, and how it reads YAML.
+"""Replacements for parts of Hydra: which plugins it imports, and how it reads YAML.
 
-Hydra imports every plugin that is installed before it composes anything, optuna and submitit among them; here it sees
-its own alone, in this process and in those that its launchers start, and a launcher or sweeper that was named.
+Hydra imports every installed plugin before it composes anything, optuna and submitit among them. Here it sees its own
+plugins only, in this process and in those that its launchers start, and the launcher or sweeper that was selected.
 
-It would parse all YAML in Python, its own too, anew for each composition: half of the time that takes. And of each
-defaults list it would make what only interpolations read: a quarter of the rest. Here each file is checked like every
-one of a user, and parsed once a process.
+Hydra also parses all YAML in Python, again for each composition, which is half of its time, and expands every defaults
+list for interpolations, which is a quarter of the rest. Here each file is checked like a user's file and parsed once.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ Plugins._scan_all_plugins = staticmethod(_own_plugins)  # type: ignore[method-as
 
 
 def require(group: str, name: str) -> None:
-    """Let Hydra know the launcher or sweeper of a name. group: hydra/launcher or hydra/sweeper. UserError where none
-    has the name, or its package is not installed."""
+    """Register the launcher or sweeper of a name with Hydra. group: hydra/launcher or hydra/sweeper. Raises UserError
+    if the name is unknown or its package is not installed."""
     if name in _known(group):
         return
     package = _PACKAGES[group].get(name)
@@ -90,7 +89,7 @@ def _known(group: str) -> set[str]:
 
 
 class LimitedFiles(FileConfigSource):
-    """A folder of YAML, each file checked before Hydra makes anything of it."""
+    """A folder of YAML whose files are checked before Hydra uses them."""
 
     @staticmethod
     def scheme() -> str:
@@ -112,7 +111,7 @@ class LimitedFiles(FileConfigSource):
 
 
 def _require_read(path: Path, data: dict[Any, Any]) -> None:
-    """UserError where a YAML sets keys of Hydra's own that nothing here reads: all but values to sweep over."""
+    """Raise UserError if a YAML sets keys of Hydra itself that lmtool does not use: all but sweep values."""
     section = data.get("hydra") or {}
     keys = [f"hydra.{key}" for key in _dotted(section)] if isinstance(section, dict) else ["hydra"]
     chosen = [str(group) for item in data.get("defaults") or () if isinstance(item, dict) for group in item]
@@ -140,7 +139,8 @@ _choices_so_far = lists._create_interpolation_map
 
 
 def _choices_if_read(overrides: Any, defaults_list: list[Any], self_added: bool) -> DictConfig:
-    """The options chosen so far, which interpolations in a defaults list stand for; empty where it has none."""
+    """The options selected so far, which interpolations in a defaults list refer to; empty if there are no
+    interpolations."""
     if any(item.is_interpolation() for item in defaults_list if not item.is_self()):
         return _choices_so_far(overrides, defaults_list, self_added)
     return OmegaConf.create()
@@ -150,12 +150,12 @@ lists._create_interpolation_map = _choices_if_read
 
 
 def source_path(folder: Path | str) -> str:
-    """A folder as Hydra's search path names it."""
+    """The name of a folder in Hydra's search path."""
     return f"{LimitedFiles.scheme()}://{folder}"
 
 
 def limit(loader: ConfigLoader, conf: Path) -> None:
-    """Let a loader of Hydra read the shipped folder, and Hydra's own, as LimitedFiles."""
+    """Make a loader of Hydra read the shipped folder, and Hydra's own, through LimitedFiles."""
     assert isinstance(loader, ConfigLoaderImpl)
     folders = {"main": conf, "hydra": Path(hydra.conf.__file__).parent}
     search_path = loader.get_search_path()
@@ -176,5 +176,5 @@ _LOADER = type(
 
 @lru_cache(maxsize=1000)
 def _parsed(text: str) -> tuple[str, Any]:
-    """A document, and what it says. Shared by all who ask: OmegaConf.create copies."""
+    """A document as plain data. Shared by all callers, because OmegaConf.create copies."""
     return text, saved.load(text, _LOADER)

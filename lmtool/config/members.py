@@ -1,5 +1,6 @@
-"""Sections with a list of named members: a mapping beside the list, `with`, reaches each of them by its name
-(`task.with.sst2.path=FOLDER`)."""
+"""Sections with a list of named members. A mapping beside the list, `with`, sets keys of each member by its name
+(`task.with.sst2.path=FOLDER`).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from lmtool.config.nearest import nearest
 WITH = "with"
 
 
-def reached(section: dict[str, Any]) -> dict[str, Any]:
-    """A section's data with the values of `with` in its members. Raises pydantic's error where one is of no member."""
+def with_member_values(section: dict[str, Any]) -> dict[str, Any]:
+    """The data of a section with the values of `with` merged into its members. Raises pydantic's error if a key of
+    `with` names no member."""
     changes, given = section.get(WITH), section.get("members")
     if not isinstance(changes, dict) or not isinstance(given, list):
         return section
@@ -29,7 +31,7 @@ def reached(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def title_of(member: Any) -> str:
-    """The name by which a member is reached: its `title` where it has one, of a task among objectives the task's."""
+    """The name of a member: its `title` if it has one; for a task among objectives, the task's name."""
     if not isinstance(member, dict):
         return str(member)
     if "title" in member:

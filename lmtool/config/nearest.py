@@ -1,15 +1,15 @@
-"""The nearest right name for a misspelt one. Standard library only: `lmtool --help` reads it too."""
+"""The most similar name for a misspelled one. Standard library only, because `lmtool --help` uses it too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 LONGEST = 200
-"""Letters beyond which a word is like no name: the time to compare two words grows with the product of both."""
+"""Maximum letters of a word that is compared: the time grows with the product of both lengths."""
 
 
 def distance(a: str, b: str) -> int:
-    """Edits from one word to the other: add, drop, change a letter, or swap two neighbours (Damerau 1964)."""
+    """Edit distance: insertions, deletions, substitutions and swaps of two adjacent letters (Damerau 1964)."""
     before: list[int] = []
     last = list(range(len(b) + 1))
     for i, letter in enumerate(a, 1):
@@ -23,39 +23,39 @@ def distance(a: str, b: str) -> int:
     return last[-1]
 
 
-def _far(word: str) -> int:
-    """Edits beyond which two words are strangers."""
+def _max_distance(word: str) -> int:
+    """Maximum edit distance for a suggestion."""
     return min(max(1, len(word) // 3), len(word) - 1)
 
 
-def _strangers(word: str, other: str) -> bool:
-    """Whether two words are strangers behind the parts (`bert_`) that they begin with alike: `base` and `cased`."""
-    ours, theirs = word.split("_"), other.split("_")
-    while len(ours) > 1 and len(theirs) > 1 and ours[0] == theirs[0]:
-        ours, theirs = ours[1:], theirs[1:]
-    return distance("_".join(ours), "_".join(theirs)) > _far("_".join(ours))
+def _differ_too_much(word: str, other: str) -> bool:
+    """Whether two names differ too much after the parts (`bert_`) that they share: `base` and `cased`."""
+    parts, other_parts = word.split("_"), other.split("_")
+    while len(parts) > 1 and len(other_parts) > 1 and parts[0] == other_parts[0]:
+        parts, other_parts = parts[1:], other_parts[1:]
+    return distance("_".join(parts), "_".join(other_parts)) > _max_distance("_".join(parts))
 
 
 def nearest(word: str, known: Iterable[object]) -> str | None:
-    """The known word most like `word`, or None where nothing is close."""
+    """The known name that is most similar to `word`, or None if none is similar enough."""
     if len(word) > LONGEST:
         return None
     lower = word.lower()
-    # Of two as near, that of the same letters: `adawm` is adamw.
+    # Ties are broken in favor of the same letters: `adawm` is adamw.
     ranked = sorted(
         (distance(lower, name.lower()), sorted(lower) != sorted(name.lower()), name) for name in map(str, known)
     )
-    if ranked and ranked[0][0] <= _far(word) and not _strangers(lower, ranked[0][2].lower()):
+    if ranked and ranked[0][0] <= _max_distance(word) and not _differ_too_much(lower, ranked[0][2].lower()):
         return ranked[0][2]
     inside = [name for *_, name in ranked if len(word) > 2 and (name.startswith(word) or word.startswith(name + "_"))]
     return inside[0] if inside else None
 
 
 def nearest_keys(key: str, known: Sequence[str]) -> list[str]:
-    """The dotted keys most like a misspelt one, at most three, best first.
+    """At most three dotted keys that are most similar to a misspelled one, best first.
 
-    The last part decides (`lr` finds `optimizer.lr`); another section counts half an edit where it is itself a typo,
-    one where it is missing or another word.
+    The last part decides (`lr` finds `optimizer.lr`). A different section costs half an edit if it is a typo itself,
+    one edit if it is missing or another word.
     """
     if len(key) > LONGEST:
         return []
@@ -65,16 +65,16 @@ def nearest_keys(key: str, known: Sequence[str]) -> list[str]:
         above, _, name = candidate.rpartition(".")
         edits = distance(last.lower(), name.lower())
         elsewhere = 0.0 if above == parent else min(1.0, distance(parent, above) / 2)
-        # In its own section a word may be far from the right one; in another only a slip.
-        if edits <= (_far(last) if above == parent else min(1, _far(last))) or edits == 0:
+        # In the same section a larger distance is allowed; in another one only a single edit.
+        if edits <= (_max_distance(last) if above == parent else min(1, _max_distance(last))) or edits == 0:
             scored.append((edits + elsewhere, candidate))
     scored.sort()
     return [candidate for score, candidate in scored if score == scored[0][0]][:3] or _sharing(last.lower(), known)
 
 
 def _sharing(word: str, known: Sequence[str]) -> list[str]:
-    """The keys that share a part of the word, the part that the fewest of them have: `num_epochs` finds `max_epochs`.
-    None where more than three do."""
+    """The keys that share a part with the word, by the rarest such part: `num_epochs` finds `max_epochs`. Empty if more
+    than three do."""
     sharing: dict[str, list[str]] = {}
     for key in known:
         for part in {*key.rpartition(".")[2].split("_")} & {*word.split("_")}:

@@ -1,8 +1,8 @@
-"""Typed overrides, checked and rewritten before Hydra sees them.
+"""Overrides of the command line, checked and rewritten before Hydra sees them.
 
 Every value override becomes a forced one (`++a.b=c`), so that Hydra never judges keys: the decoder does, all at once.
-Texts with characters that Hydra's grammar has no place for (`data.path=café.txt`) are quoted. Choices of a group,
-`hydra.*` and deletions of a group keep their form.
+Texts with characters outside Hydra's grammar (`data.path=café.txt`) are quoted. Overrides of groups, `hydra.*` and
+deletions of a group keep their form.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper
 
 @dataclass
 class Typed:
-    """What was typed, ready for Hydra.
+    """Overrides in the form that Hydra needs.
 
     values: forced value overrides. choices: overrides of groups. verbatim: text as typed, set after composing. hydra:
-    `hydra.*`, read by sweeps. problems: what could not be used. sweeps: whether several values were given for a key.
+    `hydra.*`, used by sweeps. problems: overrides that cannot be used. sweeps: whether a key has several values.
     """
 
     values: list[str] = field(default_factory=list)
@@ -50,12 +50,12 @@ class Typed:
 
     @property
     def all(self) -> list[str]:
-        """Everything, choices first: values are set on what was chosen."""
+        """All overrides, groups first, because values are set on the selected options."""
         return [*self.choices, *self.values, *self.hydra]
 
 
 def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False) -> Typed:
-    """Check and rewrite what was typed. offers: what the command takes. multirun: whether -m was given."""
+    """Check and rewrite overrides. offers: what the command accepts. multirun: whether -m was typed."""
     typed = Typed()
     parser = OverridesParser.create()
     values: dict[str, str] = {}
@@ -86,12 +86,12 @@ def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False) ->
 
 
 def key_of(text: str) -> str:
-    """The key of an override, the same however it is written (`model/positions=`, `++model.positions=`)."""
+    """The key of an override, the same in every spelling (`model/positions=`, `++model.positions=`)."""
     return _key(text)[1].partition("@")[0].replace("/", ".")
 
 
 def _key(text: str) -> tuple[str, str]:
-    """The sign before an override (+, ++, ~ or none) and its key."""
+    """The sign of an override (+, ++, ~ or none) and its key."""
     key = text.partition("=")[0]
     bare = key.lstrip("+~")
     return key[: len(key) - len(bare)], bare
@@ -125,8 +125,8 @@ def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Overr
 
 
 def _quoted(parser: OverridesParser, text: str) -> str | None:
-    """The override with its texts quoted, for characters that Hydra knows within quotes alone; None where it has none,
-    or where more is wrong with it."""
+    """The override with its texts quoted, for characters that Hydra accepts only in quotes; None if it has none, or if
+    quotes do not make it valid."""
     key, _, value = text.partition("=")
     unknown = _UNKNOWN_TO_HYDRA.findall(value)
     if not unknown:
@@ -145,7 +145,7 @@ def _quoted(parser: OverridesParser, text: str) -> str | None:
 
 
 def _written(value: Any) -> str:
-    """A value as it is typed for Hydra, texts quoted. TypeError for what is none of its plain values."""
+    """A value in the syntax of Hydra, with texts quoted. Raises TypeError for a value that has no such syntax."""
     if isinstance(value, QuotedString):
         return str(value.with_quotes())
     if isinstance(value, str):
@@ -200,7 +200,7 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
 
 
 def _as_one(override: Override, key: str, value: str, offers: Offers) -> Iterator[str]:
-    """How several values are typed as one, where the key takes a list or a text."""
+    """How to write several values as one, if the key takes a list or a text."""
     several = override.value()
     if isinstance(several, ChoiceSweep) and offers.takes(key, [_plain(part) for part in several.list]):
         yield f"a list is {shlex.quote(f'{key}=[{value}]')}"
@@ -209,18 +209,18 @@ def _as_one(override: Override, key: str, value: str, offers: Offers) -> Iterato
 
 
 def _has_pattern(value: Any) -> bool:
-    """Whether a value is a pattern of options (`glob(bert*)`), or holds one."""
+    """Whether a value is or contains a pattern of options (`glob(bert*)`)."""
     values = value.list if isinstance(value, ChoiceSweep) else value
     return isinstance(value, Glob) or (isinstance(values, list) and any(isinstance(part, Glob) for part in values))
 
 
 def _matching(value: Any, options: Sequence[str]) -> list[str]:
-    """The options that a pattern stands for; none for one among other values."""
+    """The options that match a pattern; None if the pattern is one of several values."""
     return list(value.filter(list(options))) if isinstance(value, Glob) else []
 
 
 def _of_pattern(key: str, value: str, is_group: bool, multirun: bool) -> Problem:
-    """The problem of a pattern that stands for nothing."""
+    """The problem of a pattern without matches."""
     if not is_group:
         hint = "write the values out, with commas; quoted, it is text: " + shlex.quote(f'{key}="{value}"')
         return Problem(key, f"{key}={value}: a pattern of options, and {key} is no group", hint)
@@ -232,13 +232,13 @@ def _of_pattern(key: str, value: str, is_group: bool, multirun: bool) -> Problem
 
 
 def _sweeps_inside(value: Any) -> bool:
-    """Whether a part of a list or section is a sweep of its own (`[range(1,3)]`), which Hydra takes for a value."""
+    """Whether part of a list or section is itself a sweep (`[range(1,3)]`), which Hydra would take as a value."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(isinstance(part, Sweep) or _sweeps_inside(part) for part in parts)
 
 
 def _of_hydra(key: str, value: str, multirun: bool) -> Problem:
-    """The problem of a key of Hydra's own configuration that nothing here reads."""
+    """The problem of a key of Hydra's own configuration that lmtool does not use."""
     if key.startswith(GRID):
         hint = f"type the values of each key: -m {key.removeprefix(GRID).lstrip('.') or 'seed'}=1,2"
         return Problem(key, f"{key}={value}: values to sweep over stand in YAML under this key", hint)
@@ -253,7 +253,7 @@ def _of_hydra(key: str, value: str, multirun: bool) -> Problem:
 def _choice(
     override: Override, text: str, sign: str, group: str, offers: Offers, multirun: bool, typed: Typed
 ) -> Iterator[Problem]:
-    """Check the choice of a group's option, and keep it where it is sound."""
+    """Check the override of a group and keep it if it is valid."""
     section, value = group.split("/")[0], text.partition("=")[2]
     if sign == "~":
         yield Problem(
@@ -300,7 +300,7 @@ def _choice(
 
 
 def _names(override: Override) -> list[Any]:
-    """The options an override names: one, those of a list, or those of a sweep over a plain list."""
+    """The options that an override names: one, those in a list, or those of a sweep over a plain list."""
     if not override.is_sweep_override():
         given = override.value()
         return list(given) if isinstance(given, list) else [given]
@@ -310,7 +310,7 @@ def _names(override: Override) -> list[Any]:
 
 
 def as_values(overrides: Sequence[str], offers: Offers) -> tuple[dict[str, Any], list[Problem]]:
-    """Overrides beside a saved configuration: nested plain values; choices of a group are refused."""
+    """Overrides of a saved configuration as nested plain values; overrides of groups are refused."""
     typed = read(overrides, offers)
     problems = list(typed.problems)
     for text in typed.choices:
@@ -339,7 +339,7 @@ def as_values(overrides: Sequence[str], offers: Offers) -> tuple[dict[str, Any],
 
 
 def _plain(value: Any) -> Any:
-    """An override's value as plain data."""
+    """The value of an override as plain data."""
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, dict):

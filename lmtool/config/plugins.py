@@ -1,4 +1,4 @@
-"""Components of outsiders: installed packages that name an entry point, and modules the user types with --plugin."""
+"""Components of other packages: entry points of installed packages, and modules of --plugin."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _typed: tuple[str, ...] = ()
 
 
 def typed() -> tuple[str, ...]:
-    """The modules that were typed, and are imported."""
+    """The imported modules of --plugin."""
     return _typed
 
 
 def command_line(verb: str, *words: str, modules: Sequence[str] | None = None) -> str:
-    """A command line of lmtool as a user would type it, with the plugins that it needs: modules, or where these are not
-    named, those that were typed."""
+    """An lmtool command line for the user, with the plugins that it needs. modules: these plugins; None: those of
+    --plugin."""
     needed = [part for module in (_typed if modules is None else modules) for part in ("--plugin", module)]
     return shlex.join(["lmtool", verb, *needed, *words])
 
 
 def load(modules: Sequence[str]) -> None:
-    """Import the plugins: those of installed packages, then the typed modules (also from the working folder).
+    """Import the plugins: those of installed packages, then the modules of --plugin (also from the working folder).
 
-    Raises UserError for one that cannot be imported.
+    Raises UserError if one cannot be imported.
     """
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         _import(point.module, f"the installed plugin {point.name} ({point.module})", "update or uninstall its package")
@@ -52,7 +52,7 @@ def load(modules: Sequence[str]) -> None:
 
 
 def _file_given(module: str) -> UserError:
-    """The error for a file where the name of a module belongs."""
+    """The error for a path in place of the name of a module."""
     path, here = Path(module).expanduser().absolute(), Path.cwd()
     path = Path(os.path.normpath(path)).with_suffix("")
     if path.is_relative_to(here):
@@ -71,9 +71,9 @@ def _import(module: str, subject: str, hint: str) -> None:
 
 
 def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, dict[str, Any]]]:
-    """Components without a YAML of their name, by (group, name), with the data of their defaults.
+    """The default values of components that have no YAML, by (group, name).
 
-    Plugins add them, lmtool's own all have one; a required value is `???`.
+    Plugins add them; all of lmtool's own have one. A required value is `???`.
     """
     written = groups.all_options(config_dirs)
     without = [entry for entry in added() if entry.name not in written.get(entry.group, ())]

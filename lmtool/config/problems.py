@@ -1,4 +1,4 @@
-"""pydantic's findings as problems in plain words: the key, what was given, what is allowed, what to type."""
+"""pydantic's errors in plain words: the key, its value, the allowed values, and what to type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Fields = Mapping[str, Sequence[FieldInfo | None]]
 
 
 def from_pydantic(command: type[Config], data: dict[str, Any], errors: list[Any]) -> list[Problem]:
-    """One problem a key. errors: `ValidationError.errors()` of decoding `data` as `command`."""
+    """One problem per key. errors: `ValidationError.errors()` of decoding `data` as `command`."""
     problems: dict[str, Problem] = {}
     for error in errors:
         for problem in _worded(command, data, error):
@@ -56,7 +56,7 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
         yield _refused(command, data, key, str(context.get("error", error["msg"])))
     elif field is None and error["type"].startswith("model_"):
         hint = f"write {key}.KEY=VALUE; `lmtool show {key}` prints the keys"
-        yield Problem(key, f"{key}: given {words.given(value)}; a section of keys stands here", hint)
+        yield Problem(key, f"{key}: given {words.quoted(value)}; a section of keys stands here", hint)
     elif field is None:
         yield Problem(key, f"{key}: {error['msg']}")
     else:
@@ -64,7 +64,7 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
 
 
 def _refused(command: type[Config], data: dict[str, Any], key: str, text: str) -> Problem:
-    """What a section's class says of its values, with its keys as they are typed: `sharing=` is objective.sharing=."""
+    """An error of a section's validator with its keys as on the command line: `sharing=` becomes objective.sharing=."""
     known = known_keys(command, data)
 
     def typed(match: re.Match[str]) -> str:
@@ -96,11 +96,11 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     elif not isinstance(value, list | dict) and value is not None and _takes(field, [value]):
         hint = "write " + shlex.quote(f"{key}=[{aliases.shown(value)}]")
     hint = hint or f"{summary(field.description)} (`lmtool show {key.split('[')[0]}`)".strip()
-    return Problem(key, f"{key}: given {words.given(value)}; allowed: {allowed}", hint)
+    return Problem(key, f"{key}: given {words.quoted(value)}; allowed: {allowed}", hint)
 
 
 def _number(value: Any) -> int | float | None:
-    """The number that a text, or a whole number that a fraction, is at heart; None where it is none."""
+    """The number that a text stands for, or the integer that a float equals; None otherwise."""
     if isinstance(value, bool) or not isinstance(value, str | float):
         return None
     try:
@@ -111,7 +111,7 @@ def _number(value: Any) -> int | float | None:
 
 
 def _takes(field: FieldInfo, value: Any) -> bool:
-    """Whether a value is one that the field allows."""
+    """Whether a field allows a value."""
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field], config=Config.model_config)  # type: ignore[arg-type]
         adapter.validate_json(json.dumps(value))
@@ -121,13 +121,13 @@ def _takes(field: FieldInfo, value: Any) -> bool:
 
 
 def _plainly(number: int | float) -> str:
-    """A number as YAML 1.1 reads it, which takes 1e-5 for text."""
+    """A number in the syntax of YAML 1.1, which reads 1e-5 as text."""
     shown = repr(number)
     return shown if "e" not in shown or "." in shown else shown.replace("e", ".0e", 1)
 
 
 def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> list[Problem]:
-    """Problems of required keys that have no value."""
+    """The problems of required keys without a value."""
     problems, sections = [], choices(command)
     for key in keys:
         if key in sections:
@@ -151,7 +151,8 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
 
 
 def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None) -> Problem:
-    """A name that its group does not have. key: as it is typed; of a list of members, each is typed by its name."""
+    """The problem of a name that its group does not have. key: as on the command line; members of a list are typed by
+    name."""
     offered = names(group) if offered is None else offered
     typed = "" if key.endswith(".members") else f"{key}="
     close = aliases.of_value(group, given) or _inside(given, offered) or nearest(given, offered)
@@ -165,7 +166,7 @@ def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | 
 
 
 def _inside(given: str, offered: Sequence[str]) -> str | None:
-    """The option that is the last part of a name of several parts: `glue/sst2`."""
+    """The option that is the last part of a longer name: `glue/sst2`."""
     last = re.split("[/:]", given)[-1]
     return last if last != given and last in offered else None
 
@@ -179,7 +180,7 @@ _PUBLISHED: dict[str, Callable[[str], str | None]] = {
 
 
 def _unknown(command: type[Config], data: dict[str, Any], key: str, value: Any) -> Iterator[Problem]:
-    """An unknown key; of an unknown section, each of its keys."""
+    """The problems of an unknown key, or of each key in an unknown section."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from _unknown(command, data, f"{key}.{name}", item)
@@ -188,8 +189,8 @@ def _unknown(command: type[Config], data: dict[str, Any], key: str, value: Any) 
 
 
 def unknown_key(key: str, value: Any, command: type[Config], data: dict[str, Any]) -> Problem:
-    """The problem of a key nobody reads, with what other tools mean by it, else the nearest right ones. value: plain
-    data; None: unknown."""
+    """The problem of an unknown key, with its meaning in other tools, otherwise with the most similar keys. value:
+    plain data; None: unknown."""
     meant = meant_by(key, value, command, data)
     return Problem(
         key, f"unknown key {key}", meant.hint or _elsewhere(key, command), meant=tuple(name for name, _ in meant.pairs)
@@ -197,8 +198,8 @@ def unknown_key(key: str, value: Any, command: type[Config], data: dict[str, Any
 
 
 def meant_by(key: str, value: Any, command: type[Config], data: dict[str, Any]) -> Meaning:
-    """What to type in the place of an unknown key: by its meaning in other tools; else the keys spelled most like it,
-    those that take the value. No words and no hint where nothing is like it."""
+    """The overrides to type instead of an unknown key, and a hint: by its meaning in other tools, otherwise the keys
+    with the most similar spelling that take the value. Both are empty if nothing is similar."""
     known = known_fields(command, data)
     if aliases.has_meaning(key):
         every = {**known_fields(command, {}), **known}
@@ -216,8 +217,8 @@ def meant_by(key: str, value: Any, command: type[Config], data: dict[str, Any]) 
 
 
 def _fitting_hint(meaning: Meaning, value: Any, command: type[Config], known: Container[str], every: Fields) -> str:
-    """The hint of a meaning: without the value where the key does not take it, and with the component to choose where
-    the chosen one does not have the key. known: keys that there are with what is chosen. every: fields by key."""
+    """The hint of a meaning: without the value if the key does not take it, and with the component to select if the
+    selected one does not have the key. known: keys of the selected components. every: fields by key."""
     chosen = {name for name, _ in meaning.pairs if name in components()}
     for name, text in meaning.pairs:
         if value is not None and not _has_option(name, text) and not _takes_text(every[name], text):
@@ -229,7 +230,7 @@ def _fitting_hint(meaning: Meaning, value: Any, command: type[Config], known: Co
 
 
 def _may_take(field: FieldInfo | None, value: Any) -> bool:
-    """Whether a field allows a value; a section the name of an option."""
+    """Whether a field allows a value; a section allows the name of an option."""
     choice = None if field is None else choice_of(field)
     if choice is not None:
         return isinstance(value, str) and _has_option(choice.group, value)
@@ -237,7 +238,7 @@ def _may_take(field: FieldInfo | None, value: Any) -> bool:
 
 
 def _has_option(group: str, name: str) -> bool:
-    """Whether a group has an option; of files and folders, whether it could be one."""
+    """Whether a group has an option; for options that are files or folders, whether it could be one."""
     return name == "null" or name in groups.options(group) or (group in ("data", "task") and groups.is_path_like(name))
 
 
@@ -247,7 +248,7 @@ def takes(command: type[Config], key: str, value: Any) -> bool:
 
 
 def _takes_text(fields: Sequence[FieldInfo | None], text: str) -> bool:
-    """Whether one of the fields allows the value that is typed so."""
+    """Whether one of the fields allows the value written as this text."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -257,7 +258,7 @@ def _takes_text(fields: Sequence[FieldInfo | None], text: str) -> bool:
 
 
 def _elsewhere(key: str, command: type[Config]) -> str:
-    """Where a key exists after all, in another component of its group; else where to look."""
+    """Another component of the group that has the key; otherwise the command that lists the keys."""
     section, _, name = key.partition(".")
     choice = choices(command).get(section)
     if choice is None and section in components() and section in command.model_fields:
@@ -273,7 +274,7 @@ def _elsewhere(key: str, command: type[Config]) -> str:
 
 
 def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
-    """Every dotted key that may be typed, given the components chosen in `data`; of a section without a known choice,
+    """Every dotted key that is allowed with the components selected in `data`; for a section without a valid selection,
     the keys of all its components."""
     return list(known_fields(command, data))
 
@@ -298,7 +299,7 @@ def _fields(config: type[Config], above: str, value: Any) -> Iterator[tuple[str,
 
 
 def _classes(field: FieldInfo, value: Any) -> list[type[Config]]:
-    """The classes a section's value may have; none where the field is no section."""
+    """The classes that a section may have; empty if the field is not a section."""
     choice = choice_of(field)
     config_class = chosen_class(value, choice) if choice else section_class(field)
     if config_class is None and choice is not None:
@@ -307,17 +308,17 @@ def _classes(field: FieldInfo, value: Any) -> list[type[Config]]:
 
 
 def choice_of(field: FieldInfo) -> Choice | None:
-    """How a section is chosen, where it is chosen by a name."""
+    """The `Choice` of a field whose section is selected by a name, or None."""
     return next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
 
 
 def several_of(field: FieldInfo) -> Several | None:
-    """The group whose components a field holds by their names, where it holds any."""
+    """The `Several` of a field that holds components by name, or None."""
     return next((mark for mark in field.metadata if isinstance(mark, Several)), None)
 
 
 def section_class(field: FieldInfo) -> type[Config] | None:
-    """The class of a field that is a section of its own, through null."""
+    """The class of a field that is a section itself, also if null is allowed."""
     kinds = (
         get_args(field.annotation) if get_origin(field.annotation) in (Union, types.UnionType) else (field.annotation,)
     )
@@ -328,7 +329,7 @@ def section_class(field: FieldInfo) -> type[Config] | None:
 
 
 def _locate(command: type[Config], data: dict[str, Any], loc: tuple[Any, ...]) -> tuple[str, FieldInfo | None, Any]:
-    """The dotted key of a pydantic location (which also holds tags of unions), its field and the value given."""
+    """The dotted key of a pydantic location (which also contains tags of unions), its field and its value."""
     key, field = "", None
     value: Any = data
     owner: type[Config] | None = command

@@ -1,4 +1,4 @@
-"""Saved configurations: written resolved and with secrets masked, read without Hydra and without imports."""
+"""Saved configurations: written resolved and with secrets masked; read without Hydra and without imports."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _PLAIN = "a configuration is plain YAML in UTF-8: keys, values and lists, as `lm
 
 
 class TooMuch(yaml.MarkedYAMLError):
-    """A document beyond the limits. `problem` says which, `problem_mark` where."""
+    """A document that exceeds the limits. `problem` says which one, `problem_mark` where."""
 
     def __init__(self, problem: str, mark: Any):
         super().__init__(problem=problem, problem_mark=mark)
 
 
 def load(text: str, loader: Any = _LOADER) -> Any:
-    """A document as plain data. loader: a safe one. yaml.YAMLError where it is no plain YAML, or beyond the limits
+    """A document as plain data. loader: a safe one. Raises yaml.YAMLError if it is not plain YAML or exceeds the limits
     (TooMuch)."""
     check(text)
     loading = loader(text)
@@ -55,7 +55,8 @@ def load(text: str, loader: Any = _LOADER) -> Any:
 
 
 def read_yaml(path: Path, hint: str | None = None, parse: Callable[[str], Any] = load) -> Any:
-    """The document in a file. OSError where it cannot be read, UserError with the hint where it is no such document."""
+    """The document in a file. Raises OSError if it cannot be read, and UserError with the hint if it is no such
+    document."""
     try:
         return parse(read_text(path))
     except UnicodeDecodeError as error:
@@ -65,19 +66,19 @@ def read_yaml(path: Path, hint: str | None = None, parse: Callable[[str], Any] =
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, as far as it is allowed to go: what is longer is refused by `check`."""
+    """The text of a file up to the maximum size; `check` refuses a longer one."""
     content = beginning(path)
     return content.decode("utf-8", "ignore" if len(content) > MAX_BYTES else "strict")
 
 
 def beginning(path: Path) -> bytes:
-    """What a configuration may hold of a file, and a byte more where it holds more: no file is read further."""
+    """The bytes of a file up to one more than the maximum size of a configuration."""
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1)
 
 
 def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserError:
-    """The error of a file of this name, with the line."""
+    """The error for a file, with the line."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     where = f"{name}:{mark.line + 1}" if mark is not None else name
     if isinstance(error, TooMuch):
@@ -88,7 +89,7 @@ def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserEr
 
 
 def check(text: str) -> None:
-    """Raise TooMuch for a document beyond the limits, before anything is made of it."""
+    """Raise TooMuch for a document that exceeds the limits, before it is parsed."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         mark = yaml.Mark("<file>", 0, 0, 0, "", 0)
         raise TooMuch(f"more than {MAX_BYTES} bytes, which no configuration has", mark)
@@ -124,15 +125,15 @@ VERSION = 1
 
 
 def save(config: Config, command: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The configuration as plain data that `decode` takes again: {"version", "command", keys and sections...}."""
+    """The configuration as plain data for `decode`: {"version", "command", keys and sections...}."""
     data = {"version": VERSION, "command": command, **json.loads(config.model_dump_json())}
     masks: dict[str, Any] = masked_data(data, masker(environ))
     return masks
 
 
 def to_yaml(data: dict[str, Any]) -> str:
-    """Plain data as YAML text, in their own order. Where a text has characters that no terminal should be sent, YAML's
-    own escapes stand for them, so that what is printed is still the same data."""
+    """Plain data as YAML text in the same order. Characters that would control a terminal are written as escapes of
+    YAML, so the printed text still parses to the same data."""
     text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
     if all(visible(line) == line for line in text.split("\n")):
         return text
@@ -140,10 +141,10 @@ def to_yaml(data: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A saved configuration (YAML or JSON) as plain data, `version` and `command` still in it.
+    """A saved configuration (YAML or JSON) as plain data, including `version` and `command`.
 
-    Raises UserError for a file that is absent, too large, not UTF-8, not YAML, no mapping or of another version, and
-    for a checkpoint's config.json that is not as it was written.
+    Raises UserError for a file that is missing, too large, not UTF-8, not YAML, no mapping or of another version, and
+    for a config.json of a checkpoint that was changed.
     """
     if path.name == "config.json":
         verify_beside(path.parent, [path.name])
@@ -176,7 +177,7 @@ def _read_json(path: Path) -> Any:
 
 
 def of_this_version(data: Any, path: Path) -> dict[str, Any]:
-    """What was read from a saved configuration. UserError where it is no mapping, or of another version."""
+    """The data of a saved configuration. Raises UserError if it is no mapping, or of another version."""
     if not isinstance(data, dict):
         raise UserError(f"{path}: no keys and values in it", "give the config.yaml of a run folder")
     version = data.get("version", VERSION)
@@ -189,5 +190,5 @@ def of_this_version(data: Any, path: Path) -> dict[str, Any]:
 
 
 def body(data: dict[str, Any]) -> dict[str, Any]:
-    """Saved data without `version` and `command`: what the decoder takes."""
+    """Saved data without `version` and `command`: the input of the decoder."""
     return {key: value for key, value in data.items() if key not in ("version", "command")}

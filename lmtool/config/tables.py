@@ -1,8 +1,8 @@
-"""The tables: which component a name stands for.
+"""The table of components by group and name.
 
-A component is chosen by a name looked up here; a string from a configuration is never imported. SHIPPED has the
-module of each configuration class, which is imported when the component is looked up; the builder is a literal beside
-the class, imported when the component is built. So decoding a configuration imports what it chooses, and never torch.
+A name is looked up here; a string from a configuration is never imported. SHIPPED lists the module of each
+configuration class, which is imported when the component is looked up. The builder is a literal beside the class,
+imported when the component is built. So decoding imports only the selected components, and never torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ConfigClass = TypeVar("ConfigClass", bound=type[Config])
 
 @dataclass(frozen=True)
 class Entry:
-    """One component: its group and name, the class of its configuration, and `module:attribute` of its builder."""
+    """A component: its group and name, the class of its configuration, and `module:attribute` of its builder."""
 
     group: str
     name: str
@@ -98,9 +98,9 @@ _ENTRIES: dict[type[Config], Entry] = {}
 
 
 def component(group: str, name: str, builder: str) -> Callable[[ConfigClass], ConfigClass]:
-    """Class decorator: enter a configuration class into the table of its group.
+    """Class decorator that registers a configuration class in the table of its group.
 
-    `builder` is `package.module:attribute`, called as `builder(config, ...)` by `build`.
+    `builder` is `package.module:attribute`; `build` calls it as `builder(config, ...)`.
     """
 
     def enter(config: ConfigClass) -> ConfigClass:
@@ -126,13 +126,13 @@ def groups() -> tuple[str, ...]:
 
 
 def names(group: str) -> tuple[str, ...]:
-    """The names a group offers, sorted."""
+    """The names in a group, sorted."""
     shipped = (name for of, name in _MODULES if of == group)
     return tuple(sorted({*shipped, *_TABLES.get(group, {})}))
 
 
 def entries(group: str) -> tuple[Entry, ...]:
-    """The components of a group, by name."""
+    """The components of a group, sorted by name."""
     return tuple(entry for name in names(group) if (entry := lookup(group, name)) is not None)
 
 
@@ -154,18 +154,18 @@ def lookup(group: str, name: str) -> Entry | None:
 
 
 def entry_of(config: Config) -> Entry:
-    """The entry a decoded configuration belongs to."""
+    """The entry of a decoded configuration."""
     return _ENTRIES[type(config)]
 
 
 def load_builder(config: Config) -> Callable[..., Any]:
-    """Import the builder of a decoded component and return it uncalled."""
+    """Import and return the builder of a decoded component."""
     return imported(entry_of(config).builder)
 
 
 def attribute_of(package: str, *modules: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose names stand in these modules of it: they are imported in turn, up to the one
-    that has the name."""
+    """A `__getattr__` for a package that re-exports names of these modules: they are imported one after the other until
+    one has the name."""
 
     def attribute(name: str) -> Any:
         for module in () if name.startswith("__") else modules:
@@ -178,13 +178,13 @@ def attribute_of(package: str, *modules: str) -> Callable[[str], Any]:
 
 
 def imported(name: str) -> Any:
-    """Import what a literal "package.module:attribute" of lmtool's own code names."""
+    """Import the object of a "package.module:attribute" literal in lmtool's own code."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def builder_module(entry: Entry) -> Any:
-    """Import the module of a component's builder: a model family's holds the maps from and to published weights."""
+    """Import the module of a component's builder; for a model family it contains the maps of Hugging Face weights."""
     return importlib.import_module(entry.builder.partition(":")[0])
 
 
@@ -195,10 +195,10 @@ def build(config: Config, *arguments: Any, **keywords: Any) -> Any:
 
 @dataclass(frozen=True)
 class Choice:
-    """Marks a field whose class is chosen by a name: `model: Annotated[ModelConfig, Choice("model")]`.
+    """Marks a field whose class is selected by a name: `model: Annotated[ModelConfig, Choice("model")]`.
 
-    The name stands under `key` inside the section and is looked up when the section is validated, so a plugin's
-    component needs nothing special. It stays in the section: every component's class declares the field.
+    The name is the value of `key` inside the section. It is looked up when the section is validated, so components of
+    plugins need no special treatment. It stays in the section: the class of every component declares the field.
     `optional`: null is allowed.
     """
 
@@ -231,8 +231,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Several:
-    """Marks a field that holds any number of a group's components by their names:
-    `terms: Annotated[dict[str, TermConfig], Several("distill/term")]`. A name with null is left out."""
+    """Marks a field that holds any number of components of a group by name:
+    `terms: Annotated[dict[str, TermConfig], Several("distill/term")]`. A null value removes the component."""
 
     group: str
 
@@ -257,7 +257,7 @@ class Several:
 
 
 def choices(config: type[Config]) -> dict[str, Choice]:
-    """The fields of a command's class that are sections chosen by a name."""
+    """The sections of a command's class that are selected by a name."""
     marked = {}
     for name, field in config.model_fields.items():
         for mark in field.metadata:

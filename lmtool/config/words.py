@@ -1,4 +1,4 @@
-"""Plain words for what a field allows and for what was given."""
+"""Plain words for the values that a field allows, and for the value that it got."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _KINDS = {
 }
 
 
-def given(value: Any) -> str:
-    """A value as the user would write it, with its kind where that could be mistaken: `"7" (text)`."""
+def quoted(value: Any) -> str:
+    """A value as the user would write it, with its type if that is ambiguous: `"7" (text)`."""
     # Masked before it is cut: half a secret would not be known as one.
     shown = masked(json.dumps(value, ensure_ascii=False, default=str))
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
@@ -30,7 +30,7 @@ def given(value: Any) -> str:
 
 
 def kind(value: Any) -> str:
-    """The kind of a plain value in one or two words."""
+    """The type of a plain value in one or two words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -47,12 +47,12 @@ def kind(value: Any) -> str:
 
 
 def allowed(field: FieldInfo) -> str:
-    """What a field takes: `a number, above 0, or null`."""
+    """What a field allows: `a number, above 0, or null`."""
     return _allowed(field.annotation, field.metadata)
 
 
 def allowed_item(field: FieldInfo) -> str:
-    """What the items of a field that is a list, or a section of values by name, may be."""
+    """What the items of a list, or the sections of a mapping by name, may be."""
     items = _items(field.annotation)
     return _allowed(items, []) if items is not None else allowed(field)
 
@@ -127,14 +127,14 @@ _LIMITS = {
 
 
 def bounds(metadata: list[Any]) -> str:
-    """The bounds among a field's constraints: `, at least 1, below 10`."""
+    """The bounds in the constraints of a field: `, at least 1, below 10`."""
     marks = [mark for item in metadata for mark in (item.metadata if isinstance(item, FieldInfo) else [item])]
     limits = ((form, getattr(mark, name, None)) for mark in marks for name, form in _LIMITS.items())
     return "".join(form.format(limit) for form, limit in limits if limit is not None)
 
 
 def options(field: FieldInfo) -> tuple[str, ...]:
-    """The names a field chooses from, where it is such a field (through null and lists), else none."""
+    """The names that a field allows, also through null and lists; empty for other fields."""
     literals: list[str] = []
 
     def walk(annotation: Any) -> None:

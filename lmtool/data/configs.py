@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.base import Config
-from lmtool.config.members import reached, title_of
+from lmtool.config.members import title_of, with_member_values
 from lmtool.config.nearest import nearest
 from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.compressed import without_packing
@@ -220,7 +220,7 @@ class MixtureTextConfig(DataConfig):
 
     @classmethod
     def filled(cls, data: dict[str, object]) -> dict[str, object]:
-        return reached(data)
+        return with_member_values(data)
 
     def parts(self) -> dict[str, DataConfig]:
         """The members by their titles."""

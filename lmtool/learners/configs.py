@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from lmtool.config.members import reached
+from lmtool.config.members import with_member_values
 from lmtool.config.needs import Component, Offer, Requirement
 from lmtool.config.tables import Choice, build, component, names
 from lmtool.data.configs import FORMATS
@@ -272,7 +272,7 @@ class MixtureConfig(ObjectiveConfig):
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return reached(data)
+        return with_member_values(data)
 
     def needs(self) -> Iterator[Requirement]:
         """Its members say more."""

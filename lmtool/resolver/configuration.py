@@ -33,7 +33,7 @@ def offers_of(line: CommandLine) -> Offers:
     """What may be typed with the command."""
     command, primary = COMMANDS[line.verb], VERBS[line.verb].primary
     assert primary is not None
-    offers = compose.what_is_offered(primary, line.config_dirs)
+    offers = compose.offers_of_primary(primary, line.config_dirs)
     return replace(
         offers,
         takes=partial(problems.takes, command),

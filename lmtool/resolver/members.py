@@ -50,7 +50,7 @@ def _phase(phase: Any, number: int, config_dirs: Sequence[Path]) -> Any:
     given = nested.get("data")
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         return phase
-    name, offered = given["name"], compose.what_is_offered("pretrain", config_dirs).groups.get("data", ())
+    name, offered = given["name"], compose.offers_of_primary("pretrain", config_dirs).groups.get("data", ())
     if name in offered:
         section = merge(compose.option("data", name, config_dirs), given)
         return {**nested, "data": with_sections({"data": section}, config_dirs)["data"]}
@@ -89,7 +89,7 @@ def _text(member: Any, config_dirs: Sequence[Path]) -> Any:
         return member
     if given.startswith("task:"):
         return {"name": "task", "task": _task("data.members", given.removeprefix("task:"), config_dirs)}
-    offered = compose.what_is_offered("pretrain", config_dirs).groups.get("data", ())
+    offered = compose.offers_of_primary("pretrain", config_dirs).groups.get("data", ())
     if given not in offered:
         if lookup("data", given) is not None:
             return member
@@ -103,4 +103,4 @@ def _text(member: Any, config_dirs: Sequence[Path]) -> Any:
 
 
 def _tasks(config_dirs: Sequence[Path]) -> tuple[str, ...]:
-    return compose.what_is_offered("finetune", config_dirs).groups.get("task", ())
+    return compose.offers_of_primary("finetune", config_dirs).groups.get("task", ())

@@ -47,10 +47,10 @@ class Ratio:
     @property
     def verdict(self) -> str:
         aim = self.comparison.aim
-        return "no aim" if aim is None else f"aim {aim:g}x {reached(self.speed.median >= aim)}"
+        return "no aim" if aim is None else f"aim {aim:g}x {with_member_values(self.speed.median >= aim)}"
 
 
-def reached(holds: bool) -> str:
+def with_member_values(holds: bool) -> str:
     return "reached" if holds else "NOT reached"
 
 
@@ -148,7 +148,7 @@ def share_line(work: Work, rows: Sequence[Row]) -> str | None:
         return None
     return (
         f"{work.own[-1].label}: the FLOPs of its real tokens are {share:.0%} of what the machine's own products "
-        f"do; aim {work.share_aim:.0%} {reached(share.median >= work.share_aim)}"
+        f"do; aim {work.share_aim:.0%} {with_member_values(share.median >= work.share_aim)}"
     )
 
 
@@ -212,7 +212,7 @@ def compose(work: Work, rows: Sequence[Row]) -> str:
         rounds = "1 round" if ratio.rounds == 1 else f"{ratio.rounds} rounds"
         held = f"memory {ratio.memory:.2f}x"
         if ratio.comparison.aim is not None:
-            held += f", aim {MEMORY_AIM:g}x {reached(ratio.memory <= MEMORY_AIM)}"
+            held += f", aim {MEMORY_AIM:g}x {with_member_values(ratio.memory <= MEMORY_AIM)}"
         lines.append(
             f"  {ratio.speed.median:.2f}x as fast ({ratio.speed.smallest:.2f} to {ratio.speed.largest:.2f} in {rounds};"
             f" {ratio.verdict}), {held}: {own} over {rival}"

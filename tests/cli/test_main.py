@@ -81,7 +81,10 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain name=latest", ["runs/latest is a link to the newest run", "lmtool resume runs/latest"]),
     ("pretrain run_dir=/dev/null", ["run_dir=/dev/null: /dev/null is a file, and a run needs a folder"]),
     ("pretrain run_dir=/dev/null/x", ["run_dir=/dev/null/x: /dev/null is a file, and a run needs a folder"]),
-    ("export checkpoint=nowhere output=/dev/null", ["output=/dev/null: /dev/null is a file, and the output is a folder"]),
+    (
+        "export checkpoint=nowhere output=/dev/null",
+        ["output=/dev/null: /dev/null is a file, and the output is a folder"],
+    ),
     ("tokenizer output=/dev/null tokenizer.vocab_size=300", ["/dev/null is a file, and the output is a folder"]),
     ("predict checkpoint=nowhere text=a output=/dev", ["output=/dev: a folder", "output=/dev/predictions.jsonl"]),
     ("predict checkpoint=nowhere text=a output=no/x", ["output=no/x: no folder no", "mkdir -p no"]),
@@ -285,7 +288,7 @@ def test_overlays_are_the_groups_without_a_section() -> None:
     for verb, command in COMMANDS.items():
         primary = verbs.VERBS[verb].primary
         assert primary is not None
-        groups = set(compose.what_is_offered(primary).primary) - {"_self_", "local"}
+        groups = set(compose.offers_of_primary(primary).primary) - {"_self_", "local"}
         assert groups - command.model_fields.keys() == set(command.overlays), verb
 
 
@@ -466,7 +469,11 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert "peak learning rate" in shown and "a number, above 0" in shown and "conf/optimizer/adamw.yaml:" in shown
     assert cli.main(["show", "max_steps"]) == 0
     shown = capsys.readouterr().out
-    assert "auto  (conf/pretrain.yaml:" in shown and "null  (conf/finetune.yaml:" in shown and "10000 if no other budget" in shown
+    assert (
+        "auto  (conf/pretrain.yaml:" in shown
+        and "null  (conf/finetune.yaml:" in shown
+        and "10000 if no other budget" in shown
+    )
     assert cli.main(["show", "model=bert_tiny"]) == 0
     assert "num_layers: 2" in capsys.readouterr().out
     assert cli.main(["show", "model"]) == 0

@@ -51,7 +51,7 @@ def base_of(verb: str) -> tuple[Offers, dict[str, Any], frozenset[str]]:
     """What a command offers, the data of its command line, and every key that it has."""
     primary = VERBS[verb].primary
     assert primary is not None
-    offers = replace(compose.what_is_offered(primary), verbatim=COMMANDS[verb].verbatim)
+    offers = replace(compose.offers_of_primary(primary), verbatim=COMMANDS[verb].verbatim)
     typed = overrides.read(BASES[verb], offers)
     return offers, compose.compose(primary, typed), frozenset(known_keys(COMMANDS[verb], {}))
 

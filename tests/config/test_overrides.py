@@ -129,7 +129,7 @@ def test_a_sweep_reads_of_hydra_what_it_is_made_with() -> None:
 def test_what_hydra_has_no_place_for_is_quoted(typed: str, value: Any) -> None:
     data, problems = as_values([typed], OFFERS)
     assert not problems and data == {"data": {"path": value}}
-    composed = compose.compose("pretrain", read(["data=text", typed], compose.what_is_offered("pretrain")))
+    composed = compose.compose("pretrain", read(["data=text", typed], compose.offers_of_primary("pretrain")))
     assert composed["data"]["path"] == value
 
 

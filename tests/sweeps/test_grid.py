@@ -29,7 +29,7 @@ def values(shown: str) -> list[tuple[str, ...]]:
 
 
 def test_berts_grid() -> None:
-    offers = compose.what_is_offered("finetune")
+    offers = compose.offers_of_primary("finetune")
     typed = with_grid(["sweep=bert", "task=rte"], offers, "finetune", [])
     jobs = [dict(text.lstrip("+").split("=") for text in job.values) for job in jobs_of(typed)]
     assert len(jobs) == 18
@@ -40,7 +40,7 @@ def test_berts_grid() -> None:
 
 def test_the_job_of_none_goes_without_the_keys_of_the_others() -> None:
     words = ["distill=soft,none", "distill.teacher=runs/x", "optimizer.lr=1e-4"]
-    offers = compose.what_is_offered("finetune")
+    offers = compose.offers_of_primary("finetune")
     soft, none = jobs_of(overrides.read(words, offers, multirun=True))
     assert [text.partition("=")[0] for text in soft.values] == ["++distill.teacher", "++optimizer.lr"]
     assert none.choices[-1].endswith("distill=none") and [*none.values] == soft.values[1:]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from lmtool.config.members import reached, title_of
+from lmtool.config.members import title_of, with_member_values
 from lmtool.config.needs import Requirement
 from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.configs import DataConfig
@@ -58,7 +58,7 @@ class GlueConfig(TaskConfig):
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return reached(data)
+        return with_member_values(data)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class MixtureTaskConfig(TaskConfig):
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
-        return reached(data)
+        return with_member_values(data)
 
     @classmethod
     def longest(cls, section: dict[str, Any]) -> int:

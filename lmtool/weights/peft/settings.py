@@ -166,14 +166,14 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
     have, and where a key is missing or of another type."""
     method = content.get("peft_type")
     if not isinstance(method, str) or method not in SETTINGS:
-        value = words.given(method)
+        value = words.quoted(method)
         raise UserError(f"{path}: peft_type: given {value}; lmtool reads {', '.join(SETTINGS)}", MERGE)
     try:
         settings = SETTINGS[method].model_validate(dict(content))
     except ValidationError as error:
         first, further = error.errors()[0], len({error["loc"][0] for error in error.errors()}) - 1
         key = str(first["loc"][0])
-        reason = "it is missing" if key not in content else f"given {words.given(content[key])}"
+        reason = "it is missing" if key not in content else f"given {words.quoted(content[key])}"
         allowed = words.allowed(SETTINGS[method].model_fields[key])
         more = f" (and {further} more)" if further else ""
         raise UserError(
@@ -181,7 +181,7 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
         ) from error
     for key, variant in settings.refused.items():
         if content.get(key):
-            raise UserError(f"{path}: {key}: given {words.given(content[key])}; lmtool has no {variant}", MERGE)
+            raise UserError(f"{path}: {key}: given {words.quoted(content[key])}; lmtool has no {variant}", MERGE)
     if isinstance(settings, LoraSettings):
         start = settings.init_lora_weights
         if isinstance(start, str) and start not in settings.beginnings:
