@@ -308,7 +308,7 @@ def _of_lstm(part: LstmCell, formats: Formats) -> float:
 
 
 def _of_norm(norm: nn.Module, width: int) -> float:
-    """LayerNorm keeps its input; one in parts (T5's) also what it has normalised."""
+    """LayerNorm keeps its input; one in parts (T5's) also what it has normalized."""
     return width * VALUE_BYTES * (1 if isinstance(norm, nn.LayerNorm) else 2)
 
 

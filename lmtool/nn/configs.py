@@ -14,7 +14,7 @@ Side = Literal["inputs", "outputs"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 """gelu: with the error function (BERT); gelu_tanh: by its tanh approximation (GPT-2); silu: x sigmoid(x) (Llama)."""
 AdapterReads = Literal["output", "sum", "input"]
-"""What an adapter reads: what its sublayer gives; that and the residual, added and normalised as the layer does it; or
+"""What an adapter reads: what its sublayer gives; that and the residual, added and normalized as the layer does it; or
 what the sublayer itself reads, so that the adapter stands beside it."""
 
 

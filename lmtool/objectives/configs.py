@@ -29,14 +29,9 @@ class MaskingConfig(ObjectiveConfig):
         "from the vocabulary without special tokens; it may be the original token",
     )
     masking: Literal["dynamic", "static"] = Field(
-        "dynamic",
-        description="dynamic: new masks every epoch; static: `duplicates` fixed sets of masks in turn",
+        "dynamic", description="dynamic: new masks every epoch; static: `duplicates` fixed sets of masks in turn"
     )
-    duplicates: int = Field(
-        10,
-        ge=1,
-        description="number of mask sets under masking=static (BERT's dupe_factor)",
-    )
+    duplicates: int = Field(10, ge=1, description="number of mask sets under masking=static (BERT's dupe_factor)")
     short_window_probability: float = Field(
         0.0,
         ge=0,
@@ -81,8 +76,7 @@ class TokenMaskingConfig(MaskingConfig):
     phase_fields: ClassVar[tuple[str, ...]] = (*MaskingConfig.phase_fields, "select", "whole_word")
 
     select: Literal["exact", "bernoulli"] = Field(
-        "exact",
-        description="exact: round(probability x tokens) per example, at least one; bernoulli: independent",
+        "exact", description="exact: round(probability x tokens) per example, at least one; bernoulli: independent"
     )
     whole_word: bool = Field(False, description="mask all subwords of a word together")
 
@@ -106,10 +100,7 @@ class PairsConfig(MaskingConfig):
         "the maximum length (BERT); with sentences the examples are short (RoBERTa's sentence pairs)",
     )
     short_sequence_probability: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="share of pairs cut to a random shorter length; with pairs=nsp or sop only",
+        0.1, ge=0, le=1, description="share of pairs cut to a random shorter length; with pairs=nsp or sop only"
     )
 
     @property
@@ -205,10 +196,8 @@ class RtdConfig(TokenMaskingConfig):
     )
     variant: RtdVariant = Field(
         "electra",
-        description="electra, or an ablation of section 3.4: electra_15, replace_mlm, all_tokens_mlm. electra: "
-        "predict at every token whether it was replaced. electra_15: the same at the masked positions only. "
-        "replace_mlm: the original tokens at the masked positions. all_tokens_mlm: the original token at every "
-        "position, with a copy mechanism",
+        description="electra, or an ablation of section 3.4: electra_15, replace_mlm, all_tokens_mlm. electra_15: the "
+        "loss of masked positions only; ..._mlm: predict the original tokens there, or everywhere with a copy mechanism",
     )
     weight: float = Field(50.0, gt=0, description="weight of the detection loss (table 6: lambda)")
     generator_size: float = Field(

@@ -1,5 +1,6 @@
-"""From a command line to its configuration: shorthands, then Hydra, a saved configuration or a branch's trunk, then
-`auto`, the decoder and the rules."""
+"""From a command line to its configuration: shorthands, then Hydra, a saved configuration or the trunk of a branch,
+then `auto`, the decoder and the rules.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from lmtool.resolver.shorthands import CommandLine, Data, sections_in_full
 
 
 def configuration(line: CommandLine, running: bool) -> CommandConfig:
-    """The decoded configuration of a line in full. running: the command runs here and now. Raises ConfigError with
-    every error in it."""
+    """The decoded configuration of a complete command line. running: the command runs on this machine, rather than a
+    plan of it. Raises ConfigError with all errors."""
     offers = offers_of(line)
     if trunks.branch_of(line.words) is not None:
         return trunks.configuration(line, offers, running)
@@ -30,7 +31,7 @@ def configuration(line: CommandLine, running: bool) -> CommandConfig:
 
 
 def offers_of(line: CommandLine) -> Offers:
-    """What may be typed with the command."""
+    """The groups, options and keys that the command accepts."""
     command, primary = COMMANDS[line.verb], VERBS[line.verb].primary
     assert primary is not None
     offers = compose.offers_of_primary(primary, line.config_dirs)
@@ -43,13 +44,13 @@ def offers_of(line: CommandLine) -> Offers:
 
 
 def _composed(line: CommandLine, offers: Offers) -> tuple[Data, list[Problem]]:
-    """What Hydra composes, and what is wrong with the words."""
+    """The data that Hydra composes, and the problems of the overrides."""
     typed = overrides.read(line.words, offers)
     return compose.compose(str(VERBS[line.verb].primary), typed, line.config_dirs), typed.problems
 
 
 def _saved(line: CommandLine, offers: Offers) -> tuple[Data, list[Problem]]:
-    """A saved configuration with the words over it, and what is wrong with these."""
+    """A saved configuration updated with the overrides, and the problems of these."""
     path = line.saved
     assert path is not None
     data = saved.read(path)
@@ -62,7 +63,7 @@ def _saved(line: CommandLine, offers: Offers) -> tuple[Data, list[Problem]]:
 
 
 def decoded_job(line: CommandLine, data: Data, problems: Sequence[Problem], running: bool) -> CommandConfig:
-    """The configuration of one job of a sweep, from what was composed for it."""
+    """The decoded configuration of one job of a sweep."""
     config = decoded(line.verb, sections_in_full(data, line), earlier=problems, running=running)
     if isinstance(config, RunConfig) and (config.devices or 1) > 1:
         raise UserError(f"devices={config.devices} with -m: a job of a sweep runs in one process", "leave devices= out")

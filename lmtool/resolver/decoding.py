@@ -1,4 +1,4 @@
-"""From plain data to a command's configuration: the checkpoint's saved configuration, the decoder, the rules."""
+"""From plain data to a command's configuration: the saved configuration of the checkpoint, the decoder, the rules."""
 
 from __future__ import annotations
 
@@ -27,11 +27,18 @@ def decoded(
     running: bool = False,
     reads_checkpoint: bool = True,
 ) -> Any:
-    """The configuration of `verb`, of the class COMMANDS[verb]. Raises ConfigError with every mistake.
+    """The decoded configuration of `verb`, an instance of COMMANDS[verb].
 
-    data: composed plain data, or the body of a saved configuration. earlier: problems to tell with the others.
-    running: the command runs here and now (not a plan of it). reads_checkpoint: False of a complete configuration,
-    which takes nothing from the checkpoint it names; its teachers are read where it runs.
+    Args:
+        verb: the command.
+        data: composed plain data, or the body of a saved configuration.
+        earlier: problems to report together with the others.
+        running: the command runs on this machine, rather than a plan of it.
+        reads_checkpoint: False for a complete configuration, which takes nothing from the checkpoint that it names; its
+            teachers are read only if it runs.
+
+    Raises:
+        ConfigError: all errors.
     """
     problems = list(earlier)
     unknown = [plugin for plugin in data.get("plugins") or () if plugin not in plugins.typed()]
@@ -78,7 +85,7 @@ def decoded(
 
 
 def _not_here(verb: str, data: Mapping[str, Any], problem: Problem) -> Problem:
-    """A device that can be planned for, and not run on."""
+    """A type of device that can be planned for but not run on."""
     name = data.get("device")
     if problem.key != "device" or name not in DEVICES:
         return problem
@@ -88,7 +95,7 @@ def _not_here(verb: str, data: Mapping[str, Any], problem: Problem) -> Problem:
 
 
 def _of_another(verb: str, problem: Problem) -> Problem:
-    """A problem with a key that nobody reads here, but another command does: its hint names that."""
+    """For a key that only other commands have: a hint that names these commands."""
     having = [name for name, command in COMMANDS.items() if problem.key in command.model_fields and name != verb]
     if not problem.message.startswith("unknown key") or problem.meant or not having:
         return problem
@@ -98,7 +105,7 @@ def _of_another(verb: str, problem: Problem) -> Problem:
 
 
 def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A saved configuration with the values of keys that are newer than it; as it is where it does not decode."""
+    """A saved configuration with default values for keys that are newer than it; unchanged if it does not decode."""
     verb = str(config.get("command"))
     if verb not in COMMANDS:
         return config

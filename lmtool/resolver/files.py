@@ -1,5 +1,6 @@
-"""`task=FILE` and `data=FILE`: a file or a folder of the user's in the place of a task's or a source's name, put into
-the overrides that it stands for. Imports no torch."""
+"""`task=FILE` and `data=FILE`: a file or folder of the user in place of the name of a task or source, expanded into
+overrides. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _LETTERS = re.compile(r"[A-Za-z]+")
 
 
 def named(line: CommandLine) -> list[str]:
-    """Files and folders that are typed without a key, as labelled rows or as text, by what they are called."""
+    """Files and folders on the command line that stand for labeled rows or for text, by the key that they replace."""
     return [
         word if "=" in word else f"{'task' if Path(word).suffix.lower() in TABLES else 'data'}={word}"
         for word in line.words
@@ -39,7 +40,7 @@ def named(line: CommandLine) -> list[str]:
 
 
 def _require_one_path(values: Mapping[str, str], section: str, content: str, choice: str) -> None:
-    """UserError where both SECTION=FILE and SECTION.path= are typed. content, choice: words of the message."""
+    """Raise UserError if both SECTION=FILE and SECTION.path= are set. content, choice: words of the message."""
     file, path = values[section], values.get(f"{section}.path")
     if path is not None:
         raise UserError(
@@ -49,8 +50,8 @@ def _require_one_path(values: Mapping[str, str], section: str, content: str, cho
 
 
 def with_task(line: CommandLine) -> list[str]:
-    """The overrides with `task=FILE` in its full form, which is printed too; as they are where none was typed.
-    UserError where the file does not say what it is for."""
+    """The overrides with `task=FILE` expanded, which is printed too; unchanged if there is none. Raises UserError if
+    the kind of task cannot be inferred from the file."""
     values = line.values
     file = values.get("task", "")
     if not is_path(file, options("task", line.config_dirs)):
@@ -67,8 +68,8 @@ def with_task(line: CommandLine) -> list[str]:
 
 
 def with_text(line: CommandLine) -> list[str]:
-    """The overrides with `data=FILE` in its full form, which is printed too; as they are where none was typed.
-    UserError where the file does not say what it is."""
+    """The overrides with `data=FILE` expanded, which is printed too; unchanged if there is none. Raises UserError if
+    the file type cannot be inferred."""
     values = line.values
     file = values.get("data", "")
     if not _is_path(file, options("data", line.config_dirs)):
@@ -79,7 +80,7 @@ def with_text(line: CommandLine) -> list[str]:
 
 
 def _printed(line: CommandLine, key: str, file: str, full: Sequence[str]) -> list[str]:
-    """The overrides with `key=file` in the form `full`, which is printed with the section's other keys."""
+    """The overrides with `key=file` replaced by `full`, which is printed together with other keys of the section."""
     own = [word for word in line.words if word.startswith(f"{key}.")]
     say(f"{key}={file} is read as: {shlex.join([*full, *own])}", sys.stderr)
     number = line.words.index(f"{key}={file}")
@@ -87,7 +88,7 @@ def _printed(line: CommandLine, key: str, file: str, full: Sequence[str]) -> lis
 
 
 def _is_path(value: str, names: Sequence[str]) -> bool:
-    """Whether the value of `data=` names a file, a folder or a pattern, and none of the sources there are."""
+    """Whether the value of `data=` is a file, a folder or a pattern rather than the name of a source."""
     if not value or value in names or "," in value:
         return False
     path = Path(value).expanduser()
@@ -114,8 +115,8 @@ def _full(value: str, values: Mapping[str, str]) -> list[str]:
 
 
 def _of_folder(value: str, folder: Path) -> dict[str, str]:
-    """The paths that a folder stands for: all of it; or, where files are named after splits, those of training and of
-    development, and none of test. UserError where the files of a split are of several kinds."""
+    """The paths in a folder: the folder itself; or, if files are named after splits, those for training and for
+    development, but none for testing. Raises UserError if the files of a split have several types."""
     by_split: dict[str, set[str]] = {}
     for name in sorted(os.listdir(folder)):
         plain, begins = without_packing(name), _LETTERS.match(name)
@@ -137,7 +138,7 @@ def _of_folder(value: str, folder: Path) -> dict[str, str]:
 
 
 def _only_kind(value: str, folder: Path) -> str:
-    """The kind of the files of a folder, sub-folders included. UserError where there are none, or several kinds."""
+    """The type of the files in a folder and its subfolders. Raises UserError if there are none, or several types."""
     kinds: Counter[str] = Counter()
     for _, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -155,8 +156,8 @@ def _only_kind(value: str, folder: Path) -> str:
 
 
 def _column(value: str, rows: Iterator[Mapping[str, Any]], words: str, has_header: bool) -> str:
-    """The column that holds the text: `text`, or the only one of texts among the first rows. has_header: the columns'
-    names are the first line. UserError where that is a row, or the columns do not say which is meant."""
+    """The text column: `text`, or the only text column in the first rows. has_header: the first line contains column
+    names. Raises UserError if that line is a row, or if the column is ambiguous."""
     columns: dict[str, list[Any]] = {}
     # What is wrong with a row, or with the rest of the file, is reported when the text is read.
     with collected(), contextlib.suppress(UserError):

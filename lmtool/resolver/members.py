@@ -1,5 +1,6 @@
-"""Shipped tasks by their names among the members of a mixture: put into the sections that they stand for, once what was
-typed is composed and before it is decoded. A saved configuration holds the sections."""
+"""Names of shipped tasks among the members of a mixture, replaced by their sections after composing and before
+decoding. A saved configuration contains the sections.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from lmtool.resolver.shorthands import CommandLine
 
 
 def with_sections_of(data: dict[str, Any], line: CommandLine) -> dict[str, Any]:
-    """`with_sections` of what a command line has composed."""
+    """`with_sections` for the composed data of a command line."""
     return with_sections(data, line.config_dirs)
 
 
 def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
-    """Composed data with the sections of tasks that are named in a list of members, in `data.task` and in
-    `objective.task`. UserError where there is no such task."""
+    """Composed data in which the names of tasks in a list of members, in `data.task` and in `objective.task` are
+    replaced by their sections. Raises UserError for an unknown task."""
     completed = dict(data)
     for key in ("task", "objective", "data"):
         section = data.get(key)
@@ -45,7 +46,7 @@ def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dic
 
 
 def _phase(phase: Any, number: int, config_dirs: Sequence[Path]) -> Any:
-    """A phase whose text is named has the section of that name, with the keys that differ."""
+    """A phase whose text source is a name gets the section of that name, updated with its own keys."""
     nested = nested_keys(phase) if isinstance(phase, dict) else {}
     given = nested.get("data")
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
@@ -60,7 +61,7 @@ def _phase(phase: Any, number: int, config_dirs: Sequence[Path]) -> Any:
 
 
 def _task(key: str, member: Any, config_dirs: Sequence[Path]) -> Any:
-    """The section of a task that is named, alone or with the keys that differ; any other stays. key: its place."""
+    """The section of a task that is given by name, alone or with further keys; other sections stay. key: its key."""
     given = member if isinstance(member, str) else None
     if isinstance(member, dict) and "kind" not in member and isinstance(member.get("name"), str):
         given = member["name"]
@@ -74,7 +75,7 @@ def _task(key: str, member: Any, config_dirs: Sequence[Path]) -> Any:
 
 
 def _objective(member: Any, config_dirs: Sequence[Path]) -> Any:
-    """A member of a mixture of objectives: what is no objective's name is a task's."""
+    """A member of a mixture of objectives: a name that is not an objective is a task."""
     if isinstance(member, dict) and member.get("name") == "task" and "task" in member:
         return {**member, "task": _task("objective.members", member["task"], config_dirs)}
     if isinstance(member, str) and lookup("objective", member) is None and member in _tasks(config_dirs):
@@ -83,7 +84,7 @@ def _objective(member: Any, config_dirs: Sequence[Path]) -> Any:
 
 
 def _text(member: Any, config_dirs: Sequence[Path]) -> Any:
-    """A member of a mixture of texts: an option of the group by its name, alone or with the keys that differ."""
+    """A member of a mixture of texts: an option of the group by name, alone or with further keys."""
     given = member.get("name") if isinstance(member, dict) else member
     if not isinstance(given, str) or given == "???":
         return member

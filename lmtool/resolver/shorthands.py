@@ -1,8 +1,8 @@
-"""Shorthands: what may be typed in the place of longer overrides, and what they stand for.
+"""Shorthands for longer overrides.
 
-Two tables. WORDS are read from the words of a command line, before Hydra composes them; what they become is typed just
-as well, and stays as it is when it is read again. SECTIONS are read from the composed configuration, before `auto` and
-the decoder. A shorthand that reads files names its function, whose module is imported where one was typed. No torch.
+There are two tables. WORDS are expanded on the command line, before Hydra composes it; the result is valid input again.
+SECTIONS are expanded in the composed configuration, before `auto` and the decoder. A shorthand that reads files names
+its function, whose module is imported when the shorthand is used. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command and its words, flags left out. config_dirs: further folders of YAML. saved: the saved configuration
-    that --config names."""
+    """A command and its words without flags. config_dirs: additional folders of YAML. saved: the saved configuration of
+    --config."""
 
     verb: str
     words: tuple[str, ...]
@@ -37,15 +37,17 @@ class CommandLine:
 
     @property
     def values(self) -> dict[str, str]:
-        """What was typed by key."""
+        """The overrides by key."""
         return {word.partition("=")[0]: word.partition("=")[2] for word in self.words}
 
 
 @dataclass(frozen=True)
 class WordShorthand:
-    """A shorthand of the command line. form: as it is typed. verbs: the commands that read it. may_be: whether a word
-    may be one. in_full: `module:function` of this
-    package, from the line to its words in full."""
+    """A shorthand on the command line.
+
+    form: its syntax. verbs: the commands that accept it. may_be: whether a word may be one. in_full: `module:function`
+    in this package that returns the line with the shorthand expanded.
+    """
 
     form: str
     verbs: Collection[str]
@@ -55,8 +57,8 @@ class WordShorthand:
 
 @dataclass(frozen=True)
 class SectionShorthand:
-    """A shorthand in a composed configuration: `module:function` of this package, from it and the line to the
-    configuration in full."""
+    """A shorthand in a composed configuration: `module:function` in this package that returns the configuration with
+    the shorthand expanded."""
 
     form: str
     verbs: Collection[str]
@@ -106,7 +108,7 @@ SECTIONS = (
 
 
 def in_full(line: CommandLine) -> CommandLine:
-    """The line with its shorthands as the overrides that they stand for. UserError where one cannot be read."""
+    """The line with its shorthands expanded into overrides. Raises UserError if one cannot be expanded."""
     for shorthand in WORDS:
         if line.verb in shorthand.verbs and any(map(shorthand.may_be, line.words)):
             line = replace(line, words=tuple(imported(f"lmtool.resolver.{shorthand.in_full}")(line)))
@@ -114,7 +116,7 @@ def in_full(line: CommandLine) -> CommandLine:
 
 
 def sections_in_full(data: Data, line: CommandLine) -> Data:
-    """A composed configuration with what its shorthands stand for. UserError where one cannot be read."""
+    """A composed configuration with its shorthands expanded. Raises UserError if one cannot be expanded."""
     for shorthand in SECTIONS:
         if line.verb in shorthand.verbs:
             data = imported(f"lmtool.resolver.{shorthand.in_full}")(data, line)
@@ -125,7 +127,7 @@ def sections_in_full(data: Data, line: CommandLine) -> Data:
 
 
 def placed(line: CommandLine) -> list[str]:
-    """Words without = as values of the keys that they stand for; more of them stay as they are, and are refused."""
+    """Words without = as values of the positional keys; additional words stay unchanged and are refused."""
     keys = iter(VERBS[line.verb].places)
     return [
         word if OVERRIDE.match(word) or (key := next(keys, None)) is None else f"{key}={word}" for word in line.words
@@ -133,7 +135,7 @@ def placed(line: CommandLine) -> list[str]:
 
 
 def with_target(line: CommandLine) -> list[str]:
-    """`target=NAME` of a task as the two keys that it stands for."""
+    """`target=NAME` of a task as the two overrides that it stands for."""
     words: list[str] = []
     for word in line.words:
         key, _, value = word.partition("=")
@@ -154,7 +156,8 @@ def with_task_of_text(line: CommandLine) -> list[str]:
 
 
 def with_names(line: CommandLine) -> list[str]:
-    """`data.task=NAME` and `task.domain=NAME` by the key `name` of these sections: others may stand beside it."""
+    """`data.task=NAME` and `task.domain=NAME` as overrides of `name` in these sections, next to which other keys may be
+    set."""
     words = []
     for word in line.words:
         key, _, value = word.partition("=")
@@ -164,7 +167,7 @@ def with_names(line: CommandLine) -> list[str]:
 
 
 def with_members(line: CommandLine) -> list[str]:
-    """`data.members.NAME.KEY=VALUE` as `data.with.NAME.KEY=VALUE`, since members are a list."""
+    """`data.members.NAME.KEY=VALUE` as `data.with.NAME.KEY=VALUE`, because members are a list."""
     return [_MEMBER.sub(r"\1.with.\2.", word) for word in line.words]
 
 
@@ -174,8 +177,8 @@ _NONE = "none"
 
 
 def with_shape(data: Data, line: CommandLine) -> Data:
-    """Of a sweep over `checkpoint=RUN,none` the job of `none`: random weights in the shape of RUN's model, with RUN's
-    vocabulary, so that the jobs differ in their weights alone. UserError where several checkpoints are typed."""
+    """The job of `none` in a sweep over `checkpoint=RUN,none`: random weights for the model and vocabulary of RUN, so
+    that the jobs differ only in their weights. Raises UserError if several checkpoints are listed."""
     typed = next((word.partition("=")[2] for word in line.words if word.startswith("checkpoint=")), "")
     values = [value.strip() for value in typed.split(",")]
     others = [value for value in values if value != _NONE]
@@ -199,8 +202,8 @@ _LINK = "latest"
 _OWN = ("name", "run_dir")  # the run's, which is not read
 
 
-def begun(config: Mapping[str, Any]) -> Data:
-    """What a run of this configuration was started with; of one that has no name, or has not been started, nothing."""
+def started_config(config: Mapping[str, Any]) -> Data:
+    """The configuration with which the run of this name was started; empty if it has no name or was not started."""
     folder = _folder(config)
     if folder is None or not (folder / "config.yaml").is_file():
         return {}
@@ -208,13 +211,13 @@ def begun(config: Mapping[str, Any]) -> Data:
 
 
 def with_latest_run(data: Data, line: CommandLine) -> Data:
-    """Every path through `runs/latest` as that of the run it names now: as soon as this run begins it names this one,
-    and what is resumed, or repeated from its config.yaml, must not begin with another. A path that names the run of
-    this configuration itself, which was started before, stands for what the run began with."""
+    """Paths through `runs/latest` replaced by the run that it points to now. This run becomes `runs/latest` when it
+    starts, and it must not refer to another one when it is resumed or repeated from its config.yaml. A path to the run
+    of this configuration itself, which was started before, is replaced by the path that it was started with."""
     if _LINK not in repr(data):
         return data
     try:
-        before = begun(data)
+        before = started_config(data)
     except UserError:  # who opens the run says what is wrong
         before = {}
     folder = _folder(data)
@@ -229,7 +232,7 @@ def _folder(config: Mapping[str, Any]) -> Path | None:
 
 
 def _resolved(value: Any, before: Any, own: Path | None) -> Any:
-    """before: the value with which the run was started, where it was."""
+    """before: the value with which the run was started, or None."""
     if isinstance(value, dict):
         known = before if isinstance(before, dict) else {}
         return {key: _resolved(inner, known.get(key), own) for key, inner in value.items()}

@@ -1,4 +1,4 @@
-"""What is known of a run's teachers before anything is read but their config.json. Imports no torch."""
+"""The teachers of a run, as far as their config.json describes them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Saved = Mapping[str, dict[str, Any]]
 
 
 def read_teachers(data: Mapping[str, Any], problems: list[Problem]) -> dict[str, dict[str, Any]]:
-    """The saved configurations of the teachers that composed data name. problems: of those that cannot be read, which
-    are added."""
+    """The saved configurations of the teachers in composed data. Problems of teachers that cannot be read are appended
+    to `problems`."""
     section = data.get("distill")
     section = section if isinstance(section, dict) else {}
     several = section.get("teachers")
@@ -50,7 +50,7 @@ def read_teachers(data: Mapping[str, Any], problems: list[Problem]) -> dict[str,
 
 
 def saved_teacher(path: str, offline: bool) -> dict[str, Any]:
-    """A teacher's saved configuration. UserError where it cannot be read."""
+    """A teacher's saved configuration. Raises UserError if it cannot be read."""
     published = hf_folder(path, offline)
     saved = read_checkpoint(path) if published is None else published.saved_config()
     tokenizer = saved.get("tokenizer") or {}
@@ -60,7 +60,8 @@ def saved_teacher(path: str, offline: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TeacherSpec:
-    """What a teacher's config.json says. path: as it was typed. model: None where it is none of lmtool's."""
+    """A teacher's configuration. path: as on the command line. model: None for an architecture that lmtool does not
+    have."""
 
     path: str
     saved: dict[str, Any]
@@ -75,23 +76,23 @@ class TeacherSpec:
 
     @property
     def published(self) -> bool:
-        """Whether it is a published folder, or taken from one: nothing says what its heads were trained for."""
+        """Whether it is a Hugging Face folder, or was imported from one: the tasks of its heads are then unknown."""
         return not {"task", "objective"} & set(self.saved)
 
     def tasks(self) -> dict[str, dict[str, Any]]:
-        """By name the sections of its tasks: those that were finetuned, those among the objectives of pretraining, and
-        a published classifier's."""
+        """The sections of its tasks by name: of finetuning, of tasks among the objectives of pretraining, and of a
+        published classifier."""
         among = [part.task for part in self.objectives() if isinstance(part, TaskObjectiveConfig)]
         return {**{task.name: task.model_dump(mode="json") for task in among}, **sections_of(self.saved)}
 
     def objectives(self) -> tuple[ObjectiveConfig, ...]:
-        """What it was pretrained with."""
+        """The objectives of its pretraining."""
         objective = _decoded(Choice("objective"), self.saved.get("objective"))
         return () if objective is None else objective.parts()
 
     def head_for(self, task: TaskConfig) -> LoadedHead | None:
-        """Its head for a task, under the task's labels; None where it has none. A task whose labels are not known yet
-        takes those of the head."""
+        """Its head for a task, with the task's labels; None if it has none. A task whose labels are unknown takes the
+        head's."""
         section = self.section_for(task)
         if section is None:
             return None
@@ -100,20 +101,20 @@ class TeacherSpec:
         return load_head(section, task)
 
     def section_for(self, task: TaskConfig) -> dict[str, Any] | None:
-        """The section of the same task, by its name; of a published classifier, whose task has none, that."""
+        """The section of the task of the same name; for a published classifier, whose task has no name, its section."""
         tasks = self.tasks()
         return next((tasks[name] for name in (task.name, *HEADS) if name in tasks), None)
 
     def teaches(self, part: TaskConfig | ObjectiveConfig) -> bool:
-        """Whether it was trained for a task, or a member of what a student learns. What a published language model can
-        do shows in its weights."""
+        """Whether it was trained for a task or for a member of the student's objective. The abilities of a published
+        language model are determined by its weights."""
         task = task_of(part)
         if task is not None:
             return self.section_for(task) is not None or (self.published and task.writes_text)
         return self.published or any(known.name == part.name for known in self.objectives())
 
     def without_auxiliaries(self, task: TaskConfig) -> TaskConfig:
-        """The student's task as the teacher has it: without an auxiliary loss that it did not learn."""
+        """The student's task without the auxiliary losses that the teacher was not trained with."""
         section, changes = self.section_for(task) or {}, dict[str, Any]()
         if task.adapts is not None:
             changes["domain"] = None
@@ -123,19 +124,19 @@ class TeacherSpec:
 
 
 def task_of(part: LearnedConfig) -> TaskConfig | None:
-    """A task, be it one among objectives; None of an objective."""
+    """The task, also if it is wrapped as an objective; None for other objectives."""
     learned = part.task if isinstance(part, TaskObjectiveConfig) else part
     return learned if isinstance(learned, TaskConfig) else None
 
 
 def one_vocabulary(distill: DistillConfig, learned: LearnedConfig) -> bool:
-    """Whether teacher and student must have the same tokens."""
+    """Whether teacher and student must have the same vocabulary."""
     rows = distill.of_rows and isinstance(learned, TaskConfig) and all(part.of_rows for part in learned.parts())
     return distill.compares and (distill.same_batches or not rows)
 
 
 def differing_tokenizer(ours: TokenizerConfig, theirs: TokenizerConfig | None) -> str | None:
-    """The field by which two tokenizers differ for certain. What is in files is compared when they are read."""
+    """The field in which two tokenizers differ for certain. The contents of files are compared when they are read."""
     if theirs is None or isinstance(ours, FolderConfig) or isinstance(theirs, FolderConfig):
         return None
     if ours.name != theirs.name:

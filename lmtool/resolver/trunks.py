@@ -1,7 +1,7 @@
-"""The run that `branch=RUN@STEP` names, and the configuration of a branch: the trunk's, and what was typed. No torch.
+"""Branches: the run that `branch=RUN@STEP` names, its trunk, and the configuration of the branch. Imports no torch.
 
-A branch takes weights, optimizer, step and place in the data from a checkpoint of its trunk. It differs from it in its
-schedule, its budgets and what concerns the run alone (runs/identity.py: BRANCH_KEYS).
+A branch takes weights, optimizer, step and data position from a checkpoint of its trunk. It may differ from the trunk
+in its schedule, its budgets and the keys that concern a single run (runs/identity.py: BRANCH_KEYS).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.schema.base import CommandConfig
 from lmtool.resolver.schema.run import RunConfig
-from lmtool.resolver.shorthands import CommandLine, begun
+from lmtool.resolver.shorthands import CommandLine, started_config
 from lmtool.runs.identity import BRANCH_KEYS, budgets, differing
 from lmtool.system.files import Damaged
 
@@ -44,14 +44,15 @@ _LISTED = 12
 
 @dataclass(frozen=True)
 class Trunk:
-    """run: the run's folder, as it was typed. point: its checkpoint that a branch starts from."""
+    """run: the run's folder, as on the command line. point: the checkpoint that a branch starts from."""
 
     run: Path
     point: Path
 
     @classmethod
     def of(cls, typed: str) -> Trunk:
-        """RUN@STEP, RUN@last, RUN@best or RUN, which is RUN@last. UserError where there is no such checkpoint."""
+        """The trunk of RUN@STEP, RUN@last, RUN@best or RUN, which means RUN@last. Raises UserError if there is no such
+        checkpoint."""
         name, place = _parts(typed)
         run = run_folder(name)
         checkpoints = run / "checkpoints"
@@ -75,7 +76,7 @@ class Trunk:
 
     @classmethod
     def gone(cls, named: str) -> Trunk:
-        """RUN@STEP of a checkpoint that may be there no more."""
+        """The trunk RUN@STEP, whose checkpoint may be deleted."""
         run, _, step = named.rpartition("@")
         return cls(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}")
 
@@ -87,8 +88,8 @@ class Trunk:
         return f"{self.run}@{self.step}"
 
     def config(self) -> dict[str, Any]:
-        """The configuration that the checkpoint was trained with, `version` and `command` in it. UserError where the
-        checkpoint is damaged."""
+        """The configuration of the checkpoint, including `version` and `command`. Raises UserError if the checkpoint is
+        damaged."""
         try:
             verify(self.point, hashes=False)
             manifest = read_manifest(self.point)
@@ -98,24 +99,25 @@ class Trunk:
         return saved.of_this_version(read_config(self.point), self.point / CONFIG)
 
     def complete(self) -> dict[str, Any]:
-        """`config` with the values of keys that are newer than the run. UserError where it is no configuration."""
+        """`config` with default values for keys that are newer than the run. Raises UserError if it is not a
+        configuration."""
         data = self.config()
         verb = str(data.get("command"))
         return saved.save(decoded(verb, saved.body(data), reads_checkpoint=False), verb)
 
     def phase(self) -> int:
-        """How many phases of the run had ended."""
+        """The number of complete phases."""
         return phases_ended(read_state(self.point))
 
     def refusal(self, damage: Damaged) -> UserError:
-        """The error for a damaged checkpoint, with the nearest one of the run that is intact."""
+        """The error for a damaged checkpoint, with the nearest intact one of the run."""
         others = [folder for folder in saved_steps(self.run / "checkpoints") if folder != self.point]
         intact = [folder for folder in others if is_intact(folder)]
         hint = f"give branch={self.run}@{_nearest(self.step, intact)}, which is intact" if intact else damage.hint
         return UserError(damage.message, hint)
 
     def require_same(self, config: dict[str, Any]) -> None:
-        """UserError where a configuration is not one of a branch of this run."""
+        """Raise UserError for a configuration that does not belong to a branch of this run."""
         if keys := differing(self.complete(), config, BRANCH_KEYS):
             raise UserError(
                 f"branch={self} keeps what its trunk learns: {'; '.join(keys)}",
@@ -124,7 +126,7 @@ class Trunk:
 
 
 def phases_ended(state: dict[str, Any]) -> int:
-    """How many phases of a run had ended at a checkpoint. state: its state.json."""
+    """The number of phases that were complete at a checkpoint. state: its state.json."""
     cursor = state.get("cursor")
     return int(cursor.get("phase", 0)) if isinstance(cursor, dict) else 0
 
@@ -138,7 +140,7 @@ def _nearest(step: int, folders: Sequence[Path]) -> int:
 
 
 def _parts(typed: str) -> tuple[str, str]:
-    """The run and the place in it: a number of steps, last or best."""
+    """The run, and the checkpoint in it: a step, last or best."""
     name, _, place = typed.rpartition("@")
     if name and (place in ("last", "best") or re.fullmatch("[0-9]{1,18}", place)):
         return name, place
@@ -154,7 +156,7 @@ def _parts(typed: str) -> tuple[str, str]:
 
 
 def branch_of(words: Sequence[str]) -> str | None:
-    """The value of a typed branch=; None where there is none. UserError where there are two."""
+    """The value of branch= on the command line, or None. Raises UserError if there are two."""
     typed = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("branch=")]
     if len(set(typed)) > 1:
         raise UserError(
@@ -164,14 +166,18 @@ def branch_of(words: Sequence[str]) -> str | None:
 
 
 def refuse_in_sweep(words: Sequence[str]) -> None:
-    """UserError where a branch is typed: its configuration is its trunk's, and no sweep's."""
+    """Raise UserError for branch= with -m: a branch has the configuration of its trunk."""
     if branch_of(words) is not None:
         raise UserError("-m and branch= together", "start each branch by itself, under a name of its own")
 
 
 def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandConfig:
-    """The decoded configuration of a branch: that of its trunk's checkpoint with what was typed. ConfigError with every
-    typed key that would change what is learned; UserError where a saved configuration is named too."""
+    """The decoded configuration of a branch: that of its trunk's checkpoint, updated with the overrides.
+
+    Raises:
+        ConfigError: all overrides that would change what is learned.
+        UserError: --config is used too.
+    """
     if line.saved is not None:
         hint = "a branch has the configuration of its trunk: leave --config out"
         raise UserError("--config and branch= together", hint)
@@ -179,7 +185,7 @@ def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandCo
     assert typed is not None
     words = [word for word in line.words if not word.lstrip("+").startswith("branch=")]
     keyed = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in words}
-    before = begun(keyed)
+    before = started_config(keyed)
     typed = _as_before(typed, before)
     try:
         trunk = Trunk.of(typed)
@@ -187,7 +193,7 @@ def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandCo
     except UserError:
         if before.get("branch") != typed or not _parts(typed)[1].isdigit():
             raise
-        trunk, base = Trunk.gone(typed), before  # a branch that has begun needs its trunk no more
+        trunk, base = Trunk.gone(typed), before  # a branch that has started_config needs its trunk no more
     there = base is not before
     command = base.get("command")
     if command != line.verb:
@@ -213,7 +219,7 @@ def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandCo
 
 
 def _as_before(typed: str, before: dict[str, Any]) -> str:
-    """`RUN@last` as the step that this branch began at, where it has begun: its trunk may have trained further."""
+    """`RUN@last` as the step at which this branch started, if it did: its trunk may have trained further since."""
     name, place = _parts(typed)
     branch = str(before.get("branch") or "")
     return branch if not place.isdigit() and branch.rpartition("@")[0] == str(run_folder(name)) else typed
@@ -222,8 +228,8 @@ def _as_before(typed: str, before: dict[str, Any]) -> str:
 def _choices(
     line: CommandLine, base: dict[str, Any], offers: Offers, trunk: Trunk
 ) -> tuple[dict[str, Any], list[str], list[Problem]]:
-    """The sections that were chosen, of those that may be others than the trunk's; the words that choose nothing; and
-    the problems: all other choices."""
+    """The selected sections that may differ from the trunk's, the words that are no selections, and the problems of all
+    other selections."""
     free, others, problems = list[str](), list[str](), list[Problem]()
     for word in line.words:
         group, _, name = word.lstrip("+~").partition("=")
@@ -241,7 +247,7 @@ def _choices(
 
 
 def _is_so_already(group: str, name: str, base: dict[str, Any], config_dirs: Sequence[Path]) -> bool:
-    """Whether a choice that was typed again is the trunk's."""
+    """Whether a selection on the command line equals the trunk's."""
     if not isinstance(base.get(group), dict):
         return False
     option = compose.option(group, name, config_dirs)
@@ -257,7 +263,7 @@ def _learned(key: str, said: str, trunk: Trunk) -> Problem:
 
 
 def _own_place(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
-    """A branch is a run of its own, and starts from its trunk alone."""
+    """The problems of keys that would give a branch the folder of its trunk or another start."""
     name, folder = (keyed.get(key) if keyed.get(key) != "null" else None for key in ("name", "run_dir"))
     if not name and not folder:
         yield Problem("name", f"branch={trunk}: a branch is a run of its own, with a name", "give name=NEW")
@@ -278,13 +284,13 @@ def _changes(trunk: Trunk, now: dict[str, Any]) -> Iterator[Problem]:
         yield _learned(change.split()[0], change, trunk)
     if budgets(base) != budgets(now) and trunk.phase():
         message = (
-            f"branch={trunk}: phases are shares of the budget, and phase {trunk.phase() + 1} had begun at this step"
+            f"branch={trunk}: phases are shares of the budget, and phase {trunk.phase() + 1} had started at this step"
         )
         yield Problem("phases", message, "keep the budgets as they are, or branch from a step of the first phase")
 
 
 def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
-    """A budget counts from the beginning of the trunk."""
+    """The problems of budgets that the trunk has used up; a budget counts from the start of the trunk."""
     state = read_state(trunk.point)
     done = {
         "max_steps": state["step"],
@@ -303,5 +309,5 @@ def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
 
 
 def _more(key: str, spent: float) -> str:
-    """A tenth more, in round numbers."""
+    """A tenth more, rounded."""
     return f"{spent * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else str(int(spent + max(spent // 10, 1)))

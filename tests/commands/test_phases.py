@@ -19,7 +19,7 @@ from lmtool.errors import ConfigError
 from lmtool.reporting.run_files import phase_starts, read_run
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.members import with_sections
-from lmtool.resolver.schema.phases import normalised, words_of
+from lmtool.resolver.schema.phases import normalized, words_of
 from lmtool.training import loop
 from tests.commands.conftest import TINY, but_for, pretrain, working_in, write_text
 
@@ -245,7 +245,7 @@ def test_what_is_typed_and_what_is_saved_are_one(base: dict[str, Any]) -> None:
     assert words_of(config.phases[0]) == "optimizer.lr=0.01"
     assert words_of(config.phases[1]) == "data.name=text data.path=x.txt"
     saved = json.loads(config.model_dump_json())
-    assert normalised(saved["phases"]) == saved["phases"]
+    assert normalized(saved["phases"]) == saved["phases"]
     again = decoded("pretrain", saved, reads_checkpoint=False)
     assert again.forms == config.forms and config.forms[0].optimizer.lr == 0.01
     assert config.forms[0].data.name == "pydocs" and config.forms[1].data.path == "x.txt"

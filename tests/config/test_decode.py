@@ -188,7 +188,7 @@ def test_auto_where_the_checkpoint_has_no_such_section() -> None:
     problems = problems_of(drive(engine={"name": "auto"}), checkpoint_config={"wheels": {"name": "round"}})
     assert problems["engine"].message == "engine=auto: the checkpoint has no engine"
     assert problems_of(drive(engine={"name": "auto"}))["engine"].message.startswith(
-        "engine=auto: no checkpoint is given"
+        "engine=auto: there is no checkpoint"
     )
 
 

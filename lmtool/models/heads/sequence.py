@@ -42,7 +42,7 @@ def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "me
 
 class Pooler(nn.Module):
     """activation(dense(first token)): tanh (BERT, RoBERTa, ALBERT), relu (DistilBERT), gelu (ELECTRA) or its
-    approximation (BigBird); normalised where there is a norm (ModernBERT). input_size: F; hidden_size where None. bias:
+    approximation (BigBird); normalized where there is a norm (ModernBERT). input_size: F; hidden_size where None. bias:
     whether the map has one."""
 
     def __init__(

@@ -165,7 +165,7 @@ def _choose(
 # Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting Spans",
 # TACL 2020, section 3.1, and masking.py of its published code: until ceil(probability x tokens) are masked, a length
 # in words is drawn and a token that is not masked yet; the span begins with that token's word and ends with its
-# words, the text or the budget. Lengths are geometric, *renormalised* over 1 to `longest`: a mean of 3.80 words for
+# words, the text or the budget. Lengths are geometric, *renormalized* over 1 to `longest`: a mean of 3.80 words for
 # 0.2 and 10. Spans that touch are one span. ALBERT's n-grams: Lan et al. 2020, section 4.1, a length n with a share
 # of 1/n.
 #

@@ -1,4 +1,4 @@
-"""The keys that the commands about a run have of their own, beside those of the run. Imports no torch."""
+"""The additional keys of commands about a run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lmtool.training.devices import device_of
 
 @dataclass(frozen=True)
 class RunKeys:
-    """The keys of a command about a run: whole numbers, true or false, and `output`, a path. at_least: the smallest
-    number, 1 where none is named."""
+    """The additional keys of a command about a run: integers, booleans, and `output`, a path. at_least: minimum of each
+    integer, 1 by default."""
 
     at_least: ClassVar[dict[str, int]] = {}
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Those that the run has not."""
+        """The keys that the run does not have."""
         return tuple(field.name for field in fields(cls))
 
     @classmethod
     def has(cls, word: str) -> bool:
-        """Whether a word of the command line is one of these."""
+        """Whether a word of the command line sets one of these keys."""
         return word.partition("=")[0] in cls.names()
 
     @classmethod
@@ -56,19 +56,19 @@ class RunKeys:
 
 @dataclass(frozen=True)
 class PlanKeys(RunKeys):
-    """device: a published one, or None for what the run names. measure: whether a few of its steps are run."""
+    """device: a device of the table, or None for the device of the run. measure: whether a few steps are run."""
 
     device: str | None = None
     measure: bool = False
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Those that the run has not."""
+        """The keys that the run does not have."""
         return ("measure",)
 
     @classmethod
     def has(cls, word: str) -> bool:
-        """Whether a word of the command line is one of these."""
+        """Whether a word of the command line sets one of these keys."""
         key, _, value = word.partition("=")
         return key == "measure" or (key == "device" and re.fullmatch(DEVICE, value) is None)
 
@@ -95,8 +95,8 @@ class PlanKeys(RunKeys):
 
 @dataclass(frozen=True)
 class Looking(RunKeys):
-    """n: examples to print. tokens: how many are measured. brief: only what stands out, and whether all checks hold.
-    output: file for the examples as JSON lines, or, ending in .html, for a page with all that is printed, or None."""
+    """n: examples to print. tokens: tokens to measure. brief: print only remarkable results, and whether all checks
+    hold. output: file for the examples as JSON lines, or a page if it ends in .html, or None."""
 
     at_least: ClassVar[dict[str, int]] = {"n": 0}
 
@@ -106,14 +106,14 @@ class Looking(RunKeys):
     output: str | None = None
 
     def __post_init__(self) -> None:
-        """ConfigError where the output cannot be written, before any text is read."""
+        """Raise ConfigError if the output cannot be written, before any text is read."""
         if errors := list(output_errors(self.output)):
             raise ConfigError(errors)
 
 
 @dataclass(frozen=True)
 class Profiling(RunKeys):
-    """steps: how many are profiled. output: the new folder of the trace and the table, or None: runs/profile-..."""
+    """steps: steps to profile. output: new folder for the trace and the table, or None: runs/profile-..."""
 
     steps: int = 5
     output: str | None = None

@@ -1,10 +1,10 @@
-"""The phases of a pretraining run: overrides of its own keys, each for a share of its budget.
+"""The phases of a pretraining run: overrides of its keys, each for a share of its budget.
 
     phases:
       - {share: 0.9, max_length: 128, batch_examples: 256}
       - {max_length: 512, batch_examples: 64, optimizer.lr: 5.0e-5}
 
-What a phase gives is put into the run's configuration, and what comes out is checked like any other. Imports no torch.
+The keys of a phase are merged into the run's configuration, and the result is checked like any other. Imports no torch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SECTIONS = ("data", "objective", "optimizer")
 _TOLERANCE = 1e-6
 
 
-def normalised(phases: Any) -> Any:
-    """Phases with their dotted keys as sections, names of sections too, and the share that is left for the last one.
-    What is no list of sections stays as it is."""
+def normalized(phases: Any) -> Any:
+    """Phases with dotted keys as nested sections, names of sections too, and the remaining share for the last phase.
+    Other values than a list of sections stay unchanged."""
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
         return phases
     nested = [nested_keys(phase) for phase in phases]
@@ -42,7 +42,7 @@ def normalised(phases: Any) -> Any:
 
 
 def nested_keys(phase: Mapping[str, Any]) -> dict[str, Any]:
-    """A phase with sections in the place of dotted keys, and of names of sections."""
+    """A phase with nested sections instead of dotted keys and names of sections."""
     whole: dict[str, Any] = {}
     for key, value in phase.items():
         above = str(key).split(".")
@@ -55,8 +55,8 @@ def nested_keys(phase: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def words_of(phase: Mapping[str, Any], above: str = "") -> str:
-    """What a phase gives, as it is typed but for its share: `max_length=512 batch_examples=64`. Of a whole section its
-    defaults are left out, of a list of sections all but their names."""
+    """A phase as overrides, without its share: `max_length=512 batch_examples=64`. Default values of whole sections are
+    omitted; lists of sections show only names."""
     words, chosen = [], chosen_class(phase, Choice("data")) if above == "data." else None
     for key, value in phase.items():
         if isinstance(value, dict):
@@ -71,8 +71,8 @@ def words_of(phase: Mapping[str, Any], above: str = "") -> str:
 
 
 def overridden(data: Mapping[str, Any], phase: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a phase: the run's, as plain data, with what the phase gives. A text of another kind stands
-    for itself."""
+    """The configuration of a phase as plain data: that of the run, updated with the keys of the phase. A text source of
+    another kind replaces the section."""
     given = {key: value for key, value in phase.items() if key != "share"}
     base = {key: value for key, value in data.items() if key != "phases"}
     sizes = [key for key in BATCH if given.get(key) is not None]
@@ -85,8 +85,8 @@ def overridden(data: Mapping[str, Any], phase: Mapping[str, Any]) -> dict[str, A
 
 
 def variants(data: Mapping[str, Any]) -> Iterator[Variant]:
-    """The configuration of each phase, to be checked like the run's own; and what is wrong with the phases themselves.
-    data: the run's, resolved."""
+    """The configuration of each phase, to be checked like that of the run, and the problems of the phases themselves.
+    data: the run's configuration, resolved."""
     phases = data.get("phases")
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
         return
@@ -127,7 +127,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _fixed(key: str, value: Any, data: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """The problems of a key of a phase that has the same value in all of a run. Unknown keys are another matter."""
+    """The problems of a key in a phase that must have the same value in the whole run. Unknown keys are reported
+    elsewhere."""
     own = data.get(key)
     if key in ("share", "data", *_KEYS):
         return
@@ -162,7 +163,7 @@ def _of_objective(value: Mapping[str, Any], own: Any, path: str) -> Iterator[Pro
 
 
 def _others(value: Mapping[str, Any], own: Any, free: Sequence[str], path: str, section: str) -> Iterator[Problem]:
-    """Of the fields of a section, those that have one value in all of a run. own: the run's section."""
+    """The fields of a section that must have the same value in the whole run. own: the section of the run."""
     own = own if isinstance(own, dict) else {}
     for name, given in value.items():
         chosen = chosen_class(own, Choice(section.split(".")[0]))

@@ -1,4 +1,4 @@
-"""What each command reads: the run-wide keys, and the sections whose classes their rooms define."""
+"""The configuration classes of the training and conversion commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.trackers.configs import TrackerConfig
 from lmtool.resolver.schema.base import DEVICE, CommandConfig
-from lmtool.resolver.schema.phases import normalised, overridden, variants
+from lmtool.resolver.schema.phases import normalized, overridden, variants
 from lmtool.resolver.schema.use import AskConfig as AskConfig
 from lmtool.resolver.schema.use import CheckConfig as CheckConfig
 from lmtool.resolver.schema.use import DoctorConfig as DoctorConfig
@@ -173,7 +173,7 @@ class RunConfig(CommandConfig):
 
     @property
     def exits(self) -> tuple[int, ...]:
-        """The layers behind which the model has early exits."""
+        """The layers that have early exits."""
         return self.distill.exits_in(self.model)
 
 
@@ -212,7 +212,7 @@ class PretrainConfig(RunConfig):
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
         """Phases have sections in the place of dotted keys, and each its share."""
         data = super().filled(data)
-        return {**data, "phases": normalised(data["phases"])} if "phases" in data else data
+        return {**data, "phases": normalized(data["phases"])} if "phases" in data else data
 
     @classmethod
     def variants(cls, data: dict[str, Any]) -> Iterator[Variant]:
@@ -221,19 +221,19 @@ class PretrainConfig(RunConfig):
 
     @property
     def forms(self) -> tuple[PretrainConfig, ...]:
-        """The configuration of each phase; of a run without phases its own."""
+        """The configuration of each phase; without phases, that of the run."""
         data = json.loads(self.model_dump_json())
         phases = [PretrainConfig.model_validate_json(json.dumps(overridden(data, phase))) for phase in self.phases]
         return tuple(phases) or (self,)
 
     @property
     def last(self) -> PretrainConfig:
-        """The form of the last phase, in which held-out text is scored."""
+        """The configuration of the last phase, in which held-out text is scored."""
         return self.forms[-1]
 
     @property
     def learns(self) -> ObjectiveConfig:
-        """The section of what is learned."""
+        """The section that defines the objective or the task."""
         return self.objective
 
 
@@ -288,17 +288,17 @@ class FinetuneConfig(RunConfig):
 
     @property
     def learns(self) -> TaskConfig:
-        """The section of what is learned."""
+        """The section that defines the objective or the task."""
         return self.task
 
     @property
     def tuned_by(self) -> TuningConfig:
-        """The section of the method."""
+        """The section of the tuning method."""
         return self.tuning
 
 
 def _positions_taken(data: dict[str, Any]) -> int:
-    """Positions that the tuning method takes of the model's, where both sections are sound."""
+    """The positions that the tuning method reserves, if both sections are valid."""
     try:
         tuning, model = (Choice(key).validate(data.get(key)) for key in ("tuning", "model"))
     except ValidationError:
@@ -322,7 +322,7 @@ class TokenizerCommandConfig(CommandConfig):
 
 
 class TransferConfig(CommandConfig):
-    """The keys of the commands that take weights from one format to another."""
+    """The keys of commands that convert weights from one format to another."""
 
     checkpoint: str = Field(
         description="a run or checkpoint folder, a published folder, or hf://org/name@revision",
@@ -333,7 +333,7 @@ class TransferConfig(CommandConfig):
 
 
 class ExportConfig(TransferConfig):
-    """`lmtool export`: a folder that transformers loads; of a tuned run also what was tuned alone."""
+    """`lmtool export`: a folder for transformers, or the tuned weights only."""
 
     format: Literal["transformers", "delta", "peft", "vectors"] = Field(
         "transformers",
@@ -344,8 +344,8 @@ class ExportConfig(TransferConfig):
 
 
 class ImportConfig(TransferConfig):
-    """`lmtool import`: a checkpoint of lmtool from a published folder, from an adapter of PEFT, or from a text file of
-    word vectors; or from any pretrained checkpoint with another vocabulary, or in another family."""
+    """`lmtool import`: a checkpoint from a Hugging Face folder, a PEFT adapter or a text file of word vectors; or a
+    pretrained checkpoint with another vocabulary or in another family."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "checkpoint": "folder with config.json and model.safetensors, hf://org/name@revision, a run, or vectors",

@@ -1,4 +1,4 @@
-"""The keys of the commands that use a checkpoint or look into one. Imports no torch."""
+"""The keys of the commands that use or inspect a checkpoint. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmtool.tasks.configs import TaskConfig
 
 
 class MachineConfig(CommandConfig):
-    """Where and how the commands run that use trained checkpoints."""
+    """The keys that say where and how a trained checkpoint runs."""
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
@@ -43,7 +43,7 @@ class UseConfig(MachineConfig):
 
 
 class TaskUseConfig(UseConfig):
-    """The keys of those that predict rows of a task."""
+    """The keys of commands that predict rows of a task."""
 
     exit: int | None = Field(
         None,
@@ -118,7 +118,7 @@ class EvaluateConfig(TaskUseConfig):
 
 
 class AskConfig(UseConfig):
-    """The keys of the commands that read texts of the user's."""
+    """The keys of commands that read the user's texts."""
 
     verbatim: ClassVar[tuple[str, ...]] = ("text", "pair")
 
@@ -230,7 +230,7 @@ class ProbeConfig(MachineConfig):
 
 
 class CheckConfig(CommandConfig):
-    """`lmtool check`: read a data set before anything is trained on it."""
+    """`lmtool check`: check a data set before training on it."""
 
     starts_with_checkpoint: ClassVar[bool] = False
 
@@ -273,7 +273,7 @@ Kind = Literal["wordpiece", "bytebpe", "bpe", "sentencepiece", "word", "characte
 
 
 class InspectTokenizerConfig(CommandConfig):
-    """`lmtool inspect tokenizer`: one text as each kind of vocabulary cuts it, side by side."""
+    """`lmtool inspect tokenizer`: one text as tokens of each type of tokenizer, side by side."""
 
     starts_with_checkpoint: ClassVar[bool] = False
     verbatim: ClassVar[tuple[str, ...]] = ("text",)
@@ -294,14 +294,14 @@ class InspectTokenizerConfig(CommandConfig):
 
 
 class LookConfig(CommandConfig):
-    """Where a look into a checkpoint runs."""
+    """The keys that say where a checkpoint is inspected."""
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
     offline: bool = Field(False, description="open no network connection")
 
 
 class ReadConfig(LookConfig):
-    """The same of one for which the checkpoint reads a text."""
+    """The keys of an inspection in which the checkpoint reads a text."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="auto (bf16 if the device supports it), fp32, bf16, fp16"
@@ -309,7 +309,7 @@ class ReadConfig(LookConfig):
 
 
 class InspectAttentionConfig(ReadConfig):
-    """`lmtool inspect attention`: what each head of a checkpoint looks at in a text."""
+    """`lmtool inspect attention`: the attention weights of each head of a checkpoint for a text."""
 
     verbatim: ClassVar[tuple[str, ...]] = ("text",)
 
@@ -323,7 +323,7 @@ class InspectAttentionConfig(ReadConfig):
 
 
 class InspectPositionsConfig(LookConfig):
-    """`lmtool inspect positions`: what each kind of positions does to the scores of equal words."""
+    """`lmtool inspect positions`: the effect of each type of position encoding on the scores of equal words."""
 
     starts_with_checkpoint: ClassVar[bool] = False
 
@@ -340,7 +340,7 @@ class InspectPositionsConfig(LookConfig):
 
 
 class InspectWordConfig(ReadConfig):
-    """`lmtool inspect word`: one word in several sentences, by every layer of checkpoints."""
+    """`lmtool inspect word`: one word in several sentences, in every layer of several checkpoints."""
 
     starts_with_checkpoint: ClassVar[bool] = False
     verbatim: ClassVar[tuple[str, ...]] = ("text", "word")

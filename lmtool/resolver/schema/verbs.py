@@ -1,6 +1,6 @@
-"""The commands, one table: what each does, reads and runs, and what the command line says of them.
+"""The table of commands: their purpose, their configuration, their function, and their help.
 
-Imports the standard library only: a class or a module is named here, and imported when its command is typed.
+Imports the standard library only: classes and modules are named here, and imported when their command is typed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Reads = Literal["configuration", "run", "words", "options", "saved run"]
 
 @dataclass(frozen=True)
 class Verb:
-    """A command: its name, what it does, and one example.
+    """A command: its name, its purpose, and one example.
 
-    config: `module:class` of lmtool.resolver.schema, of a command that reads a configuration of its own. reads: what
-    its module is called with. configuration: that configuration; run: the one of the training command that is named
-    behind it, with the keys of its own; words: those that were typed; options: these and the folders of --config-dir;
-    saved run: the words, of which it makes a command and its configuration. places: the keys that words without =
-    stand for, in their order. keys: `module:class` of the keys of a command about a run. action: what that does with
-    the run, for messages. file: its primary file, and module: its module, where these have another name than the
-    command. trains: whether it is a training command. sweeps: whether -m runs it many times. notes: lines of its help.
+    config: `module:class` in lmtool.resolver.schema, for a command with a configuration of its own. reads: the
+    arguments of its function. configuration: that configuration; run: the configuration of the training command named
+    after it, and its additional keys; words: the words of the command line; options: the words and the folders of
+    --config-dir; saved run: the words, from which it finds a run and its configuration. places: the keys of positional
+    words, in order. keys: `module:class` of the additional keys of a command about a run. action: its verb in messages.
+    file and module: the primary file and the module, if their names differ from the command's. trains: whether it is a
+    training command. sweeps: whether -m is accepted. notes: lines of its help.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Verb:
 
     @property
     def function(self) -> str:
-        """`module:function` of what runs it."""
+        """`module:function` of its implementation."""
         called = {"configuration": "run", "run": "run", "saved run": "read"}.get(self.reads, "main")
         module = self.module or "lmtool.commands." + self.name.replace(" ", "_")
         return f"{module}:{called}"
@@ -159,7 +159,7 @@ ABOUT_A_RUN = tuple(name for name, verb in VERBS.items() if verb.reads == "run")
 
 
 class _Classes(Mapping[str, type["CommandConfig"]]):
-    """The class of each command's configuration, imported when it is asked for."""
+    """The configuration class of each command, imported on access."""
 
     def __getitem__(self, verb: str) -> type[CommandConfig]:
         named = VERBS[verb].config
@@ -187,7 +187,7 @@ COMMANDS: Mapping[str, type[CommandConfig]] = _Classes()
 
 
 def keys_of(verb: str) -> type[RunKeys] | None:
-    """The class of the keys that a command about a run has of its own."""
+    """The class of the additional keys of a command about a run."""
     named = VERBS[verb].keys
     return None if named is None else _class(named)
 
@@ -204,7 +204,7 @@ FLAGS = """flags, anywhere after the command:
 
 
 def overview() -> str:
-    """What `lmtool` alone prints."""
+    """The text that `lmtool` alone prints."""
     width = max(map(len, VERBS))
     lines = [
         "lmtool: pretrain and finetune language models from composed YAML",
@@ -218,7 +218,7 @@ def overview() -> str:
 
 
 def help_of(verb: str, rest: Sequence[str] = ()) -> str:
-    """What `lmtool VERB --help` prints: the primary file of a command is its manual."""
+    """The text that `lmtool VERB --help` prints: a command's primary file is its manual."""
     about = VERBS[verb]
     primary = about.primary
     if about.reads == "run":
