@@ -112,7 +112,9 @@ def test_a_layout_of_texts_that_lmtool_has_not(place: Path) -> None:
     pieces = [{"SpecialToken": {"id": end["id"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     layout = {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": {end["id"]: end}}
     (place / "llama/tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": layout}))
-    with pytest.warns(UserWarning, match=r"not read: tokenizer\.json: its layout of texts, '<\|endoftext\|> a'"):
+    with pytest.warns(
+        UserWarning, match=r"not read: tokenizer\.json: special tokens around texts, '<\|endoftext\|> a'"
+    ):
         lmtool.load("llama")
 
 
