@@ -27,9 +27,9 @@ from lmtool.models.family import (
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
-    of_answers,
-    of_choices,
-    over_words,
+    multiple_choice,
+    question_answering,
+    token_classifier,
 )
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
@@ -95,10 +95,10 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("AlbertForTokenClassification"),
+        token_classifier("AlbertForTokenClassification"),
         HFClass("AlbertForSequenceClassification", ("pooler", "classifier")),
-        of_answers("AlbertForQuestionAnswering"),
-        of_choices("AlbertForMultipleChoice"),
+        question_answering("AlbertForQuestionAnswering"),
+        multiple_choice("AlbertForMultipleChoice"),
         HFClass("AlbertForPreTraining", ("masked_lm", "pooler", "sentence_order"), predicts=True),
         HFClass("AlbertForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("AlbertModel"),

@@ -44,7 +44,7 @@ from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers
+from lmtool.models.family import HFClass, HFFormat, question_answering
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 from lmtool.nn.embeddings import Embeddings, StackInput
@@ -146,7 +146,7 @@ HF_FORMAT = TwoStackFormat(
     tied=TIED,
     classes=(
         HFClass("BartForSequenceClassification", ("pooler", "classifier")),
-        of_answers("BartForQuestionAnswering"),
+        question_answering("BartForQuestionAnswering"),
         HFClass("BartForConditionalGeneration", predicts=True),
     ),
     prefix="model.",

@@ -37,9 +37,9 @@ from lmtool.models.family import (
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
-    of_answers,
-    of_choices,
-    over_words,
+    multiple_choice,
+    question_answering,
+    token_classifier,
 )
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.nn.attention import SelfAttention
@@ -109,10 +109,10 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("BertForTokenClassification"),
+        token_classifier("BertForTokenClassification"),
         HFClass("BertForSequenceClassification", ("pooler", "classifier")),
-        of_answers("BertForQuestionAnswering"),
-        of_choices("BertForMultipleChoice"),
+        question_answering("BertForQuestionAnswering"),
+        multiple_choice("BertForMultipleChoice"),
         HFClass("BertForPreTraining", ("masked_lm", "pooler", "next_sentence"), predicts=True),
         HFClass("BertForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("BertModel"),

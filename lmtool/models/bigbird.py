@@ -39,7 +39,7 @@ from lmtool.models.family import (
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
-    over_words,
+    token_classifier,
 )
 from lmtool.models.keymap import KeyMap, Tied, encoder_pairs
 from lmtool.nn.block_sparse import BlockPattern, Blocks
@@ -109,7 +109,7 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("BigBirdForTokenClassification"),
+        token_classifier("BigBirdForTokenClassification"),
         HFClass("BigBirdForSequenceClassification", ("pooler", "classifier")),
         HFClass("BigBirdForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("BigBirdModel"),

@@ -26,7 +26,7 @@ from lmtool.models.base import new
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.disentangled import Disentangled, DisentangledAttention, RelativeTable
 from lmtool.models.encoder_configs import DebertaConfig, DisentangledConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers, over_words
+from lmtool.models.family import HFClass, HFFormat, question_answering, token_classifier
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 
@@ -130,9 +130,9 @@ def classes(family: str, *more: HFClass) -> tuple[HFClass, ...]:
     """The classes of transformers of both generations. family: what their names begin with. more: those that one
     generation alone has."""
     return (
-        over_words(f"{family}ForTokenClassification"),
+        token_classifier(f"{family}ForTokenClassification"),
         HFClass(f"{family}ForSequenceClassification", ("pooler", "classifier")),
-        of_answers(f"{family}ForQuestionAnswering"),
+        question_answering(f"{family}ForQuestionAnswering"),
         *more,
         HFClass(f"{family}ForMaskedLM", ("masked_lm",), predicts=True),
         HFClass(f"{family}Model"),

@@ -34,7 +34,7 @@ from lmtool.models.deberta import (
 )
 from lmtool.models.disentangled import BucketedTable, Disentangled, DisentangledAttention
 from lmtool.models.encoder_configs import DebertaV3Config
-from lmtool.models.family import of_choices
+from lmtool.models.family import multiple_choice
 from lmtool.models.keymap import KeyMap
 from lmtool.models.published import expect
 
@@ -82,7 +82,7 @@ HF_FORMAT = _PublishedDebertaV3(
     title="DeBERTa V3",
     keys=KEYS,
     tied=TIED,
-    classes=classes("DebertaV2", of_choices("DebertaV2ForMultipleChoice")),
+    classes=classes("DebertaV2", multiple_choice("DebertaV2ForMultipleChoice")),
     prefix="deberta.",
     outside=OUTSIDE,
     unread=("position_ids",),

@@ -1,4 +1,4 @@
-"""The decoders of today, as configuration. Imports no torch."""
+"""Configuration of Llama, Qwen2 and Transformer-XL. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lmtool.config.tables import Choice, component
-from lmtool.models.configs import Heads, Layers, Positions, Summary, TransformerConfig, Vocabulary, Width
-from lmtool.nn.configs import NoPositionsConfig, PositionsConfig, RotaryPositionsConfig
+from lmtool.config.tables import component
+from lmtool.models.configs import (
+    AttentionDropout,
+    DropoutRate,
+    FeedForwardSize,
+    Heads,
+    HiddenSize,
+    Layers,
+    Positions,
+    PositionsChoice,
+    Summary,
+    TransformerConfig,
+    Vocabulary,
+)
+from lmtool.nn.configs import NoPositionsConfig, RotaryPositionsConfig
 
 
 @component("model", "llama", builder="lmtool.models.llama:build")
 class LlamaConfig(TransformerConfig):
-    """Llama's architecture (Touvron et al. 2023), as small decoders have it today: pre-norm, rotary positions, gated
-    feed-forward parts, few heads of keys and values. Defaults: SmolLM2-135M."""
+    """Llama's architecture (Touvron et al. 2023): pre-norm, rotary positions, gated feed-forward layers, grouped-query
+    attention. Defaults: SmolLM2-135M."""
 
     published_type: ClassVar[str | None] = "llama"
 
@@ -25,22 +37,20 @@ class LlamaConfig(TransformerConfig):
     has_biases: ClassVar[bool] = False
 
     name: Literal["llama", "llama_encoder", "qwen2"] = Field("llama", description="Llama's architecture.")
-    vocab_size: Vocabulary = Field(49152, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(30, description="Layers.")
-    hidden_size: Width = Field(576, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: Heads = Field(9, description="Attention heads a layer.")
+    vocab_size: Vocabulary = 49152
+    num_layers: Layers = 30
+    hidden_size: HiddenSize = 576
+    num_heads: Heads = 9
     num_key_value_heads: Heads = Field(
-        3, description="Heads of keys and values, each read by as many heads of queries; a divisor of num_heads."
+        3, description="Heads of keys and values, each shared by a group of query heads; a divisor of num_heads."
     )
-    feedforward_size: Width = Field(1536, description="Width inside the feed-forward part.")
-    max_positions: Positions = Field(8192, description="Longest sequence in tokens.")
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        RotaryPositionsConfig(base=100_000.0), description="How the model knows where a token stands."
-    )
-    tied: bool = Field(True, description="Whether the output layer is the token embedding, or a table of its own.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the mean square in the norms.")
+    feedforward_size: FeedForwardSize = 1536
+    max_positions: Positions = 8192
+    positions: PositionsChoice = RotaryPositionsConfig(base=100_000.0)
+    tied: bool = Field(True, description="Tie the output layer to the token embedding.")
+    dropout: DropoutRate = 0.0
+    attention_dropout: AttentionDropout = 0.0
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the mean square in RMS norms.")
 
     @model_validator(mode="after")
     def _key_value_heads_fit(self) -> Self:
@@ -63,8 +73,8 @@ class LlamaConfig(TransformerConfig):
         return not self.tied
 
     def with_heads(self, heads: int) -> dict[str, int]:
-        share = heads * self.num_key_value_heads // self.num_heads
-        return {"num_key_value_heads": next(number for number in range(max(share, 1), 0, -1) if heads % number == 0)}
+        scaled = max(heads * self.num_key_value_heads // self.num_heads, 1)
+        return {"num_key_value_heads": next(number for number in range(scaled, 0, -1) if heads % number == 0)}
 
     def metadata(self) -> dict[str, Any]:
         return {**super().metadata(), "key-value heads": self.num_key_value_heads}
@@ -72,42 +82,37 @@ class LlamaConfig(TransformerConfig):
 
 @component("model", "llama_encoder", builder="lmtool.models.llama_encoder:build")
 class LlamaEncoderConfig(LlamaConfig):
-    """Llama's blocks as an encoder: every token sees the whole text. Defaults: SmolLM2-135M's sizes."""
+    """Llama's layers as an encoder: every token attends to the whole text. Defaults: SmolLM2-135M's sizes."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder"
     text_format: ClassVar[str] = "roberta"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
     transformers_form: ClassVar[dict[str, Any] | None] = None
 
-    name: Literal["llama_encoder"] = Field("llama_encoder", description="Llama's blocks as an encoder.")
+    name: Literal["llama_encoder"] = Field("llama_encoder", description="Llama's layers as an encoder.")
 
 
 @component("model", "qwen2", builder="lmtool.models.qwen2:build")
 class Qwen2Config(LlamaConfig):
-    """Qwen2's architecture (Yang et al. 2024): Llama's, with biases of queries, keys and values. Defaults:
-    Qwen2.5-0.5B."""
+    """Qwen2's architecture (Yang et al. 2024): Llama's, with biases in the projections of queries, keys and values.
+    Defaults: Qwen2.5-0.5B."""
 
     published_type: ClassVar[str | None] = "qwen2"
 
     has_biases: ClassVar[bool] = True
 
     name: Literal["qwen2"] = Field("qwen2", description="Qwen2's architecture.")
-    vocab_size: Vocabulary = Field(151936, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(24, description="Layers.")
-    hidden_size: Width = Field(896, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: Heads = Field(14, description="Attention heads a layer.")
+    vocab_size: Vocabulary = 151936
+    num_layers: Layers = 24
+    hidden_size: HiddenSize = 896
+    num_heads: Heads = 14
     num_key_value_heads: Heads = Field(
-        2, description="Heads of keys and values, each read by as many heads of queries; a divisor of num_heads."
+        2, description="Heads of keys and values, each shared by a group of query heads; a divisor of num_heads."
     )
-    feedforward_size: Width = Field(4864, description="Width inside the feed-forward part.")
-    max_positions: Positions = Field(32768, description="Longest sequence in tokens.")
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        RotaryPositionsConfig(base=1_000_000.0), description="How the model knows where a token stands."
-    )
-    norm_epsilon: float = Field(1e-6, gt=0, description="Added to the mean square in the norms.")
-
-
-# Transformer-XL, as configuration. Imports no torch.
+    feedforward_size: FeedForwardSize = 4864
+    max_positions: Positions = 32768
+    positions: PositionsChoice = RotaryPositionsConfig(base=1_000_000.0)
+    norm_epsilon: float = Field(1e-6, gt=0, description="Added to the mean square in RMS norms.")
 
 
 Memory = Annotated[int, Field(ge=0, le=100_000_000)]
@@ -115,8 +120,8 @@ Memory = Annotated[int, Field(ge=0, le=100_000_000)]
 
 @component("model", "transformer_xl", builder="lmtool.models.transformer_xl:build")
 class TransformerXlConfig(TransformerConfig):
-    """Transformer-XL (Dai et al. 2019): a decoder by distances, with a memory of the segments before, and an adaptive
-    softmax over words. Defaults: base, for WikiText-103."""
+    """Transformer-XL (Dai et al. 2019): a decoder with relative positions, a memory of earlier segments and adaptive
+    softmax. Defaults: base, for WikiText-103."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
@@ -128,43 +133,43 @@ class TransformerXlConfig(TransformerConfig):
     )  # fmt: skip
 
     name: Literal["transformer_xl"] = Field("transformer_xl", description="Transformer-XL.")
-    vocab_size: Vocabulary = Field(267735, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(16, description="Layers.")
-    hidden_size: Width = Field(410, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: Heads = Field(10, description="Attention heads a layer.")
-    feedforward_size: Width = Field(2100, description="Width inside the feed-forward part.")
+    vocab_size: Vocabulary = 267735
+    num_layers: Layers = 16
+    hidden_size: HiddenSize = 410
+    num_heads: Heads = 10
+    feedforward_size: FeedForwardSize = 2100
     max_positions: Positions = Field(
-        1024, description="Longest sequence in tokens, with its memory; distances have no table, and no other end."
+        1024, description="Maximum sequence length in tokens, including the memory; not limited by a table."
     )
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        NoPositionsConfig(), description="How the model knows where a token stands: by distances alone."
+    positions: PositionsChoice = Field(
+        NoPositionsConfig(),
+        description="Absolute positions: none; attention uses relative ones.",
     )
     memory_length: Memory = Field(
         150,
-        description="States of each layer that are kept of the segments before, without gradient, and seen by the next "
-        "(mem_len); 0 for none.",
+        description="Hidden states per layer cached without gradient for the next segment (mem_len); 0: none.",
     )
     evaluation_memory_length: Memory | None = Field(
-        640, description="The same in evaluation, where a longer one helps. Null: as in training."
+        640, description="The same in evaluation, where a longer memory helps. Null: as in training."
     )
     clamp_distance: Annotated[int, Field(ge=1)] | None = Field(
-        400, description="Distance beyond which all are the same in evaluation (clamp_len). Null: none."
+        400, description="Maximum distance in evaluation; larger ones are clamped (clamp_len). Null: no maximum."
     )
     same_length: bool = Field(
-        True, description="Whether in evaluation every token sees as many others, the length of the memory."
+        True, description="In evaluation, let every token attend to the same number of tokens, the memory's length."
     )
     cutoffs: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (20000, 40000, 200000),
-        description="First ids of the clusters of rare tokens in the adaptive softmax, rising (Grave et al. 2017); "
-        "those beyond the vocabulary are left out. Empty: a plain softmax.",
+        description="First ids of the clusters of rare tokens in the adaptive softmax, in increasing order (Grave et "
+        "al. 2017); ids beyond the vocabulary are ignored. Empty: a plain softmax.",
     )
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    attention_dropout: AttentionDropout = 0.0
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
     @model_validator(mode="after")
     def _cutoffs_rise(self) -> Self:
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
-            raise ValueError(f"cutoffs={list(self.cutoffs)} do not rise")
+            raise ValueError(f"cutoffs={list(self.cutoffs)} are not in increasing order")
         return self
 
     @property
@@ -181,7 +186,7 @@ class TransformerXlConfig(TransformerConfig):
 
     @property
     def evaluated_memory(self) -> int:
-        """Of evaluation."""
+        """Length of the memory in evaluation."""
         return self.memory_length if self.evaluation_memory_length is None else self.evaluation_memory_length
 
     @property

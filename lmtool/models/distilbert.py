@@ -17,7 +17,7 @@ from torch import nn
 from lmtool.models.base import new, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers, of_choices, over_words
+from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 
@@ -70,10 +70,10 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("DistilBertForTokenClassification"),
+        token_classifier("DistilBertForTokenClassification"),
         HFClass("DistilBertForSequenceClassification", ("pooler", "classifier")),
-        of_answers("DistilBertForQuestionAnswering"),
-        of_choices("DistilBertForMultipleChoice"),
+        question_answering("DistilBertForQuestionAnswering"),
+        multiple_choice("DistilBertForMultipleChoice"),
         HFClass("DistilBertForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("DistilBertModel"),
     ),

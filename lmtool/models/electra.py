@@ -29,9 +29,9 @@ from lmtool.models.family import (
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
-    of_answers,
-    of_choices,
-    over_words,
+    multiple_choice,
+    question_answering,
+    token_classifier,
 )
 from lmtool.models.keymap import KeyMap, Tied, encoder_pairs
 from lmtool.nn.embeddings import Embeddings
@@ -79,10 +79,10 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("ElectraForTokenClassification"),
+        token_classifier("ElectraForTokenClassification"),
         HFClass("ElectraForSequenceClassification", ("pooler", "classifier")),
-        of_answers("ElectraForQuestionAnswering"),
-        of_choices("ElectraForMultipleChoice", pooler=(("heads.pooler.dense", "sequence_summary.summary"),)),
+        question_answering("ElectraForQuestionAnswering"),
+        multiple_choice("ElectraForMultipleChoice", pooler=(("heads.pooler.dense", "sequence_summary.summary"),)),
         HFClass("ElectraForPreTraining", ("replaced_token",)),
         HFClass("ElectraForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("ElectraModel"),

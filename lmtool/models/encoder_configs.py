@@ -1,15 +1,20 @@
-"""The encoder families beside BERT, as configuration. Imports no torch."""
+"""Configuration of the encoder families other than BERT. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from lmtool.config.tables import Choice, component
+from lmtool.config.tables import component
 from lmtool.models.configs import (
+    AttentionDropout,
+    DropoutRate,
+    FeedForwardSize,
     Layers,
+    LearnedRows,
     Positions,
+    PositionsChoice,
     SegmentedConfig,
     SegmentTypes,
     Summary,
@@ -17,32 +22,32 @@ from lmtool.models.configs import (
     Vocabulary,
     Width,
 )
-from lmtool.nn.configs import NoPositionsConfig, PositionsConfig, RotaryPositionsConfig
+from lmtool.nn.configs import NoPositionsConfig, RotaryPositionsConfig
 
 _VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
-_EMBEDDING_SIZE = "Width of the embedding tables; a linear map takes it to hidden_size where the two differ."
+_EMBEDDING_SIZE = "Width of the embedding; a linear layer projects it to hidden_size if the two differ."
 
 
 @component("model", "roberta", builder="lmtool.models.roberta:build")
 class RobertaConfig(SegmentedConfig):
-    """RoBERTa (Liu et al. 2019): BERT's layers over byte-level BPE, without segments of its own. Defaults: base."""
+    """RoBERTa (Liu et al. 2019): BERT's layers with byte-level BPE and one segment. Defaults: base."""
 
     published_type: ClassVar[str | None] = "roberta"
 
     text_format: ClassVar[str] = "roberta"
 
     name: Literal["roberta"] = Field("roberta", description="RoBERTa.")
-    vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
-    segments: SegmentTypes = Field(1, description="Rows of the segment table; the published one has a single row.")
+    vocab_size: Vocabulary = 50265
+    segments: SegmentTypes = Field(1, description="Number of segment types; RoBERTa has one.")
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
 
 @component("model", "spanbert", builder="lmtool.models.spanbert:build")
 class SpanbertConfig(SegmentedConfig):
-    """SpanBERT (Joshi et al. 2020): BERT's architecture, cased, trained on spans. Defaults: base."""
+    """SpanBERT (Joshi et al. 2020): BERT's architecture, cased, pretrained on spans. Defaults: base."""
 
     name: Literal["spanbert"] = Field("spanbert", description="SpanBERT.")
-    vocab_size: Vocabulary = Field(28996, description=_VOCABULARY)
+    vocab_size: Vocabulary = 28996
 
 
 @component("model", "distilbert", builder="lmtool.models.distilbert:build")
@@ -54,7 +59,7 @@ class DistilbertConfig(TransformerConfig):
     transformers_form: ClassVar[dict[str, Any] | None] = {}
 
     name: Literal["distilbert"] = Field("distilbert", description="DistilBERT.")
-    num_layers: Layers = Field(6, description="Layers.")
+    num_layers: Layers = 6
 
 
 @component("model", "albert", builder="lmtool.models.albert:build")
@@ -66,20 +71,21 @@ class AlbertConfig(SegmentedConfig):
     shares_layers: ClassVar[bool] = True
 
     name: Literal["albert"] = Field("albert", description="ALBERT.")
-    vocab_size: Vocabulary = Field(30000, description=_VOCABULARY)
+    vocab_size: Vocabulary = 30000
     embedding_size: Width = Field(128, description=_EMBEDDING_SIZE)
-    num_layers: Layers = Field(12, description="Times the one layer is applied.")
+    num_layers: Layers = Field(12, description="Number of times the shared layer is applied.")
     activation: Literal["gelu", "gelu_tanh"] = Field(
-        "gelu_tanh", description="Of the feed-forward part and the head: gelu (version 1), its approximation (2)."
+        "gelu_tanh",
+        description="Activation of feed-forward layers and head: gelu (version 1), gelu_tanh (2).",
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Share of activations dropped after embedding and sublayers.")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    dropout: DropoutRate = 0.0
+    attention_dropout: AttentionDropout = 0.0
 
 
 @component("model", "electra", builder="lmtool.models.electra:build")
 class ElectraConfig(SegmentedConfig):
-    """ELECTRA (Clark et al. 2020): BERT's layers, the embedding's width free; the discriminator, and its generator with
-    other sizes. Defaults: base."""
+    """ELECTRA (Clark et al. 2020): BERT's layers with a free embedding width, for the discriminator and, with other
+    sizes, for its generator. Defaults: base."""
 
     published_type: ClassVar[str | None] = "electra"
 
@@ -89,8 +95,8 @@ class ElectraConfig(SegmentedConfig):
 
 @component("model", "modernbert", builder="lmtool.models.modernbert:build")
 class ModernbertConfig(TransformerConfig):
-    """ModernBERT (Warner et al. 2024): a pre-norm encoder whose layers are local but for every third. Defaults:
-    base."""
+    """ModernBERT (Warner et al. 2024): a pre-norm encoder with global attention in every third layer and local
+    attention in the others. Defaults: base."""
 
     published_type: ClassVar[str | None] = "modernbert"
 
@@ -99,26 +105,26 @@ class ModernbertConfig(TransformerConfig):
     has_biases: ClassVar[bool] = False
 
     name: Literal["modernbert"] = Field("modernbert", description="ModernBERT.")
-    vocab_size: Vocabulary = Field(50368, description=_VOCABULARY)
-    num_layers: Layers = Field(22, description="Layers.")
-    feedforward_size: Width = Field(1152, description="Width inside the feed-forward part.")
-    max_positions: Positions = Field(8192, description="Longest sequence in tokens.")
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        RotaryPositionsConfig(base=160_000.0), description="How the model knows where a token stands."
-    )
+    vocab_size: Vocabulary = 50368
+    num_layers: Layers = 22
+    feedforward_size: FeedForwardSize = 1152
+    max_positions: Positions = 8192
+    positions: PositionsChoice = RotaryPositionsConfig(base=160_000.0)
     local_window: int = Field(
-        64, ge=1, le=1_000_000, description="Tokens on either side that a token sees in a local layer."
+        64, ge=1, le=1_000_000, description="Number of tokens on each side that a token attends to in a local layer."
     )
-    global_every: Layers = Field(3, description="Every n-th layer, from the first on, has global attention.")
+    global_every: Layers = Field(3, description="Every n-th layer, starting with the first, has global attention.")
     local_rotary_base: float = Field(
-        10_000.0, gt=1, description="Base of rotary positions in local layers; of other positions there is one kind."
+        10_000.0,
+        gt=1,
+        description="Base of rotary positions in local layers.",
     )
     classifier_pooling: Literal["cls", "mean"] = Field(
         "cls",
-        description="What the pooler of a text classifier reads: the state of the first token, or the mean over all.",
+        description="Input of the pooler in text classification: the first token's state, or the mean over all.",
     )
-    dropout: float = Field(0.1, ge=0, lt=1, description="Share of what an attention gives that is dropped in training.")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout rate of the attention's output.")
+    attention_dropout: AttentionDropout = 0.0
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
     @property
@@ -132,102 +138,100 @@ class ModernbertConfig(TransformerConfig):
 
 @component("model", "bigbird", builder="lmtool.models.bigbird:build")
 class BigbirdConfig(SegmentedConfig):
-    """BigBird (Zaheer et al. 2020), its internal construction: BERT's layers, whose blocks of tokens see the ends of a
-    text, a window and random blocks. Defaults: base."""
+    """BigBird (Zaheer et al. 2020), internal construction: BERT's layers with block-sparse attention to the first and
+    last block, a window and random blocks. Defaults: base."""
 
     published_type: ClassVar[str | None] = "big_bird"
 
     position_kinds: ClassVar[tuple[str, ...] | None] = ("learned", "sinusoidal", "rotary", "none")
 
     name: Literal["bigbird"] = Field("bigbird", description="BigBird.")
-    vocab_size: Vocabulary = Field(50358, description=_VOCABULARY)
-    max_positions: Positions = Field(
-        4096, description="Longest sequence in tokens; learned positions have as many rows."
-    )
-    block_size: int = Field(64, ge=1, le=1_000_000, description="Tokens of a block.")
+    vocab_size: Vocabulary = 50358
+    max_positions: LearnedRows = 4096
+    block_size: int = Field(64, ge=1, le=1_000_000, description="Number of tokens per block.")
     random_blocks: int = Field(
         3,
         ge=1,
         le=1000,
-        description="Blocks that a block sees besides the first, the last, itself and its neighbours. Texts of at most "
-        "2 random_blocks + 5 blocks are dense.",
+        description="Random blocks that a block attends to, besides the first, the last, itself and its neighbors. "
+        "Attention is dense in texts of at most 2 random_blocks + 5 blocks.",
     )
     pattern_seed: int = Field(
-        0, ge=0, le=1_000_000, description="Which random blocks: of the first layer; the next ones count on from it."
+        0, ge=0, le=1_000_000, description="Seed of the random blocks in the first layer; each next layer adds 1."
     )
 
     @property
     def dense_length(self) -> int:
-        """Tokens of the longest text that is dense."""
+        """Maximum length in tokens of a text with dense attention."""
         return (2 * self.random_blocks + 5) * self.block_size
 
     def remark(self, max_length: int) -> str | None:
         if max_length > self.dense_length:
             return None
         return (
-            f"max_length={max_length}: no text is seen by blocks, all are dense: model={self.name} has blocks of "
-            f"{self.block_size} tokens, and texts of up to {self.dense_length} are dense; a larger max_length= or a "
-            "smaller model.block_size= changes that"
+            f"max_length={max_length}: no text is long enough for block-sparse attention; with model.block_size="
+            f"{self.block_size}, model={self.name} uses dense attention up to {self.dense_length} tokens; set a larger "
+            "max_length= or a smaller model.block_size="
         )
 
 
 class DisentangledConfig(TransformerConfig):
-    """What the generations of DeBERTa share: scores of contents and relative positions, apart."""
+    """Base class of DeBERTa's versions: disentangled attention to content and relative positions."""
 
     position_kinds: ClassVar[tuple[str, ...] | None] = ("none", "learned")
     transformers_form: ClassVar[dict[str, Any] | None] = {}
 
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        NoPositionsConfig(), description="Positions that are added to the token vectors, beside the relative ones."
+    positions: PositionsChoice = Field(
+        NoPositionsConfig(), description="Positions added to the token embeddings, in addition to relative positions."
     )
     scores: tuple[Literal["c2p", "p2c"], ...] = Field(
         ("c2p", "p2c"),
-        description="What is added to the scores of contents: of the query's content and the key's place (c2p), of the "
-        "key's content and the query's place (p2c).",
+        description="Terms added to the content-to-content scores: content-to-position (c2p), position-to-content "
+        "(p2c).",
     )
     norm_epsilon: float = Field(1e-7, gt=0, description="Added to the variance in layer norms.")
 
     @property
     def scaled_terms(self) -> int:
-        """Terms beside the contents' by whose number the scores are scaled: transformers counts different ones."""
+        """Number of additional terms in the scale of the scores: transformers counts different terms."""
         return len(set(self.scores))
 
 
 @component("model", "deberta", builder="lmtool.models.deberta:build")
 class DebertaConfig(DisentangledConfig):
-    """DeBERTa (He et al. 2021): relative places with maps of their own. Defaults: base."""
+    """DeBERTa (He et al. 2021): relative positions with separate projections. Defaults: base."""
 
     published_type: ClassVar[str | None] = "deberta"
 
-    name: Literal["deberta"] = Field("deberta", description="DeBERTa, its first version.")
-    vocab_size: Vocabulary = Field(50265, description=_VOCABULARY)
+    name: Literal["deberta"] = Field("deberta", description="DeBERTa, version 1.")
+    vocab_size: Vocabulary = 50265
     max_distance: Positions = Field(
-        512, description="Distance in tokens to either side from which all are the same; the table has twice the rows."
+        512, description="Maximum relative distance in tokens on each side; larger ones are clamped."
     )
 
     @property
     def scaled_terms(self) -> int:
-        """Here transformers counts a term that is named twice twice, and adds it once."""
+        """transformers counts a repeated term twice here, but adds it once."""
         return len(self.scores)
 
 
 @component("model", "deberta_v3", builder="lmtool.models.deberta_v3:build")
 class DebertaV3Config(DisentangledConfig):
-    """DeBERTa V3 (He et al. 2023): relative places in buckets, read by the maps of the contents. Defaults: base."""
+    """DeBERTa V3 (He et al. 2023): relative positions in buckets, with the content's projections. Defaults: base."""
 
     published_type: ClassVar[str | None] = "deberta-v2"
 
-    name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, its second and third version.")
-    vocab_size: Vocabulary = Field(128100, description=_VOCABULARY)
+    name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, versions 2 and 3.")
+    vocab_size: Vocabulary = 128100
     buckets: int = Field(
-        256, ge=4, le=100_000, multiple_of=2, description="Buckets of distances to either side; half are exact."
+        256, ge=4, le=100_000, multiple_of=2, description="Buckets of distances on each side; half of them are exact."
     )
     max_distance: Positions = Field(512, description="Distance in tokens from which all are in the last bucket.")
 
 
 @component("model", "xlnet", builder="lmtool.models.xlnet:build")
 class XlnetConfig(TransformerConfig):
-    """XLNet (Yang et al. 2019): relative attention with segments, pretrained in two streams. Defaults: base."""
+    """XLNet (Yang et al. 2019): relative attention with segments, pretrained with two streams. Defaults: base."""
 
     published_type: ClassVar[str | None] = "xlnet"
 
@@ -239,25 +243,26 @@ class XlnetConfig(TransformerConfig):
     query_stream: ClassVar[bool] = True
 
     name: Literal["xlnet"] = Field("xlnet", description="XLNet.")
-    vocab_size: Vocabulary = Field(32000, description=_VOCABULARY)
+    vocab_size: Vocabulary = 32000
     max_positions: Positions = Field(
         512,
-        description="Longest sequence in tokens; distances have no table, so that a checkpoint may read longer ones.",
+        description="Maximum sequence length in tokens; no weight depends on it.",
     )
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        NoPositionsConfig(), description="Positions beside the distances that the attention knows: none."
+    positions: PositionsChoice = Field(
+        NoPositionsConfig(),
+        description="Absolute positions: none; attention uses relative ones.",
     )
     memory_length: int = Field(
         0,
         ge=0,
         le=100_000_000,
-        description="States of each layer that are kept of the tokens that objective=plm reuses, without gradient, for "
-        "the next text of a lane (mem_len; published: 384). 0 for none: examples are by themselves, in any order.",
+        description="Hidden states per layer cached without gradient for the next segment, of the tokens that "
+        "objective=plm reuses (mem_len; 384 in the paper). 0: none; examples are independent and shuffled.",
     )
 
     @property
     def segment_types(self) -> int:
-        """Those of its texts; attention knows whether two tokens are of the same one."""
+        """Segments of a text format; attention uses whether two tokens have the same segment."""
         return 3
 
     @property

@@ -1,18 +1,30 @@
-"""The encoder-decoder families, as configuration. Imports no torch."""
+"""Configuration of the encoder-decoder families. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from lmtool.config.tables import Choice, component
-from lmtool.models.configs import Heads, Layers, ModelConfig, Positions, Summary, TransformerConfig, Vocabulary, Width
-from lmtool.nn.configs import PositionsConfig, Side, SinusoidalPositionsConfig, T5PositionsConfig
+from lmtool.config.tables import component
+from lmtool.models.configs import (
+    AttentionDropout,
+    FeedForwardSize,
+    Heads,
+    HiddenSize,
+    Layers,
+    ModelConfig,
+    Positions,
+    PositionsChoice,
+    Summary,
+    TransformerConfig,
+    Vocabulary,
+)
+from lmtool.nn.configs import Side, SinusoidalPositionsConfig, T5PositionsConfig
 
 
 class EncoderDecoderConfig(ModelConfig):
-    """What every encoder-decoder has besides: `num_layers` counts the layers of the encoder."""
+    """Base class of encoder-decoders; `num_layers` is the number of encoder layers."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder_decoder"
     text_format: ClassVar[str] = "t5"
@@ -30,9 +42,9 @@ class EncoderDecoderConfig(ModelConfig):
 
 
 class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
-    """An encoder-decoder whose stacks are both transformers."""
+    """An encoder-decoder of two transformers."""
 
-    decoder_layers: Layers | None = Field(None, description="Layers of the decoder. Null: as many as num_layers.")
+    decoder_layers: Layers | None = Field(None, description="Number of decoder layers. Null: num_layers.")
 
     @property
     def layers_of_decoder(self) -> int:
@@ -46,32 +58,30 @@ class T5Config(TwoTransformersConfig):
     published_type: ClassVar[str | None] = "t5"
 
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
-    # As transformers' T5ForTokenClassification: the encoder alone.
+    # As in transformers' T5ForTokenClassification: only the encoder.
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
     has_biases: ClassVar[bool] = False
 
-    name: Literal["t5"] = Field("t5", description="T5, both versions.")
-    vocab_size: Vocabulary = Field(32128, description="Rows of the token embedding; at least the tokenizer's entries.")
-    head_size: Heads = Field(64, description="Width of an attention head; num_heads x head_size may be any width.")
+    name: Literal["t5"] = Field("t5", description="T5, versions 1.0 and 1.1.")
+    vocab_size: Vocabulary = 32128
+    head_size: Heads = Field(64, description="Width of an attention head.")
     feedforward: Literal["relu", "gated_gelu"] = Field(
-        "relu", description="The feed-forward part: relu (version 1.0), or a GELU that gates a second map (1.1)."
+        "relu", description="Feed-forward layers: relu (version 1.0) or gated GELU (1.1)."
     )
     tied: bool = Field(
         True,
-        description="Whether the output layer is the token embedding, applied to the hidden states scaled by "
-        "1/sqrt(hidden_size) (version 1.0), or a table of its own (1.1).",
+        description="Tie the output layer to the token embedding and scale its input by 1/sqrt(hidden_size) (version "
+        "1.0); false: an untied output layer (1.1).",
     )
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        T5PositionsConfig(), description="How the model knows where a token stands."
-    )
-    norm_epsilon: float = Field(1e-6, gt=0, description="Added to the mean square in the norms.")
+    positions: PositionsChoice = T5PositionsConfig()
+    norm_epsilon: float = Field(1e-6, gt=0, description="Added to the mean square in RMS norms.")
     initializer_std: float = Field(
-        1.0, gt=0, description="Factor of the published initial standard deviations (1/sqrt(inputs) of each map)."
+        1.0, gt=0, description="Factor of the initial standard deviations: 1/sqrt(inputs) of each linear layer."
     )
 
     @model_validator(mode="after")
     def _heads_fit(self) -> T5Config:
-        """Heads have a width of their own, so any number of them fits."""
+        """Any number of heads is valid, since head_size is separate."""
         return self
 
     @property
@@ -88,13 +98,11 @@ class T5Config(TwoTransformersConfig):
 
 
 class PostNormConfig(TwoTransformersConfig):
-    """Norms behind the sublayers, biases everywhere."""
+    """Base class with norms after sublayers, and biases."""
 
     free_fields: ClassVar[tuple[str, ...]] = (*TwoTransformersConfig.free_fields, "activation_dropout")
 
-    activation_dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of activations dropped inside the feed-forward part."
-    )
+    activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate inside feed-forward layers.")
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
 
@@ -111,14 +119,12 @@ class BartConfig(PostNormConfig):
     start_role: ClassVar[str] = "eos"
 
     name: Literal["bart"] = Field("bart", description="BART.")
-    vocab_size: Vocabulary = Field(50265, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(6, description="Layers of the encoder.")
+    vocab_size: Vocabulary = 50265
+    num_layers: Layers = Field(6, description="Number of encoder layers.")
     max_positions: Positions = Field(
-        1024, description="Longest sequence in tokens; learned positions have two rows more."
+        1024, description="Maximum sequence length in tokens; the table of positions has two more rows."
     )
-    activation_dropout: float = Field(
-        0.1, ge=0, lt=1, description="Share of activations dropped inside the feed-forward part."
-    )
+    activation_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout rate inside feed-forward layers.")
 
 
 @component("model", "transformer", builder="lmtool.models.transformer:build")
@@ -128,15 +134,13 @@ class Transformer2017Config(PostNormConfig):
     published_type: ClassVar[str | None] = "marian"
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
-    vocab_size: Vocabulary = Field(37000, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(6, description="Layers of the encoder.")
-    hidden_size: Width = Field(512, description="Width of the hidden states; a multiple of num_heads.")
-    num_heads: Heads = Field(8, description="Attention heads a layer.")
-    feedforward_size: Width = Field(2048, description="Width inside the feed-forward part.")
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        SinusoidalPositionsConfig(), description="How the model knows where a token stands."
-    )
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Share of attention weights dropped in training.")
+    vocab_size: Vocabulary = 37000
+    num_layers: Layers = Field(6, description="Number of encoder layers.")
+    hidden_size: HiddenSize = 512
+    num_heads: Heads = 8
+    feedforward_size: FeedForwardSize = 2048
+    positions: PositionsChoice = SinusoidalPositionsConfig()
+    attention_dropout: AttentionDropout = 0.0
     initializer_std: float = Field(
-        1.0, gt=0, description="Factor of the initial standard deviations, sqrt(2 / (inputs + outputs)) of each map."
+        1.0, gt=0, description="Factor of the initial standard deviations: sqrt(2 / (inputs + outputs)) of each layer."
     )

@@ -37,8 +37,8 @@ from lmtool.models.family import (
     DECODER_FIELDS,
     HFClass,
     JointProjectionFormat,
-    of_answers,
-    over_words,
+    question_answering,
+    token_classifier,
 )
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.attention import SelfAttention
@@ -111,9 +111,9 @@ HF_FORMAT = JointProjectionFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("GPT2ForTokenClassification"),
+        token_classifier("GPT2ForTokenClassification"),
         HFClass("GPT2ForSequenceClassification", ("classifier",)),
-        of_answers("GPT2ForQuestionAnswering"),
+        question_answering("GPT2ForQuestionAnswering"),
         HFClass("GPT2LMHeadModel", predicts=True),
     ),
     prefix="transformer.",

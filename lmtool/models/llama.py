@@ -35,7 +35,7 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.decoder_configs import LlamaConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers, over_words
+from lmtool.models.family import HFClass, HFFormat, question_answering, token_classifier
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_half_split
 from lmtool.nn.attention import SelfAttention
@@ -180,9 +180,9 @@ FIELDS = {
 def classes(family: str) -> tuple[HFClass, ...]:
     """The classes of transformers of a family with Llama's tensors. family: what their names begin with."""
     return (
-        over_words(f"{family}ForTokenClassification", "score"),
+        token_classifier(f"{family}ForTokenClassification", "score"),
         HFClass(f"{family}ForSequenceClassification", ("classifier",)),
-        of_answers(f"{family}ForQuestionAnswering", prefix="transformer."),
+        question_answering(f"{family}ForQuestionAnswering", prefix="transformer."),
         HFClass(f"{family}ForCausalLM", predicts=True),
     )
 

@@ -41,7 +41,7 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.models.base import Encoder, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers, of_choices, over_words
+from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
 from lmtool.models.published import expect, require_half_split
 from lmtool.nn.attention import SelfAttention
@@ -227,10 +227,10 @@ HF_FORMAT = _ModernBertFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("ModernBertForTokenClassification", pooler=_POOLER),
+        token_classifier("ModernBertForTokenClassification", pooler=_POOLER),
         HFClass("ModernBertForSequenceClassification", ("pooler", "classifier"), _POOLER),
-        of_answers("ModernBertForQuestionAnswering", "classifier", _POOLER),
-        of_choices("ModernBertForMultipleChoice", pooler=_POOLER),
+        question_answering("ModernBertForQuestionAnswering", "classifier", _POOLER),
+        multiple_choice("ModernBertForMultipleChoice", pooler=_POOLER),
         HFClass("ModernBertForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("ModernBertModel"),
     ),

@@ -1,4 +1,4 @@
-"""Recurrent families, as configuration. Imports no torch."""
+"""Configuration of the recurrent families. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from lmtool.models.configs import Layers, ModelConfig, Positions, Summary, Vocab
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.nn.configs import Side
 
-# The families of the earlier era that read a text one token after the other, as configuration. Imports no torch.
-
 
 @component("model", "lstm", builder="lmtool.models.lstm:build")
 class LstmConfig(ModelConfig):
-    """An LSTM language model (Dai and Le 2015): embedding, LSTM layers, an output table of its own. Defaults: theirs of
+    """An LSTM language model (Dai and Le 2015): embedding, LSTM layers, untied output layer. Defaults: theirs with
     1,024 units."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
@@ -25,13 +23,13 @@ class LstmConfig(ModelConfig):
     sees_prefixes: ClassVar[bool] = False
 
     name: Literal["lstm"] = Field("lstm", description="An LSTM language model.")
-    num_layers: Layers = Field(1, description="LSTM layers.")
-    embedding_size: Width = Field(512, description="Width of the token vectors.")
+    num_layers: Layers = Field(1, description="Number of LSTM layers.")
+    embedding_size: Width = Field(512, description="Width of the token embedding.")
     hidden_size: Width = Field(1024, description="Hidden units per layer: the width of states and memory cells.")
-    max_positions: Positions = Field(8192, description="Longest sequence in tokens; nothing is learned of positions.")
+    max_positions: Positions = Field(8192, description="Maximum sequence length in tokens; no weight depends on it.")
     dropout: float = Field(0.5, ge=0, lt=1, description="Dropout rate after the embedding and each layer.")
     initializer_std: float = Field(
-        1.0, gt=0, description="Factor of the initial standard deviations: 1/sqrt(inputs) of each map and table."
+        1.0, gt=0, description="Factor of the initial standard deviations: 1/sqrt(inputs) of each layer and embedding."
     )
 
     @property
@@ -62,16 +60,16 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "outputs"
 
     name: Literal["rnn_attention"] = Field("rnn_attention", description="A recurrent encoder-decoder with attention.")
-    vocab_size: Vocabulary = Field(30000, description="Rows of the token embedding; at least the tokenizer's entries.")
-    num_layers: Layers = Field(1, description="Layers of the encoder, each in both directions; the decoder has one.")
-    embedding_size: Width = Field(620, description="Width of the token vectors.")
+    vocab_size: Vocabulary = 30000
+    num_layers: Layers = Field(1, description="Number of bidirectional encoder layers; the decoder has one layer.")
+    embedding_size: Width = Field(620, description="Width of the token embedding.")
     hidden_size: Width = Field(1000, description="Hidden units per recurrent layer and direction.")
     attention_size: Width = Field(1000, description="Width inside the attention, where a state and a key are added.")
-    output_size: Width = Field(500, description="Width of what the output layer reads, the maximum of two maps.")
-    max_positions: Positions = Field(8192, description="Longest sequence in tokens; nothing is learned of positions.")
+    output_size: Width = Field(500, description="Input width of the output layer, after maxout over two linear layers.")
+    max_positions: Positions = Field(8192, description="Maximum sequence length in tokens; no weight depends on it.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate after the embedding and each layer.")
     initializer_std: float = Field(
-        0.01, gt=0, description="Standard deviation of matrices that nothing else is said of."
+        0.01, gt=0, description="Standard deviation of matrices without a special initialization."
     )
 
     @property
@@ -90,15 +88,12 @@ class RnnAttentionConfig(EncoderDecoderConfig):
         return {**super().metadata(), "embedding": self.embedding_size, "output": self.output_size}
 
 
-# ELMo, as configuration. Imports no torch.
-
-
 _Filter = tuple[Annotated[int, Field(ge=1, le=100)], Annotated[int, Field(ge=1, le=100_000)]]
 
 
 @component("model", "elmo", builder="lmtool.models.elmo:build")
 class ElmoConfig(ModelConfig):
-    """ELMo (Peters et al. 2018): words by their characters, and LSTMs in both directions. Defaults: the original."""
+    """ELMo (Peters et al. 2018): character convolutions and LSTMs in both directions. Defaults: the original."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "bidirectional_lm"
     text_format: ClassVar[str] = "gpt"
@@ -109,28 +104,28 @@ class ElmoConfig(ModelConfig):
 
     name: Literal["elmo"] = Field("elmo", description="ELMo.")
     vocab_size: Vocabulary = Field(
-        793_471, description="Words that its language model predicts; at least the tokenizer's entries. It reads any."
+        793_471, description="Words that the language model predicts; at least the tokenizer's. It reads any word."
     )
-    num_layers: Layers = Field(2, description="LSTM layers a direction; all but the first add what they read.")
+    num_layers: Layers = Field(2, description="LSTM layers per direction, with residual connections after the first.")
     hidden_size: Width = Field(
-        1024, multiple_of=2, description="Width of the hidden states, half of it of each direction."
+        1024, multiple_of=2, description="Width of the hidden states; each direction has half of it."
     )
-    cell_size: Width = Field(4096, description="Width of an LSTM's memory, which is projected to half of hidden_size.")
-    cell_clip: float | None = Field(3.0, gt=0, description="Bound of the memory's values at every step; null for none.")
+    cell_size: Width = Field(4096, description="Width of an LSTM's cell, which is projected to half of hidden_size.")
+    cell_clip: float | None = Field(3.0, gt=0, description="Clip the cell's values at every step; null: no clipping.")
     projection_clip: float | None = Field(
-        3.0, gt=0, description="Bound of the projected values at every step; null for none."
+        3.0, gt=0, description="Clip the projected values at every step; null: no clipping."
     )
     word_length: int = Field(
-        50, ge=4, le=1000, description="Symbols of a word: its first bytes, and one at its beginning and at its end."
+        50, ge=4, le=1000, description="Symbols per word: its first bytes, a start and an end symbol."
     )
-    character_size: Width = Field(16, description="Width of a symbol's vector.")
+    character_size: Width = Field(16, description="Width of a symbol's embedding.")
     filters: tuple[_Filter, ...] = Field(
         ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)),
         min_length=1,
-        description="Convolutions over a word's symbols: width in symbols, and how many there are of it.",
+        description="Convolutions over a word's symbols: width in symbols, and number of filters.",
     )
-    highways: int = Field(2, ge=0, le=100, description="Highway layers over what the convolutions find.")
-    max_positions: Positions = Field(100_000, description="Longest sequence in tokens; no weight depends on it.")
+    highways: int = Field(2, ge=0, le=100, description="Number of highway layers after the convolutions.")
+    max_positions: Positions = Field(100_000, description="Maximum sequence length in tokens; no weight depends on it.")
 
     @property
     def depths(self) -> dict[Side, int]:
@@ -144,5 +139,5 @@ class ElmoConfig(ModelConfig):
     def _filters_fit_a_word(self) -> ElmoConfig:
         widest = max(width for width, _ in self.filters)
         if widest > self.word_length:
-            raise ValueError(f"filters: a width of {widest} is more than word_length={self.word_length}")
+            raise ValueError(f"filters: a width of {widest} exceeds word_length={self.word_length}")
         return self

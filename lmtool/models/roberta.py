@@ -30,9 +30,9 @@ from lmtool.models.family import (
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
-    of_answers,
-    of_choices,
-    over_words,
+    multiple_choice,
+    question_answering,
+    token_classifier,
 )
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.nn.embeddings import Embeddings
@@ -81,14 +81,14 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("RobertaForTokenClassification"),
+        token_classifier("RobertaForTokenClassification"),
         HFClass(
             "RobertaForSequenceClassification",
             ("pooler", "classifier"),
             (("heads.pooler.dense", "classifier.dense"), ("heads.classifier.output", "classifier.out_proj")),
         ),
-        of_answers("RobertaForQuestionAnswering"),
-        of_choices("RobertaForMultipleChoice"),
+        question_answering("RobertaForQuestionAnswering"),
+        multiple_choice("RobertaForMultipleChoice"),
         HFClass("RobertaForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("RobertaModel"),
     ),

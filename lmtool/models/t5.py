@@ -45,7 +45,7 @@ from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
-from lmtool.models.family import HFClass, HFFormat, of_answers
+from lmtool.models.family import HFClass, HFFormat, question_answering
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, sizes
 from lmtool.nn.attention import CrossAttention, SelfAttention
@@ -153,7 +153,7 @@ HF_FORMAT = HFFormat(
     tied=_TIED,
     classes=(
         HFClass("T5ForSequenceClassification", ("pooler", "classifier"), prefix=_INSIDE),
-        of_answers("T5ForQuestionAnswering"),
+        question_answering("T5ForQuestionAnswering"),
         HFClass("T5ForConditionalGeneration", predicts=True),
     ),
     unlike={"T5ForTokenClassification": "it has the encoder alone"},

@@ -1,4 +1,4 @@
-"""The families that read no more of a text than a word, or a window of words, as configuration. Imports no torch."""
+"""Configuration of word vectors and convolutional networks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lmtool.config.tables import component
 from lmtool.models.configs import ModelConfig, Positions, Vocabulary, Width
 
 _VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
-_LONGEST = "Longest text in tokens; no weight depends on it."
+_LONGEST = "Maximum sequence length in tokens; no weight depends on it."
 
 
 @component("model", "word_vectors", builder="lmtool.models.word_vectors:build")
 class WordVectorsConfig(ModelConfig):
-    """Static word vectors (Mikolov et al. 2013; Pennington et al. 2014): the same vector of a word in every text.
+    """Static word vectors (Mikolov et al. 2013; Pennington et al. 2014): a word has the same vector in every text.
     Defaults: the vocabulary and width of Mikolov et al. 2013."""
 
     text_format: ClassVar[str] = "plain"
@@ -24,14 +24,12 @@ class WordVectorsConfig(ModelConfig):
     free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "max_positions")
 
     name: Literal["word_vectors"] = Field("word_vectors", description="Static word vectors.")
-    vocab_size: Vocabulary = Field(692_000, description=_VOCABULARY)
-    num_layers: int = Field(0, ge=0, le=0, description="None: a vector is all that is known of a word.")
+    vocab_size: Vocabulary = 692_000
+    num_layers: int = Field(0, ge=0, le=0, description="Always 0: there are no layers.")
     hidden_size: Width = Field(300, description="Width of the vectors.")
     max_positions: Positions = Field(100_000, description=_LONGEST)
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of what a task's head reads that is dropped in training."
-    )
-    initializer_std: float = Field(0.001, gt=0, description="Standard deviation the vectors are drawn with.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate of the input of a task's head.")
+    initializer_std: float = Field(0.001, gt=0, description="Standard deviation of the initial vectors.")
 
     def metadata(self) -> dict[str, Any]:
         return {"width": self.hidden_size}
@@ -48,22 +46,20 @@ class CnnConfig(ModelConfig):
     free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "max_positions")
 
     name: Literal["cnn"] = Field("cnn", description="A convolutional network over windows of words.")
-    vocab_size: Vocabulary = Field(30_000, description=_VOCABULARY)
-    num_layers: int = Field(1, ge=1, le=1000, description="Layers of filters.")
+    vocab_size: Vocabulary = 30_000
+    num_layers: int = Field(1, ge=1, le=1000, description="Number of convolutional layers.")
     embedding_size: Width = Field(
-        300, description="Width of the word vectors; a linear map takes them to hidden_size where the two differ."
+        300, description="Width of the word vectors; a linear layer projects it to hidden_size if the two differ."
     )
     hidden_size: Width = Field(
-        300, description="Width of the hidden states: the filters of all widths, as many of each as can be."
+        300, description="Width of the hidden states: the number of filters, distributed evenly over the widths."
     )
     filter_widths: tuple[int, ...] = Field(
-        (3, 4, 5), min_length=1, description="Filter widths in words; an even width covers one more word to the right."
+        (3, 4, 5), min_length=1, description="Filter widths in words; an even width covers one more word on the right."
     )
     max_positions: Positions = Field(512, description=_LONGEST)
-    dropout: float = Field(
-        0.5, ge=0, lt=1, description="Share of what a task's head reads that is dropped in training."
-    )
-    initializer_std: float = Field(0.1, gt=0, description="Standard deviation the word vectors are drawn with.")
+    dropout: float = Field(0.5, ge=0, lt=1, description="Dropout rate of the input of a task's head.")
+    initializer_std: float = Field(0.1, gt=0, description="Standard deviation of the initial word vectors.")
 
     @field_validator("filter_widths")
     @classmethod
@@ -76,7 +72,7 @@ class CnnConfig(ModelConfig):
     def _filters_fit(self) -> Self:
         if self.hidden_size < len(self.filter_widths):
             raise ValueError(
-                f"hidden_size={self.hidden_size}: no filter for each of the {len(self.filter_widths)} widths"
+                f"hidden_size={self.hidden_size} is smaller than the number of filter widths, {len(self.filter_widths)}"
             )
         return self
 

@@ -36,7 +36,7 @@ from lmtool.errors import UserError
 from lmtool.models.base import Encoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import XlnetConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers, of_choices, over_words
+from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 from lmtool.models.transformer_xl import MemoryRecorder
@@ -248,10 +248,10 @@ HF_FORMAT = _XlnetFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("XLNetForTokenClassification"),
+        token_classifier("XLNetForTokenClassification"),
         HFClass("XLNetForSequenceClassification", ("pooler", "classifier")),
-        of_answers("XLNetForQuestionAnsweringSimple"),
-        of_choices("XLNetForMultipleChoice", "logits_proj"),
+        question_answering("XLNetForQuestionAnsweringSimple"),
+        multiple_choice("XLNetForMultipleChoice", "logits_proj"),
         HFClass("XLNetLMHeadModel", ("lm",), predicts=True),
         HFClass("XLNetModel"),
     ),

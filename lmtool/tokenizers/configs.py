@@ -1,4 +1,4 @@
-"""How text becomes tokens, as configuration. Imports no torch."""
+"""Configuration of tokenizers. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,40 +26,43 @@ SPECIALS: dict[str, dict[str, str]] = {
     "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
     "gpt1": {"unk": "<unk>"},
 }  # fmt: skip
-"""The special tokens each family's published vocabulary has, by role; richer ones first."""
+"""Special tokens of each family's pretrained vocabulary by role, ordered by their number."""
 
-# GPT-1's published <unk>, and one that begins, ends and pads: text is learned document by document.
+# GPT-1's <unk>, and a token that starts, ends and pads, because pretraining reads text document by document.
 _GPT = {**SPECIALS["gpt1"], **dict.fromkeys(("pad", "bos", "eos"), "<|endoftext|>")}
 
 
 class TokenizerConfig(Config):
-    """The base of every tokenizer."""
+    """Base class of tokenizer configurations."""
 
     reads_text: ClassVar[bool] = True
-    """Whether it is trained on the run's text; its vocabulary is then kept for other runs on the same text."""
+    """Whether it is trained on the run's text; its vocabulary is then cached for other runs on the same text."""
 
     most_characters: ClassVar[int] = 30_000_000
-    """Characters it is trained on, at most: of more, a sample. The library takes about 10 bytes for each."""
+    """Maximum number of characters to train on; longer text is sampled. The library needs about 10 bytes for each."""
 
     free_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count", "parse_special_tokens")
-    """Fields that may differ from a checkpoint's: they are read in training a vocabulary only, or change no entry."""
+    """Fields that may differ from a checkpoint's: only training a vocabulary reads them, or they change no entry."""
 
-    name: str = Field(description="Which tokenizer.")
+    name: str = Field(description="Kind of tokenizer.")
     vocab_size: int | None = Field(
-        None, ge=16, le=10_000_000, description="Entries of the vocabulary, special tokens included. Null: the model's."
+        None,
+        ge=16,
+        le=10_000_000,
+        description="Number of vocabulary entries, including special tokens. Null: the model's.",
     )
     parse_special_tokens: bool = Field(
-        False, description="Read what looks like a special token ([MASK], </s>) in a text as that token, not as text."
+        False, description="Parse special tokens ([MASK], </s>) that occur in texts instead of treating them as text."
     )
 
     @property
     def specials(self) -> dict[str, str] | None:
-        """Its special tokens by role. None where its files alone tell."""
+        """Special tokens by role. None if only the tokenizer's files define them."""
         return None
 
     @property
     def roles(self) -> frozenset[str] | None:
-        """The roles of its special tokens, `sentinel` too where it has sentinels. None where its files alone tell."""
+        """Roles of the special tokens, including `sentinel` for sentinels. None if only files define them."""
         return None if self.specials is None else frozenset(self.specials)
 
 
@@ -67,9 +70,9 @@ class TokenizerConfig(Config):
 class WordPieceConfig(TokenizerConfig):
     """WordPiece with BERT's text cleaning and special tokens (Devlin et al. 2019)."""
 
-    name: Literal["wordpiece"] = Field("wordpiece", description="WordPiece, as BERT has it.")
-    lowercase: bool = Field(True, description="Lowercase the text and strip its accents (BERT's uncased models).")
-    minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+    name: Literal["wordpiece"] = Field("wordpiece", description="WordPiece, as in BERT.")
+    lowercase: bool = Field(True, description="Lowercase texts and strip accents (BERT's uncased models).")
+    minimum_count: int = Field(2, ge=1, description="Minimum number of occurrences of a pair to merge it.")
 
     @property
     def specials(self) -> dict[str, str]:
@@ -78,40 +81,40 @@ class WordPieceConfig(TokenizerConfig):
 
 @component("tokenizer", "bytebpe", builder="lmtool.tokenizers.trained:train_byte_level_bpe")
 class ByteBpeConfig(TokenizerConfig):
-    """Byte-level byte-pair encoding with the splitting of words of GPT-2 (Radford et al. 2019) or Qwen2."""
+    """Byte-level byte-pair encoding with the word splitting of GPT-2 (Radford et al. 2019) or Qwen2."""
 
-    name: Literal["bytebpe"] = Field("bytebpe", description="Byte-level byte-pair encoding, as GPT-2 has it.")
+    name: Literal["bytebpe"] = Field("bytebpe", description="Byte-level byte-pair encoding, as in GPT-2.")
     vocab_size: int | None = Field(
         None,
         ge=257,
         le=10_000_000,
-        description="Entries of the vocabulary: the 256 bytes, special tokens, the merges. Null: the model's.",
+        description="Number of vocabulary entries: the 256 bytes, special tokens and merges. Null: the model's.",
     )
     special_tokens: Literal["gpt2", "roberta", "bert"] = Field(
         "gpt2",
-        description="gpt2: <|endoftext|> alone; roberta (and BART): <s> <pad> </s> <unk> <mask>; bert (ModernBERT): "
+        description="gpt2: only <|endoftext|>; roberta (and BART): <s> <pad> </s> <unk> <mask>; bert (ModernBERT): "
         "[PAD] [UNK] [CLS] [SEP] [MASK].",
     )
     splitting: Literal["gpt2", "qwen2"] = Field(
         "gpt2",
-        description="Where words end. gpt2: at spaces, and between letters, digits and others; qwen2: behind each "
-        "digit and at line ends too, over Unicode's NFC, as transformers reads all texts for that model.",
+        description="How texts are split into words. gpt2: at spaces, and between letters, digits and others; qwen2: "
+        "also after each digit and at line ends, after Unicode NFC, as in transformers for this model.",
     )
-    minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+    minimum_count: int = Field(2, ge=1, description="Minimum number of occurrences of a pair to merge it.")
 
     @property
     def specials(self) -> dict[str, str]:
-        """GPT-2's one token pads too."""
+        """GPT-2's only token is also the padding token."""
         tokens = SPECIALS[self.special_tokens]
         return {"pad": tokens["pad" if "pad" in tokens else "eos"], **tokens}
 
 
 @component("tokenizer", "bpe", builder="lmtool.tokenizers.trained:train_bpe")
 class BpeConfig(TokenizerConfig):
-    """Byte-pair encoding of lowercased words whose last piece ends with </w> (Radford et al. 2018)."""
+    """Byte-pair encoding of lowercased words whose last subword ends with </w> (Radford et al. 2018)."""
 
-    name: Literal["bpe"] = Field("bpe", description="Byte-pair encoding of words, as GPT of 2018 has it.")
-    minimum_count: int = Field(2, ge=1, description="Occurrences a pair of pieces needs in the text to be joined.")
+    name: Literal["bpe"] = Field("bpe", description="Byte-pair encoding of words, as in the GPT of 2018.")
+    minimum_count: int = Field(2, ge=1, description="Minimum number of occurrences of a pair to merge it.")
 
     @property
     def specials(self) -> dict[str, str]:
@@ -120,18 +123,18 @@ class BpeConfig(TokenizerConfig):
 
 @component("tokenizer", "sentencepiece", builder="lmtool.tokenizers.sentencepiece:train")
 class SentencePieceConfig(TokenizerConfig):
-    """Pieces of text whose spaces are part of them, trained by the SentencePiece library (Kudo, Richardson 2018)."""
+    """SentencePiece: subwords that include spaces, trained by its library (Kudo and Richardson 2018)."""
 
-    # The library's suffix array takes about 22 bytes a character.
+    # The library's suffix array needs about 22 bytes per character.
     most_characters: ClassVar[int] = 20_000_000
 
     free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "character_coverage")
 
-    name: Literal["sentencepiece"] = Field("sentencepiece", description="SentencePiece's unigram or BPE pieces.")
+    name: Literal["sentencepiece"] = Field("sentencepiece", description="SentencePiece's unigram or BPE model.")
     algorithm: Literal["unigram", "bpe"] = Field(
         "unigram",
-        description="unigram: the most probable cut of a text into pieces (Kudo 2018), as T5 and ALBERT have it; bpe: "
-        "pairs of pieces are joined, the commonest first (Sennrich et al. 2016), as Llama has it.",
+        description="unigram: the most probable segmentation (Kudo 2018), as in T5 and ALBERT; bpe: merge the most "
+        "frequent pairs first (Sennrich et al. 2016), as in Llama.",
     )
     special_tokens: Literal["t5", "albert", "xlnet"] = Field(
         "t5",
@@ -139,15 +142,18 @@ class SentencePieceConfig(TokenizerConfig):
         "xlnet: <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> <eop> first.",
     )
     sentinels: int = Field(
-        100, ge=0, le=1000, description="With special_tokens=t5: <extra_id_0>, ..., the first one with the largest id."
+        100,
+        ge=0,
+        le=1000,
+        description="With special_tokens=t5: number of tokens <extra_id_0>, ...; the first has the largest id.",
     )
     lowercase: bool = Field(
         False,
-        description="With special_tokens=albert or xlnet: lowercase the text (ALBERT's models). Of both, accents are "
-        "stripped in any case.",
+        description="With special_tokens=albert or xlnet: lowercase texts (ALBERT's models). Accents are stripped in "
+        "any case.",
     )
     character_coverage: float = Field(
-        0.9995, ge=0.98, le=1, description="Share of the text's characters that have an entry; the rest is unknown."
+        0.9995, ge=0.98, le=1, description="Fraction of the text's characters that have an entry; others are unknown."
     )
 
     @property
@@ -160,15 +166,18 @@ class SentencePieceConfig(TokenizerConfig):
 
 
 class ListedConfig(TokenizerConfig):
-    """The base of vocabularies that list whole units of a text; others are unknown."""
+    """Base class of vocabularies of words or characters; others are unknown."""
 
     special_tokens: Literal["bert", "roberta", "gpt", "t5"] = Field(
         "bert",
         description="bert: [PAD] [UNK] [CLS] [SEP] [MASK]; roberta (and BART): <s> <pad> </s> <unk> <mask>; gpt: <unk> "
-        "<|endoftext|>; t5: <pad> </s> <unk>, and the sentinels.",
+        "<|endoftext|>; t5: <pad> </s> <unk> and sentinels.",
     )
     sentinels: int = Field(
-        100, ge=0, le=1000, description="With special_tokens=t5: <extra_id_0>, ..., the first one with the largest id."
+        100,
+        ge=0,
+        le=1000,
+        description="With special_tokens=t5: number of tokens <extra_id_0>, ...; the first has the largest id.",
     )
 
     @property
@@ -184,36 +193,36 @@ class ListedConfig(TokenizerConfig):
 class WordConfig(ListedConfig):
     """Words with BERT's text cleaning and splitting; rare ones are unknown."""
 
-    name: Literal["word"] = Field("word", description="Whole words, and an unknown one.")
-    lowercase: bool = Field(True, description="Lowercase the text and strip its accents.")
-    minimum_count: int = Field(2, ge=1, description="Occurrences a word needs in the text to have an entry.")
+    name: Literal["word"] = Field("word", description="Words; rare ones are unknown.")
+    lowercase: bool = Field(True, description="Lowercase texts and strip accents.")
+    minimum_count: int = Field(2, ge=1, description="Minimum number of occurrences of a word.")
 
 
 @component("tokenizer", "character", builder="lmtool.tokenizers.trained:train_characters")
 class CharacterConfig(ListedConfig):
-    """Characters as they stand, white space too; rare ones are unknown."""
+    """Characters, including white space; rare ones are unknown."""
 
-    name: Literal["character"] = Field("character", description="Single characters, and an unknown one.")
-    lowercase: bool = Field(False, description="Lowercase the text; accents stay.")
+    name: Literal["character"] = Field("character", description="Characters; rare ones are unknown.")
+    lowercase: bool = Field(False, description="Lowercase texts; accents are not stripped.")
 
 
 @component("tokenizer", "spelled", builder="lmtool.tokenizers.trained:train_spelled_wordpiece")
 class SpelledConfig(TokenizerConfig):
-    """Words with BERT's splitting, as they are written; one that the vocabulary lacks is spelled: by the longest
-    listed word that it begins with, and single bytes."""
+    """Words with BERT's splitting, not normalized. A word that the vocabulary lacks is spelled: the longest prefix that
+    is a word, followed by bytes."""
 
-    name: Literal["spelled"] = Field("spelled", description="Whole words, and bytes that spell the others.")
+    name: Literal["spelled"] = Field("spelled", description="Words; others are spelled in bytes.")
     vocab_size: int | None = Field(
         None,
         ge=261,
         le=10_000_000,
-        description="Entries of the vocabulary: special tokens, words, and 257 that spell others. Null: the model's.",
+        description="Number of vocabulary entries: special tokens, words and 257 that spell others. Null: the model's.",
     )
-    minimum_count: int = Field(2, ge=1, description="Occurrences a word needs in the text to have an entry.")
+    minimum_count: int = Field(2, ge=1, description="Minimum number of occurrences of a word.")
 
     @property
     def specials(self) -> dict[str, str]:
-        """The token that ends a text pads too."""
+        """The end token is also the padding token."""
         return {"pad": SPECIALS["elmo"]["eos"], **SPECIALS["elmo"]}
 
 
@@ -223,11 +232,11 @@ def _with_sentinels(specials: dict[str, str], sentinels: bool) -> frozenset[str]
 
 @component("tokenizer", "folder", builder="lmtool.tokenizers.trained:load")
 class FolderConfig(TokenizerConfig):
-    """A tokenizer that exists: of a run, a checkpoint, or a folder in Hugging Face's layout."""
+    """An existing tokenizer: of a run, a checkpoint, or a folder in Hugging Face's format."""
 
     reads_text: ClassVar[bool] = False
-    # Where it lies differs from machine to machine, and a checkpoint carries its own copy.
+    # Paths differ between machines, and a checkpoint has a copy of its tokenizer.
     free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "path")
 
-    name: Literal["folder"] = Field("folder", description="A tokenizer that exists.")
+    name: Literal["folder"] = Field("folder", description="An existing tokenizer.")
     path: str = Field(min_length=1, description="Folder with tokenizer files, a run folder, or hf://org/name@revision.")

@@ -128,7 +128,7 @@ def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat)
         raise UserError(
             f"heads.{name} does not fit transformers' ...{head.suffix} of model={model.name}, which has another "
             f"{' and '.join(differences)}",
-            f"use the run with lmtool, or finetune with task.head=transformers task.pooling={hf_form.place} and no "
+            f"use the run with lmtool, or finetune with task.head=transformers task.pooling={hf_form.pooling} and no "
             "task.head_layers",
         )
     return head

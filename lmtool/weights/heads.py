@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lmtool.config.saved import JsonMapping
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
-from lmtool.models.configs import ModelConfig, Place, SequenceForm
+from lmtool.models.configs import ModelConfig, Pooling, SequenceForm
 from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler, summary
 from lmtool.nn.dropout import DropoutRng
@@ -94,7 +94,7 @@ class CheckpointModel(ModelWithHeads):
         if self.task is not None and self.of_tokens:
             return self.heads[self.task](self.heads["pooler"](hidden_TH) if self.pooled else hidden_TH)
         if self.task is not None:
-            return self._text_logits(self.task, hidden_TH, read, self.form.place)
+            return self._text_logits(self.task, hidden_TH, read, self.form.pooling)
         for name in ("masked_lm", "lm"):
             if name in self.heads:
                 return self.heads[name](hidden_TH, self.backbone.embed.token.weight)
@@ -105,9 +105,9 @@ class CheckpointModel(ModelWithHeads):
         first. None without such a head."""
         return None if self.pair is None else self._text_logits(self.pair, hidden_TH, read, "first")
 
-    def _text_logits(self, head: str, hidden_TH: Tensor, read: Packed, place: Place) -> Tensor:
+    def _text_logits(self, head: str, hidden_TH: Tensor, read: Packed, pooling: Pooling) -> Tensor:
         """(N, C) logits of a head over texts, after the pooler if there is one."""
-        summary_NH = summary(hidden_TH, read, place)
+        summary_NH = summary(hidden_TH, read, pooling)
         if "pooler" in self.heads:
             summary_NH = self.heads["pooler"](summary_NH)
         return self.heads[head](summary_NH)
@@ -151,5 +151,5 @@ def form_of(model: ModelConfig, task: JsonMapping) -> SequenceForm:
 def format_of(model: ModelConfig, task: JsonMapping) -> str:
     """The text format of a `task` section. Token classification uses transformers' format."""
     head = head_of_task(task)
-    over_words = head is not None and head.name == WORDS and model.transformers_form is not None
-    return (model.sequence_form("transformers") if over_words else form_of(model, task)).text_format
+    scores_tokens = head is not None and head.name == WORDS and model.transformers_form is not None
+    return (model.sequence_form("transformers") if scores_tokens else form_of(model, task)).text_format

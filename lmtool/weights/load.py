@@ -33,7 +33,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import shifted
 from lmtool.models.heads.lm import LMHead
 from lmtool.system.terminal import counted
-from lmtool.tokenizers.published import has_tokenizer
+from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 from lmtool.weights.assemble import assemble

@@ -329,7 +329,7 @@ def test_what_is_no_classifier_is_refused(place: Path, capsys: pytest.CaptureFix
     config = json.loads(path.read_text()) | {"problem_type": None, "architectures": ["BertForMultipleChoice"]}
     path.write_text(json.dumps(config))
     run("predict", "checkpoint=several", "text=a", status=2)
-    assert "does not say how many choices a row has" in capsys.readouterr().err
+    assert "lacks the number of choices per row" in capsys.readouterr().err
     path.write_text(json.dumps({**config, "architectures": None}))
     run("predict", "checkpoint=several", "text=a", "device=cpu")
     assert "LABEL_" in capsys.readouterr().out

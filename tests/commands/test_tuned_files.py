@@ -152,7 +152,7 @@ def test_another_base_is_refused_with_both_hashes(place: Path, capsys: pytest.Ca
         error = capsys.readouterr().err
         there = error.partition(" is now ")[2][:16]
         assert f"sha256 was {saved['sha256'][:16]}" in error and there != saved["sha256"][:16]
-        assert set(there) <= set("0123456789abcdef") and "bring runs/words back" in error
+        assert set(there) <= set("0123456789abcdef") and "restore runs/words" in error
     shutil.rmtree("runs/words")
     Path("runs/words").symlink_to(place / "elsewhere")
     run("predict", "checkpoint=runs/low", "text=x")

@@ -211,7 +211,7 @@ def test_a_head_that_learned_is_not_made_up(family: str, original: tuple[Path, t
     """Where config.json says that nothing is tied, transformers draws what the file lacks."""
     if family == "t5":
         return  # there the key says something else
-    with pytest.raises(UserError, match="tie_word_embeddings=false in its config.json, but its weights hold no"):
+    with pytest.raises(UserError, match="tie_word_embeddings=false in config.json, but the weights have no"):
         lmtool.load(changed(original[0], tmp_path / "x", lambda tensors: None, tie_word_embeddings=False))
 
 

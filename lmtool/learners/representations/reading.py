@@ -35,7 +35,7 @@ def longest_of(loaded: LoadedCheckpoint) -> int:
 def pooling_of(loaded: LoadedCheckpoint) -> tuple[Pooling, str]:
     """The pooling that a checkpoint stands for, and why: its task's head reads it; else the mean."""
     if loaded.task is not None and "pooling" in loaded.task:
-        return form_of(loaded.config, loaded.task).place, "as its task reads a text"
+        return form_of(loaded.config, loaded.task).pooling, "as its task reads a text"
     return "mean", "the checkpoint names none"
 
 

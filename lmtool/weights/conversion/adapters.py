@@ -18,7 +18,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.text import count
 from lmtool.resolver.schema.run import ImportConfig
 from lmtool.system.terminal import listing
-from lmtool.tokenizers.published import has_tokenizer
+from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.exporting import ImportedModel, write_import

@@ -28,7 +28,7 @@ from lmtool.session.open_run import hub_tokenizer, require_fit
 from lmtool.session.trained import Trained, classifies, read_trained
 from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.configs import FolderConfig
-from lmtool.tokenizers.published import has_tokenizer
+from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.replacing import Replacement, replacement
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import select_device, select_precision
