@@ -68,7 +68,7 @@ class ModelConfig(Component):
     prescribes for other sections."""
 
     group: ClassVar[str] = "model"
-    published_type: ClassVar[str | None] = None
+    hf_model_type: ClassVar[str | None] = None
     """`model_type` of the family in transformers' config.json; None if transformers lacks it."""
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "encoder"
     text_format: ClassVar[str] = "bert"
@@ -352,7 +352,7 @@ TRANSFORMERS_CLASSIFIER: Offer[ModelConfig] = Offer(
 class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
-    published_type: ClassVar[str | None] = "bert"
+    hf_model_type: ClassVar[str | None] = "bert"
 
     free_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.free_fields, "lowercase")
 
@@ -371,7 +371,7 @@ class BertConfig(SegmentedConfig):
 class GptConfig(TransformerConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
-    published_type: ClassVar[str | None] = "gpt2"
+    hf_model_type: ClassVar[str | None] = "gpt2"
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
@@ -388,7 +388,7 @@ class GptConfig(TransformerConfig):
 class Gpt1Config(TransformerConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
 
-    published_type: ClassVar[str | None] = "openai-gpt"
+    hf_model_type: ClassVar[str | None] = "openai-gpt"
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"

@@ -32,7 +32,7 @@ from lmtool.models.published import expect
 
 
 class SeparateProjections(DisentangledAttention):
-    """Places have maps of their own: `pos_k_proj`, `pos_q_proj`."""
+    """Attention with separate projections of relative positions: `pos_k_proj`, `pos_q_proj`."""
 
     table_maps = ("pos_k_proj", "pos_q_proj")
 
@@ -53,7 +53,7 @@ class SeparateProjections(DisentangledAttention):
 
 
 class Deberta(Disentangled):
-    """The encoder, without its heads."""
+    """The encoder without heads."""
 
     def __init__(self, config: DebertaConfig):
         super().__init__(config, RelativeTable(config.max_distance, config.hidden_size), SeparateProjections)
@@ -82,7 +82,7 @@ SHARED = (
     ("heads.masked_lm.output.weight", "cls.predictions.decoder.weight"),
     ("heads.masked_lm", "cls.predictions"),
 )
-"""Pairs of names that both generations have."""
+"""Pairs of names in all versions."""
 KEYS = KeyMap(
     (
         *SHARED,
@@ -100,7 +100,7 @@ TIED = Tied(
     bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
 OUTSIDE = ("cls.", "pooler.", "classifier.", "qa_outputs.")
-"""Beginnings of names that do not have the prefix."""
+"""Prefixes of names that do not have the backbone's prefix."""
 FIELDS = {
     "vocab_size": "vocab_size",
     "num_hidden_layers": "num_layers",
@@ -127,8 +127,7 @@ _ABSOLUTE = "mask_decoder.absolute.weight"
 
 
 def classes(family: str, *more: HFClass) -> tuple[HFClass, ...]:
-    """The classes of transformers of both generations. family: what their names begin with. more: those that one
-    generation alone has."""
+    """The classes in transformers. family: prefix of their names. more: additional classes of one version."""
     return (
         token_classifier(f"{family}ForTokenClassification"),
         HFClass(f"{family}ForSequenceClassification", ("pooler", "classifier")),
@@ -141,7 +140,7 @@ def classes(family: str, *more: HFClass) -> tuple[HFClass, ...]:
 
 @dataclass(frozen=True)
 class DisentangledFormat(HFFormat):
-    """What both generations say of places."""
+    """The format of relative positions in all versions."""
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         assert isinstance(config, DisentangledConfig)
@@ -153,15 +152,15 @@ class DisentangledFormat(HFFormat):
         }
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """Files of the published code have absolute positions for the enhanced mask decoder, behind which their
-        `lm_predictions.` stand. Neither is a part of the encoder, or of a head that reads it: they keep their names."""
+        """Files of the original code contain absolute positions and `lm_predictions.` of the enhanced mask decoder,
+        which are not part of the encoder or its heads: they keep their names."""
         ours, table = super().from_hf(tensors, config), "backbone.embed.position.weight"
         if table in ours and not config.get("position_biased_input", True):
             ours[_ABSOLUTE] = ours.pop(table)
         return ours
 
     def from_hf_config(self, data: JsonMapping) -> JsonObject:
-        """UserError besides where there are no relative places."""
+        """Also raises UserError if attention has no relative positions."""
         section = super().from_hf_config(data)
         expect(data, self.model, pooler_hidden_size=(section["hidden_size"],))
         expect({"relative_attention": data.get("relative_attention", False)}, self.model, relative_attention=(True,))
@@ -177,7 +176,7 @@ class DisentangledFormat(HFFormat):
 
 @dataclass(frozen=True)
 class _PublishedDeberta(DisentangledFormat):
-    """One map for queries, keys and values, head by head, with biases beside it."""
+    """The format of a joint projection for queries, keys and values, ordered by head, with separate biases."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         assert isinstance(config, DebertaConfig)
@@ -195,9 +194,8 @@ class _PublishedDeberta(DisentangledFormat):
         return super().to_hf(merged, config)
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """With its mask decoder's head and positions, those of a learner of `objective.enhanced_decoder` (published
-        code, masked_language_model.py). UserError besides where the rows of the one map are not those of whole heads.
-        """
+        """Also converts the enhanced mask decoder (original code, masked_language_model.py). UserError if the rows of
+        the joint projection do not match the number of heads."""
         heads = config.get("num_attention_heads") or self.defaults["num_attention_heads"]
         split: dict[str, Tensor] = {}
         for name, tensor in super().from_hf(tensors, config).items():

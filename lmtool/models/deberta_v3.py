@@ -1,5 +1,5 @@
 """DeBERTa V3: He, Gao, Chen, "DeBERTaV3: Improving DeBERTa using ELECTRA-Style Pre-Training with Gradient-Disentangled
-Embedding Sharing", ICLR 2023. The sizes are those of https://github.com/microsoft/DeBERTa.
+Embedding Sharing", ICLR 2023. Sizes: https://github.com/microsoft/DeBERTa.
 
           token
              |
@@ -40,7 +40,7 @@ from lmtool.models.published import expect
 
 
 class DebertaV3(Disentangled):
-    """The encoder, without its heads."""
+    """The encoder without heads."""
 
     def __init__(self, config: DebertaV3Config):
         norm = nn.LayerNorm(config.hidden_size, config.norm_epsilon)
@@ -67,10 +67,10 @@ KEYS = KeyMap(
 
 @dataclass(frozen=True)
 class _PublishedDebertaV3(DisentangledFormat):
-    """Of buckets and shared maps."""
+    """The format with buckets of positions and shared projections."""
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
-        """UserError besides where places are no buckets, which other maps read."""
+        """Also raises UserError for separate projections of positions or a table without a norm."""
         section = super().from_hf_config(data)
         for key, value in (("share_att_key", True), ("norm_rel_ebd", "layer_norm")):
             expect({key: data.get(key, False)}, self.model, **{key: (value,)})

@@ -28,7 +28,7 @@ class LlamaConfig(TransformerConfig):
     """Llama's architecture (Touvron et al. 2023): pre-norm, rotary positions, gated feed-forward layers, grouped-query
     attention. Defaults: SmolLM2-135M."""
 
-    published_type: ClassVar[str | None] = "llama"
+    hf_model_type: ClassVar[str | None] = "llama"
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
@@ -97,7 +97,7 @@ class Qwen2Config(LlamaConfig):
     """Qwen2's architecture (Yang et al. 2024): Llama's, with biases in the projections of queries, keys and values.
     Defaults: Qwen2.5-0.5B."""
 
-    published_type: ClassVar[str | None] = "qwen2"
+    hf_model_type: ClassVar[str | None] = "qwen2"
 
     has_biases: ClassVar[bool] = True
 

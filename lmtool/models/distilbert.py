@@ -23,7 +23,7 @@ from lmtool.nn.embeddings import Embeddings
 
 
 class Distilbert(BertLike):
-    """The encoder, without its heads. A classifier's first map is a head and ends in a ReLU."""
+    """The encoder without heads. The dense layer of a classifier is the pooler, with a ReLU."""
 
     pooler_activation = "relu"
 
@@ -59,7 +59,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.dense", "vocab_transform"),
         ("heads.masked_lm.norm", "vocab_layer_norm"),
         ("heads.masked_lm.output.weight", "vocab_projector.weight"),
-        # The bias of the output layer, whose table is tied.
+        # The bias of the tied output layer.
         ("heads.masked_lm", "vocab_projector"),
     )
 )
@@ -96,9 +96,9 @@ HF_FORMAT = HFFormat(
         "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.02,
     },
     constant={"activation": "gelu"},
-    # A sinusoidal table is stored in the file like a learned one.
+    # Files store sinusoidal positions like learned ones.
     allowed={"sinusoidal_pos_embds": (False, True), "tie_word_embeddings": (True, False)},
-    # Of the norms.
+    # Epsilon of the norms.
     fixed={"norm_epsilon": 1e-12},
 )  # fmt: skip
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf

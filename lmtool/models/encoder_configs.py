@@ -32,7 +32,7 @@ _EMBEDDING_SIZE = "Width of the embedding; a linear layer projects it to hidden_
 class RobertaConfig(SegmentedConfig):
     """RoBERTa (Liu et al. 2019): BERT's layers with byte-level BPE and one segment. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "roberta"
+    hf_model_type: ClassVar[str | None] = "roberta"
 
     text_format: ClassVar[str] = "roberta"
 
@@ -54,7 +54,7 @@ class SpanbertConfig(SegmentedConfig):
 class DistilbertConfig(TransformerConfig):
     """DistilBERT (Sanh et al. 2019): half of BERT's layers, no segments, no pooler."""
 
-    published_type: ClassVar[str | None] = "distilbert"
+    hf_model_type: ClassVar[str | None] = "distilbert"
 
     transformers_form: ClassVar[dict[str, Any] | None] = {}
 
@@ -66,7 +66,7 @@ class DistilbertConfig(TransformerConfig):
 class AlbertConfig(SegmentedConfig):
     """ALBERT (Lan et al. 2020): one layer applied num_layers times, a narrow embedding. Defaults: base, version 2."""
 
-    published_type: ClassVar[str | None] = "albert"
+    hf_model_type: ClassVar[str | None] = "albert"
 
     shares_layers: ClassVar[bool] = True
 
@@ -87,7 +87,7 @@ class ElectraConfig(SegmentedConfig):
     """ELECTRA (Clark et al. 2020): BERT's layers with a free embedding width, for the discriminator and, with other
     sizes, for its generator. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "electra"
+    hf_model_type: ClassVar[str | None] = "electra"
 
     name: Literal["electra"] = Field("electra", description="ELECTRA.")
     embedding_size: Width = Field(768, description=_EMBEDDING_SIZE)
@@ -98,7 +98,7 @@ class ModernbertConfig(TransformerConfig):
     """ModernBERT (Warner et al. 2024): a pre-norm encoder with global attention in every third layer and local
     attention in the others. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "modernbert"
+    hf_model_type: ClassVar[str | None] = "modernbert"
 
     transformers_form: ClassVar[dict[str, Any] | None] = {}
     free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "classifier_pooling")
@@ -141,7 +141,7 @@ class BigbirdConfig(SegmentedConfig):
     """BigBird (Zaheer et al. 2020), internal construction: BERT's layers with block-sparse attention to the first and
     last block, a window and random blocks. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "big_bird"
+    hf_model_type: ClassVar[str | None] = "big_bird"
 
     position_kinds: ClassVar[tuple[str, ...] | None] = ("learned", "sinusoidal", "rotary", "none")
 
@@ -201,7 +201,7 @@ class DisentangledConfig(TransformerConfig):
 class DebertaConfig(DisentangledConfig):
     """DeBERTa (He et al. 2021): relative positions with separate projections. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "deberta"
+    hf_model_type: ClassVar[str | None] = "deberta"
 
     name: Literal["deberta"] = Field("deberta", description="DeBERTa, version 1.")
     vocab_size: Vocabulary = 50265
@@ -219,7 +219,7 @@ class DebertaConfig(DisentangledConfig):
 class DebertaV3Config(DisentangledConfig):
     """DeBERTa V3 (He et al. 2023): relative positions in buckets, with the content's projections. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "deberta-v2"
+    hf_model_type: ClassVar[str | None] = "deberta-v2"
 
     name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, versions 2 and 3.")
     vocab_size: Vocabulary = 128100
@@ -233,7 +233,7 @@ class DebertaV3Config(DisentangledConfig):
 class XlnetConfig(TransformerConfig):
     """XLNet (Yang et al. 2019): relative attention with segments, pretrained with two streams. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "xlnet"
+    hf_model_type: ClassVar[str | None] = "xlnet"
 
     position_kinds: ClassVar[tuple[str, ...] | None] = ("none",)
     text_format: ClassVar[str] = "xlnet"

@@ -55,7 +55,7 @@ class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
 class T5Config(TwoTransformersConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
 
-    published_type: ClassVar[str | None] = "t5"
+    hf_model_type: ClassVar[str | None] = "t5"
 
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
     # As in transformers' T5ForTokenClassification: only the encoder.
@@ -110,7 +110,7 @@ class PostNormConfig(TwoTransformersConfig):
 class BartConfig(PostNormConfig):
     """BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "bart"
+    hf_model_type: ClassVar[str | None] = "bart"
 
     text_format: ClassVar[str] = "bart"
     transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
@@ -131,7 +131,7 @@ class BartConfig(PostNormConfig):
 class Transformer2017Config(PostNormConfig):
     """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "marian"
+    hf_model_type: ClassVar[str | None] = "marian"
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
     vocab_size: Vocabulary = 37000

@@ -112,7 +112,7 @@ class HFFormat:
     def model_type(self) -> str | None:
         """`model_type` in config.json."""
         entry = lookup("model", self.model_type_of or self.model)
-        return entry.config.published_type if entry is not None and issubclass(entry.config, ModelConfig) else None
+        return entry.config.hf_model_type if entry is not None and issubclass(entry.config, ModelConfig) else None
 
     def class_of_heads(self, heads: Collection[str]) -> HFClass:
         """The first class whose heads are all in `heads`."""

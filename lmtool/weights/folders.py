@@ -120,7 +120,7 @@ Read = TypeVar("Read")
 
 def families() -> dict[str, str]:
     """Our model names by the `model_type` of config.json. A family that shares another's model_type is left out."""
-    types = {entry.name: vars(entry.config).get("published_type") for entry in entries("model")}
+    types = {entry.name: vars(entry.config).get("hf_model_type") for entry in entries("model")}
     return {model_type: name for name, model_type in types.items() if model_type is not None}
 
 

@@ -18,6 +18,7 @@ from lmtool.errors import UserError
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights import reading
 from lmtool.weights.folders import hf_folder, tokenizer_folder
+from lmtool.weights.peft.adapter import adapter_folder
 from lmtool.weights.reading import read
 from tests.weights.published_folders import make
 
@@ -195,6 +196,22 @@ def test_the_hub_cache_is_read_without_a_socket(
     for wrong in ("hf://a/b/c", "s3://bucket/name", "hf://some/bert@"):
         with pytest.raises(UserError, match="is not an address"):
             hf_folder(wrong, offline=True)
+
+
+def test_an_adapter_on_the_hub_is_read_without_a_socket(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    commit = cache(adapter, tmp_path / "cache")
+    for address in ("hf://some/bert", f"hf://some/bert@{commit}"):
+        folder = adapter_folder(address, offline=True)
+        assert folder is not None and folder.name == commit and (folder / "adapter_config.json").is_file()
+    assert adapter_folder("hf://some/other", offline=True) is None
+    assert adapter_folder(str(adapter)) == adapter and adapter_folder(str(original)) is None
+    assert not no_network
 
 
 def test_a_tokenizer_on_the_hub_is_read_without_a_socket(
