@@ -17,6 +17,8 @@ from lmtool.system.terminal import counted
 Pooling = Literal["first", "last", "mean", "max"]
 Summary = Literal["pooled_first", "pooled_last", "pooled_mean", "first", "last", "mean", "max"]
 """Pooling of a text's hidden states; pooled: followed by the pooler."""
+FormFields = dict[str, Any]
+"""Fields of a `SequenceForm`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class ModelConfig(Component):
     """Pooling of a text for classification."""
     contextual: ClassVar[bool] = True
     """Whether the hidden state of a token depends on other tokens."""
-    transformers_form: ClassVar[dict[str, Any] | None] = None
+    transformers_form: ClassVar[FormFields | None] = None
     """Fields of `SequenceForm` in which transformers' ...ForSequenceClassification differs; None if transformers lacks
     the class."""
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
@@ -167,7 +169,7 @@ class ModelConfig(Component):
         stack of layers."""
         return {}
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         """The sizes shown on screens and in reports."""
         return {"layers": self.num_layers, "width": self.hidden_size}
 
@@ -260,7 +262,7 @@ class TransformerConfig(ModelConfig):
     def inner_size(self) -> int:
         return self.feedforward_size
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "heads": self.num_heads}
 
     def with_heads(self, heads: int) -> dict[str, int]:
@@ -286,7 +288,7 @@ class TransformerConfig(ModelConfig):
 class SegmentedConfig(TransformerConfig):
     """An encoder with segment embeddings for the two texts of a pair."""
 
-    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    transformers_form: ClassVar[FormFields | None] = {}
 
     segments: SegmentTypes = Field(2, description="Number of segment types (BERT's token types).")
 
@@ -376,7 +378,7 @@ class GptConfig(TransformerConfig):
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Summary] = "last"
-    transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
+    transformers_form: ClassVar[FormFields | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
     vocab_size: Vocabulary = 50257
@@ -394,7 +396,7 @@ class Gpt1Config(TransformerConfig):
     text_format: ClassVar[str] = "gpt"
     sequence_format: ClassVar[str | None] = "gpt1"
     summary: ClassVar[Summary] = "last"
-    transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
+    transformers_form: ClassVar[FormFields | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt1"] = Field("gpt1", description="GPT of 2018.")
     vocab_size: Vocabulary = 40478

@@ -175,7 +175,7 @@ class DisentangledFormat(HFFormat):
 
 
 @dataclass(frozen=True)
-class _PublishedDeberta(DisentangledFormat):
+class _DebertaFormat(DisentangledFormat):
     """The format of a joint projection for queries, keys and values, ordered by head, with separate biases."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -203,7 +203,7 @@ class _PublishedDeberta(DisentangledFormat):
             if part == "qkv.weight":
                 if len(tensor) % (3 * heads):
                     raise UserError(
-                        f"num_attention_heads={heads} in its config.json, but its in_proj has {len(tensor)} rows",
+                        f"num_attention_heads={heads} in config.json, but in_proj has {len(tensor)} rows",
                         "copy it again",
                     )
                 for kind, weight in zip("qkv", tensor.unflatten(0, (heads, 3, -1)).unbind(1), strict=True):
@@ -219,7 +219,7 @@ class _PublishedDeberta(DisentangledFormat):
 
 
 _ATTENTION, _PREDICTIONS = ".self_attn.", "lm_predictions.lm_head."
-HF_FORMAT = _PublishedDeberta(
+HF_FORMAT = _DebertaFormat(
     model="deberta",
     title="DeBERTa",
     keys=KEYS,

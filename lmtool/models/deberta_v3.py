@@ -66,7 +66,7 @@ KEYS = KeyMap(
 
 
 @dataclass(frozen=True)
-class _PublishedDebertaV3(DisentangledFormat):
+class _DebertaV3Format(DisentangledFormat):
     """The format with buckets of positions and shared projections."""
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
@@ -77,7 +77,7 @@ class _PublishedDebertaV3(DisentangledFormat):
         return section
 
 
-HF_FORMAT = _PublishedDebertaV3(
+HF_FORMAT = _DebertaV3Format(
     model="deberta_v3",
     title="DeBERTa V3",
     keys=KEYS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,7 @@ from lmtool.models.configs import (
     AttentionDropout,
     DropoutRate,
     FeedForwardSize,
+    FormFields,
     Heads,
     HiddenSize,
     Layers,
@@ -33,7 +34,7 @@ class LlamaConfig(TransformerConfig):
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Summary] = "last"
-    transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
+    transformers_form: ClassVar[FormFields | None] = {"text_format": "plain", "bias": False}
     has_biases: ClassVar[bool] = False
 
     name: Literal["llama", "llama_encoder", "qwen2"] = Field("llama", description="Llama's architecture.")
@@ -76,7 +77,7 @@ class LlamaConfig(TransformerConfig):
         scaled = max(heads * self.num_key_value_heads // self.num_heads, 1)
         return {"num_key_value_heads": next(number for number in range(scaled, 0, -1) if heads % number == 0)}
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "key-value heads": self.num_key_value_heads}
 
 
@@ -87,7 +88,7 @@ class LlamaEncoderConfig(LlamaConfig):
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder"
     text_format: ClassVar[str] = "roberta"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
-    transformers_form: ClassVar[dict[str, Any] | None] = None
+    transformers_form: ClassVar[FormFields | None] = None
 
     name: Literal["llama_encoder"] = Field("llama_encoder", description="Llama's layers as an encoder.")
 
@@ -194,5 +195,5 @@ class TransformerXlConfig(TransformerConfig):
         """The cutoffs within the vocabulary."""
         return tuple(first for first in self.cutoffs if first < self.vocab_size)
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "memory": self.memory_length}

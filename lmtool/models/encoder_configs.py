@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from lmtool.models.configs import (
     AttentionDropout,
     DropoutRate,
     FeedForwardSize,
+    FormFields,
     Layers,
     LearnedRows,
     Positions,
@@ -56,7 +57,7 @@ class DistilbertConfig(TransformerConfig):
 
     hf_model_type: ClassVar[str | None] = "distilbert"
 
-    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    transformers_form: ClassVar[FormFields | None] = {}
 
     name: Literal["distilbert"] = Field("distilbert", description="DistilBERT.")
     num_layers: Layers = 6
@@ -100,7 +101,7 @@ class ModernbertConfig(TransformerConfig):
 
     hf_model_type: ClassVar[str | None] = "modernbert"
 
-    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    transformers_form: ClassVar[FormFields | None] = {}
     free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "classifier_pooling")
     has_biases: ClassVar[bool] = False
 
@@ -179,7 +180,7 @@ class DisentangledConfig(TransformerConfig):
     """Base class of DeBERTa's versions: disentangled attention to content and relative positions."""
 
     position_kinds: ClassVar[tuple[str, ...] | None] = ("none", "learned")
-    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    transformers_form: ClassVar[FormFields | None] = {}
 
     positions: PositionsChoice = Field(
         NoPositionsConfig(), description="Positions added to the token embeddings, in addition to relative positions."
@@ -238,7 +239,7 @@ class XlnetConfig(TransformerConfig):
     position_kinds: ClassVar[tuple[str, ...] | None] = ("none",)
     text_format: ClassVar[str] = "xlnet"
     summary: ClassVar[Summary] = "pooled_last"
-    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    transformers_form: ClassVar[FormFields | None] = {}
     free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "memory_length")
     query_stream: ClassVar[bool] = True
 

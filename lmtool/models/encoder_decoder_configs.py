@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,7 @@ from lmtool.config.tables import component
 from lmtool.models.configs import (
     AttentionDropout,
     FeedForwardSize,
+    FormFields,
     Heads,
     HiddenSize,
     Layers,
@@ -57,7 +58,7 @@ class T5Config(TwoTransformersConfig):
 
     hf_model_type: ClassVar[str | None] = "t5"
 
-    transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
+    transformers_form: ClassVar[FormFields | None] = {"pooled": True}
     # As in transformers' T5ForTokenClassification: only the encoder.
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
     has_biases: ClassVar[bool] = False
@@ -113,7 +114,7 @@ class BartConfig(PostNormConfig):
     hf_model_type: ClassVar[str | None] = "bart"
 
     text_format: ClassVar[str] = "bart"
-    transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
+    transformers_form: ClassVar[FormFields | None] = {"pooled": True}
     # Lewis et al. 2020, 3.2: the decoder reads the same text.
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "outputs"
     start_role: ClassVar[str] = "eos"

@@ -35,7 +35,7 @@ def build(config: Qwen2Config, seed: int) -> Qwen2:
 
 
 @dataclass(frozen=True)
-class _PublishedQwen2(LlamaFormat):
+class _Qwen2Format(LlamaFormat):
     def head_size(self, config: LlamaConfig) -> dict[str, int]:
         return {}
 
@@ -45,7 +45,7 @@ class _PublishedQwen2(LlamaFormat):
         return super().from_hf_config(data)
 
 
-HF_FORMAT = _PublishedQwen2(
+HF_FORMAT = _Qwen2Format(
     model="qwen2",
     title="Qwen2",
     keys=KEYS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -48,7 +48,7 @@ class LstmConfig(ModelConfig):
     def depths(self) -> dict[Side, int]:
         return {"inputs": self.num_layers}
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "embedding": self.embedding_size}
 
 
@@ -84,7 +84,7 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     def layers_of_decoder(self) -> int:
         return 1
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "embedding": self.embedding_size, "output": self.output_size}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -31,7 +31,7 @@ class WordVectorsConfig(ModelConfig):
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate of the input of a task's head.")
     initializer_std: float = Field(0.001, gt=0, description="Standard deviation of the initial vectors.")
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {"width": self.hidden_size}
 
     def scaled(self, width: float, depth: float) -> Self:

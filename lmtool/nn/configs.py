@@ -55,8 +55,8 @@ class ShawPositionsConfig(PositionsConfig):
         16,
         ge=1,
         le=100_000,
-        description="Maximum distance in tokens; larger ones are clipped (k in the paper). Keys and values have 2 clip + 1 "
-        "vectors each.",
+        description="Maximum distance in tokens; larger ones are clipped (k in the paper). Keys and values each have "
+        "2 clip + 1 vectors.",
     )
 
 

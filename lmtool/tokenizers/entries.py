@@ -22,11 +22,11 @@ PREFIX, SPACE, SUFFIX = "##", "▁", "</w>"
 
 @dataclass(frozen=True)
 class EntryText:
-    """The text of an entry without marks. begins: whether it starts a word. ends: whether it ends a word; None if its
+    """The text of an entry without marks. starts: whether it starts a word. ends: whether it ends a word; None if its
     kind of mark does not tell."""
 
     text: str
-    begins: bool
+    starts: bool
     ends: bool | None = None
 
 

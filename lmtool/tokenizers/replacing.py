@@ -124,7 +124,7 @@ class _Segmenter:
     def _text(self, entry: EntryText | None) -> str:
         if entry is None:
             return ""
-        return " " * (entry.begins and self.with_space) + entry.text
+        return " " * (entry.starts and self.with_space) + entry.text
 
     def _bytes(self, word: str) -> list[int]:
         """Ids of the bytes of an entry that is only part of a character."""
@@ -135,7 +135,7 @@ class _Segmenter:
         """Replace the first and last token by their forms within a word, if the entry does not start or end one."""
         if entry is None:
             return ids
-        if self.within is not None and (not entry.begins or not ids):
+        if self.within is not None and (not entry.starts or not ids):
             text = self.old.cleaned(entry.text).strip()
             tokens = [piece.id for piece in self.within.tokenize(text)]
             return ids if set(tokens) & self.old.special_ids else tokens or ids
@@ -143,7 +143,7 @@ class _Segmenter:
             return ids
         first, *rest = ids
         (word,) = self.old.pieces([first])
-        if not entry.begins and self.old.marks == "space" and word.startswith(SPACE):
+        if not entry.starts and self.old.marks == "space" and word.startswith(SPACE):
             if word == SPACE and rest:
                 return rest
             first = self.numbers.get(word.removeprefix(SPACE), first)

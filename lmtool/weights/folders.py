@@ -162,7 +162,7 @@ class HFFolder:
             raise UserError(f"checkpoint={self.checkpoint}: {error.message}", error.hint) from error
         except (KeyError, TypeError, ValueError) as problem:
             raise UserError(
-                f"checkpoint={self.checkpoint}: its config.json cannot be read: {problem!r}", "copy it again"
+                f"checkpoint={self.checkpoint}: config.json cannot be read: {problem!r}", "copy it again"
             ) from problem
 
     def saved_config(self) -> JsonObject:

@@ -244,8 +244,8 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
     if output is not None and is_multi_label(hugging_face.config):
         tensors[f"heads.{CLASSIFIER}.thresholds"] = torch.full((len(output),), 0.5, dtype=torch.float64)
     entry = lookup("model", section["name"])
-    architecture = getattr(entry.config, "architecture", "encoder") if entry is not None else "encoder"
-    ignored = ignored_keys(hugging_face, architecture != "encoder" and head_of_class(hugging_face.config) is None)
+    encoder = entry is None or not issubclass(entry.config, ModelConfig) or entry.config.architecture == "encoder"
+    ignored = ignored_keys(hugging_face, not encoder and head_of_class(hugging_face.config) is None)
     return Weights(wide(tensors), hugging_face.path, checkpoint, ignored, hugging_face.revision)
 
 

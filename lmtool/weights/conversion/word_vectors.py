@@ -24,6 +24,7 @@ from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, build, lookup
 from lmtool.data.compressed import Broken, open_bytes, packed
 from lmtool.errors import CheckFailed, UserError
+from lmtool.models.configs import ModelConfig
 from lmtool.models.word_configs import WordVectorsConfig
 from lmtool.reporting.console import Output
 from lmtool.resolver.schema.run import ExportConfig, ImportConfig
@@ -234,4 +235,4 @@ def import_as_embedding(config: ImportConfig, family: str) -> None:
 def holds_vectors(config: ImportConfig) -> bool:
     """Whether a checkpoint's model consists of word vectors only."""
     kind = chosen_class(saved_config(config.checkpoint, config.offline).get("model"), Choice("model"))
-    return kind is not None and not getattr(kind, "contextual", True)
+    return kind is not None and issubclass(kind, ModelConfig) and not kind.contextual
