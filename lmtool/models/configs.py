@@ -18,7 +18,6 @@ Pooling = Literal["first", "last", "mean", "max"]
 Summary = Literal["pooled_first", "pooled_last", "pooled_mean", "first", "last", "mean", "max"]
 """Pooling of a text's hidden states; pooled: followed by the pooler."""
 FormFields = dict[str, Any]
-"""Fields of a `SequenceForm`."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,7 @@ HiddenSize = Annotated[Width, Field(description="Width of the hidden states; a m
 FeedForwardSize = Annotated[Width, Field(description="Inner width of the feed-forward layers.")]
 Heads = Annotated[int, Field(ge=1, le=1_000_000, description="Attention heads per layer.")]
 Positions = Annotated[int, Field(ge=8, le=100_000_000, description="Maximum sequence length in tokens.")]
-LearnedRows = Annotated[
-    Positions,
-    Field(description="Maximum sequence length in tokens, and the number of rows of learned positions."),
-]
+LearnedRows = Annotated[Positions, Field(description="Maximum sequence length; each position has a learned vector.")]
 PositionsChoice = Annotated[
     PositionsConfig, Choice("model/positions"), Field(description="How the model represents positions.")
 ]
@@ -214,7 +210,7 @@ class ModelConfig(Component):
         return replace(form, dense=head_layers == 2 and not form.pooled)
 
     def recipe(self) -> dict[str, Any]:
-        """The sections that `auto` resolves to, as plain data. See `recipes.recipe_of`."""
+        """The sections that `auto` resolves to: `recipes.recipe_of`."""
         return recipes.recipe_of(type(self), self.hidden_size)
 
 

@@ -86,8 +86,8 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("predict checkpoint=nowhere text=a output=/dev", ["output=/dev: a folder", "output=/dev/predictions.jsonl"]),
     ("predict checkpoint=nowhere text=a output=no/x", ["output=no/x: no folder no", "mkdir -p no"]),
     ("predict checkpoint=nowhere text=a output=/dev/null", ["output=/dev/null: a device; a file is written"]),
-    ("finetune task=sst2 checkpoint=hf://../x", ["checkpoint=hf://../x: no name on the hub"]),
-    ("finetune task=sst2 checkpoint=hf://a--b/c", ["checkpoint=hf://a--b/c: no name on the hub"]),
+    ("finetune task=sst2 checkpoint=hf://../x", ["checkpoint=hf://../x is not a valid repository name"]),
+    ("finetune task=sst2 checkpoint=hf://a--b/c", ["checkpoint=hf://a--b/c is not a valid repository name"]),
     ("predict text=a checkpoint=hf://a/b@../../c", ["../../c is not a branch, tag or commit"]),
     (
         "pretrain --plugin ./my.py",
@@ -471,7 +471,9 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert "num_layers: 2" in capsys.readouterr().out
     assert cli.main(["show", "model"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"^  model.num_layers +Layers\.$", shown, re.MULTILINE), "ALBERT's own meaning is not everyone's"
+    assert re.search(r"^  model.num_layers +Number of layers\.$", shown, re.MULTILINE), (
+        "ALBERT's own meaning is not everyone's"
+    )
     assert "model.name " not in shown
     assert cli.main(["list", "task"]) == 0
     assert re.search(r"^  mnli +MNLI: .* \(Williams et al\. 2018; GLUE\)\.$", capsys.readouterr().out, re.MULTILINE)

@@ -22,7 +22,7 @@ from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models import llama
 from lmtool.models.base import Backbone
-from lmtool.models.family import HFClass, over_words
+from lmtool.models.family import HFClass, token_classifier
 from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler
 from lmtool.weights.conversion.parity import parity
@@ -224,7 +224,7 @@ def test_a_map_that_is_wrong_in_both_directions_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only the other side sees it: what lmtool reads again is what it wrote."""
-    wrong = over_words("LlamaForTokenClassification", "classifier")
+    wrong = token_classifier("LlamaForTokenClassification", "classifier")
     declared = replace(llama.HF_FORMAT, classes=(wrong, *llama.HF_FORMAT.classes[1:]))
     declared = replace(declared, outside=(*declared.outside, "classifier."))
     for name in ("to_hf", "from_hf"):
