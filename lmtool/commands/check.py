@@ -18,7 +18,7 @@ from lmtool.resolver.schema.use import CheckConfig
 from lmtool.session.requests import write_output
 from lmtool.system.terminal import counted
 from lmtool.tasks.checking import LabeledTexts, compared, findings, read_sound
-from lmtool.tokenizers.published import has_tokenizer
+from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import hf_folder
 

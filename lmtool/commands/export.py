@@ -112,7 +112,7 @@ def warn_of(published: HFFolder, ignored: Sequence[str], offline: bool) -> None:
     warnings = notes(published.checkpoint, ignored)
     encoder = sentence_encoder(published, offline)
     if encoder is not None:
-        pools = " and ".join([f"pooling={' + '.join(encoder.modes)}", *encoder.further])
+        pools = " and ".join([f"pooling={' + '.join(encoder.modes)}", *encoder.extra_steps])
         warnings.append(
             f"checkpoint={published.checkpoint} is a sentence encoder, and the copy its model alone, without {pools}: "
             f"lmtool embed checkpoint={published.checkpoint} gives its vectors"

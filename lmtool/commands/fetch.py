@@ -56,7 +56,7 @@ def files_of(checkpoint: str, offline: bool) -> list[Path]:
         shards = sorted(set(shards_of_index(files[0]).values()))
         files += [path for name in shards if (path := fetched(published, name, offline)) is not None]
     encoder = sentence_encoder(published, offline)
-    further = () if encoder is None else encoder.behind
+    further = () if encoder is None else encoder.modules
     files += [dense_file(published, module, offline) for module in further if isinstance(module, Dense)]
     return [*files, *(path for name in TOKENIZER if (path := published.path / name).is_file())]
 

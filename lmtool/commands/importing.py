@@ -13,29 +13,30 @@ from lmtool.weights.comparing import compare_outputs, compare_tensors, compare_t
 from lmtool.weights.conversion.adapters import import_adapter
 from lmtool.weights.conversion.architectures import import_architecture
 from lmtool.weights.conversion.vocabularies import replace_tokenizer
-from lmtool.weights.conversion.word_vectors import holds_vectors, import_vectors, is_word_file, vectors_below
+from lmtool.weights.conversion.word_vectors import holds_vectors, import_as_embedding, import_vectors, is_word_file
 from lmtool.weights.exporting import ImportedModel, write_import
 from lmtool.weights.folders import hf_folder, weight_file
 from lmtool.weights.load import load
-from lmtool.weights.peft.adapter import is_adapter
+from lmtool.weights.peft.adapter import adapter_folder
 from lmtool.weights.reading import our_names, read, read_hf, their_names, wide
 
 
 def run(config: ImportConfig) -> None:
     """Write the checkpoint, read it again, compare with the folder, and print what differs."""
-    adapter = Path(config.checkpoint).expanduser()
+    path = Path(config.checkpoint).expanduser()
     if config.model is not None:
-        (vectors_below if holds_vectors(config) else import_architecture)(config, config.model)
+        (import_as_embedding if holds_vectors(config) else import_architecture)(config, config.model)
         return
-    if is_word_file(adapter):
+    if is_word_file(path):
         require_no_vocabulary(config, "a file of word vectors")
-        import_vectors(config, adapter)
+        import_vectors(config, path)
         return
-    if config.tokenizer is not None and not is_adapter(adapter):
+    adapter = adapter_folder(config.checkpoint, config.offline)
+    if config.tokenizer is not None and adapter is None:
         replace_tokenizer(config, config.tokenizer)
         return
     require_no_vocabulary(config, "an adapter of PEFT")
-    if is_adapter(adapter):
+    if adapter is not None:
         import_adapter(config, adapter)
         return
     published = hf_folder(config.checkpoint, config.offline)

@@ -14,7 +14,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Cut, print_tokenizations, write_tokenizations
 from lmtool.resolver.schema.use import InspectTokenizerConfig
 from lmtool.tokenizers.configs import TokenizerConfig
-from lmtool.tokenizers.published import has_tokenizer
+from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import hf_folder
 

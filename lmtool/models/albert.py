@@ -1,5 +1,5 @@
 """ALBERT: Lan, Chen, Goodman, Gimpel, Sharma, Soricut, "ALBERT: A Lite BERT for Self-supervised Learning of Language
-Representations", ICLR 2020. The sizes are those of https://github.com/google-research/albert.
+Representations", ICLR 2020. Sizes: https://github.com/google-research/albert.
 
     token + position + segment    embedding_size wide
              |
@@ -27,16 +27,16 @@ from lmtool.models.family import (
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
-    of_answers,
-    of_choices,
-    over_words,
+    multiple_choice,
+    question_answering,
+    token_classifier,
 )
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 
 
 class Albert(BertLike):
-    """The encoder, without its heads. `layers` has the one layer."""
+    """The encoder without heads. `layers` contains the shared layer."""
 
     def __init__(self, config: AlbertConfig):
         narrow, position = config.embedding_size, positions_of(config, causal=False, width=config.embedding_size)
@@ -87,7 +87,7 @@ TIED = Tied(
     head="predictions.",
     bias=("predictions.bias", "predictions.decoder.bias"),
 )
-# By their names in a config.json; the first stands for an absent one.
+# By name in config.json; the first is the default.
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 HF_FORMAT = HFFormat(
     model="albert",
@@ -95,10 +95,10 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("AlbertForTokenClassification"),
+        token_classifier("AlbertForTokenClassification"),
         HFClass("AlbertForSequenceClassification", ("pooler", "classifier")),
-        of_answers("AlbertForQuestionAnswering"),
-        of_choices("AlbertForMultipleChoice"),
+        question_answering("AlbertForQuestionAnswering"),
+        multiple_choice("AlbertForMultipleChoice"),
         HFClass("AlbertForPreTraining", ("masked_lm", "pooler", "sentence_order"), predicts=True),
         HFClass("AlbertForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("AlbertModel"),
@@ -132,12 +132,12 @@ to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
 
 def to_hf_config(config: AlbertConfig) -> JsonObject:
-    """With the activation, of which there are two versions."""
+    """Also converts the activation, which differs between versions."""
     activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
     return {**HF_FORMAT.to_hf_config(config), "hidden_act": activation}
 
 
 def from_hf_config(data: JsonMapping) -> JsonObject:
-    """The reverse."""
+    """The inverse of `to_hf_config`."""
     section = HF_FORMAT.from_hf_config(data)
     return {**section, "activation": _ACTIVATIONS[data.get("hidden_act") or "gelu_new"]}

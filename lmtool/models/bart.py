@@ -7,7 +7,7 @@ https://github.com/facebookresearch/fairseq/tree/main/examples/bart.
         norm, dropout                       norm, dropout
              |                                   |
     +--------+--------+                 +--------+--------+
-    |    self_attn    |                 |    self_attn    |   no token sees what comes after it
+    |    self_attn    |                 |    self_attn    |   attends to earlier tokens only
     |        |        |                 |        |        |
     +-----> add ------+                 +-----> add ------+
              |                                   |
@@ -29,7 +29,7 @@ https://github.com/facebookresearch/fairseq/tree/main/examples/bart.
              |                  |                |
              +------------------+             hidden
 
-The learned tables of positions begin with two rows that are never read, as published.
+The first two rows of the learned positions are unused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers
+from lmtool.models.family import HFClass, HFFormat, question_answering
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 from lmtool.nn.embeddings import Embeddings, StackInput
@@ -55,7 +55,7 @@ POSITION_OFFSET = 2
 
 
 class Bart(EncoderDecoder):
-    """Both stacks. The head is the token table again, with a constant for each token."""
+    """Encoder and decoder. The head is tied to the token embedding, with a constant for each token."""
 
     vocabulary_head = VocabularyHead(constants=True)
 
@@ -81,7 +81,7 @@ def build(config: BartConfig, seed: int) -> Bart:
 
 
 def post_norm_pairs() -> list[tuple[str, str]]:
-    """The layers' names, ours and those of BART's published checkpoints, which Marian's share."""
+    """Names of the layers' tensors, ours and those of BART and Marian in transformers."""
     attention = [("q_proj", "q_proj"), ("k_proj", "k_proj"), ("v_proj", "v_proj"), ("out_proj", "out_proj")]
     sublayers = {
         "encoder": [("self_attn", "norm1", "self_attn")],
@@ -103,7 +103,7 @@ def post_norm_pairs() -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class TwoStackFormat(HFFormat):
-    """Two stacks of the same widths."""
+    """The format of encoder and decoder with equal widths."""
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         assert isinstance(config, PostNormConfig)
@@ -146,7 +146,7 @@ HF_FORMAT = TwoStackFormat(
     tied=TIED,
     classes=(
         HFClass("BartForSequenceClassification", ("pooler", "classifier")),
-        of_answers("BartForQuestionAnswering"),
+        question_answering("BartForQuestionAnswering"),
         HFClass("BartForConditionalGeneration", predicts=True),
     ),
     prefix="model.",
@@ -182,20 +182,20 @@ HF_FORMAT = TwoStackFormat(
         "tie_word_embeddings": (True, False),
     },
     repeats={"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"},
-    # Hard-coded in the published classes.
+    # Hard-coded in transformers.
     fixed={"norm_epsilon": 1e-5},
 )  # fmt: skip
 to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
 
 
 def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """The constants added to the logits are a row there."""
+    """transformers stores the constants added to the logits as a row."""
     hf_tensors = HF_FORMAT.to_hf(tensors, config)
     return {name: tensor[None] if name == _BIAS else tensor for name, tensor in hf_tensors.items()}
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """The reverse."""
+    """The inverse of `to_hf_config`."""
     rows = {name: tensor[0] if name == _BIAS else tensor for name, tensor in tensors.items()}
     return HF_FORMAT.from_hf(rows, config)
 

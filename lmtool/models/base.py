@@ -1,4 +1,4 @@
-"""The interface that every backbone offers to the packages above it.
+"""The interface of backbones.
 
 Shape letters: T tokens, M selected tokens, H hidden width.
 """
@@ -45,9 +45,12 @@ class SpellingVocabulary(Protocol):
 class VocabularyHead:
     """How a family's language model computes token logits from its hidden states.
 
-    tied: with the token table, otherwise with a separate one. scale: of the hidden states before the table. constants:
-    whether a fixed constant is added to each token's logit (BART's `final_logits_bias`). bias: whether a learned one is
-    (XLNet). cutoffs: first ids of the clusters of an adaptive softmax; empty for a plain one.
+    Attributes:
+        tied: Use the token embedding as output layer.
+        scale: Factor of the hidden states before the output layer.
+        constants: Add a fixed constant to each token's logit (BART's `final_logits_bias`).
+        bias: Add a learned bias (XLNet).
+        cutoffs: First ids of the clusters of an adaptive softmax; empty for a plain one.
     """
 
     tied: bool = True
@@ -62,31 +65,31 @@ class Backbone(nn.Module):
 
     `forward(inputs, rng=None, ..., read_M=None, tap=None)` returns hidden states (T, H), or (M, H) of the tokens with
     the flat indices `read_M`, so that the last layer can skip the others. rng: dropout's generator, None in evaluation.
-    tap: observes or replaces the states between the layers. `embed` holds the token table.
+    tap: observes or replaces the states between layers. `embed` contains the token embedding.
     """
 
     config: ModelConfig
     hidden_size: int
     embed: Embeddings
     states_read: int = 1
-    """How many layers' states the heads of tasks read side by side; a tuning method may ask for more."""
+    """Number of layers whose states are concatenated for task heads; a tuning method may change it."""
     vocabulary_head: VocabularyHead = VocabularyHead()
     head_activation: Activation = "gelu"
-    """Of a masked language model's head."""
+    """Activation of the masked language model head."""
     pooler_activation: Literal["tanh", "relu", "gelu", "gelu_tanh"] = "tanh"
-    """Of the map between the first token's hidden state and a classifier."""
+    """Activation of the pooler."""
     pooler_norm: bool = False
-    """Whether a norm stands behind that map."""
+    """Whether the pooler ends with a norm."""
     pooler_on_tokens: bool = False
-    """Whether that map and its norm stand between each token's hidden state and a head over tokens, too."""
+    """Whether the pooler is also applied before heads over tokens."""
     head_biases: bool = True
-    """Whether maps and norms of the masked language model's head and of the pooler have biases; the output has one."""
+    """Whether linear layers and norms of pooler and masked language model head have biases, except the output layer."""
     decodes_masks: bool = False
-    """Whether it has an enhanced mask decoder: its forward takes vectors of `absolute` positions then."""
+    """Whether it has an enhanced mask decoder, so that its forward accepts `absolute` positions."""
 
     @property
     def memory_length(self) -> int | None:
-        """States of each layer that are kept of the segments before, as it runs now; None where it keeps none."""
+        """Current number of cached states per layer of earlier segments; None without a memory."""
         return None
 
     @property
@@ -101,7 +104,7 @@ class Backbone(nn.Module):
 
     @property
     def longest_text(self) -> int:
-        """Longest supported text in tokens, virtual ones not counted."""
+        """Maximum text length in tokens, virtual ones not counted."""
         return self.config.max_positions - reserved_positions(self.embed)
 
     @property
@@ -110,7 +113,7 @@ class Backbone(nn.Module):
         return self.config.norm_epsilon if isinstance(self.config, TransformerConfig) else 1e-12
 
     def spell(self, vocabulary: SpellingVocabulary) -> None:
-        """Called once with the vocabulary, for families that read the bytes of its entries."""
+        """Set the vocabulary, for families that read the bytes of its entries. Called once."""
 
     def diagram(self, length: int) -> list[tuple[str, str]]:
         """Titled lines that show which tokens attend to which in a text of this length; empty if it is obvious."""
@@ -118,7 +121,7 @@ class Backbone(nn.Module):
 
     def initial_draw(self) -> Draw:
         """Initial distribution of this family's matrices, and of those in its heads."""
-        raise TypeError(f"{type(self).__name__} does not say how its weights are drawn")
+        raise TypeError(f"{type(self).__name__} does not define its initial weights")
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
         """Set the initial weights of this model or of a head on it. prefix: of the tensor names in a checkpoint."""
@@ -231,7 +234,7 @@ def read_streams(
 
 
 def new(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int) -> AnyBackbone:
-    """A family's model on the default device, with initial weights."""
+    """A family's model with initial weights on the default device."""
     model = materialize(lambda: family(config))
     model.initialize(model, seed, "backbone.")
     return model

@@ -1,5 +1,5 @@
 """BERT: Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language
-Understanding", NAACL 2019. The sizes are those of https://github.com/google-research/bert.
+Understanding", NAACL 2019. Sizes: https://github.com/google-research/bert.
 
     token + position + segment
              |
@@ -37,9 +37,9 @@ from lmtool.models.family import (
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
-    of_answers,
-    of_choices,
-    over_words,
+    multiple_choice,
+    question_answering,
+    token_classifier,
 )
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.nn.attention import SelfAttention
@@ -50,7 +50,7 @@ from lmtool.nn.initialization import Draw, truncated_normal
 
 
 class BertLike(Encoder):
-    """An embedding and post-norm layers on it."""
+    """An embedding and post-norm layers."""
 
     def initial_draw(self) -> Draw:
         return truncated_normal(self.config.initializer_std)
@@ -59,7 +59,7 @@ class BertLike(Encoder):
 def post_norm_layer(
     config: TransformerConfig, activation: Activation = "gelu", activation_dropout: float = 0.0
 ) -> PostNormLayer:
-    """One layer of BERT's kind."""
+    """A layer as in BERT."""
     width = config.hidden_size
     return PostNormLayer(
         SelfAttention(width, config.num_heads, config.attention_dropout),
@@ -71,7 +71,7 @@ def post_norm_layer(
 
 
 class Bert(BertLike):
-    """The encoder, without its heads. Pooler and predictions are heads."""
+    """The encoder. Pooler and prediction layers are heads."""
 
     def __init__(self, config: SegmentedConfig):
         width, position = config.hidden_size, positions_of(config, causal=False)
@@ -109,17 +109,17 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("BertForTokenClassification"),
+        token_classifier("BertForTokenClassification"),
         HFClass("BertForSequenceClassification", ("pooler", "classifier")),
-        of_answers("BertForQuestionAnswering"),
-        of_choices("BertForMultipleChoice"),
+        question_answering("BertForQuestionAnswering"),
+        multiple_choice("BertForMultipleChoice"),
         HFClass("BertForPreTraining", ("masked_lm", "pooler", "next_sentence"), predicts=True),
         HFClass("BertForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("BertModel"),
     ),
     prefix="bert.",
     outside=("cls.", "classifier.", "qa_outputs."),
-    # A constant table in old files.
+    # A constant in old files.
     unread=("position_ids",),
     fields=ENCODER_FIELDS,
     defaults=ENCODER_DEFAULTS,
@@ -131,7 +131,7 @@ to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """Also for the norms of old files (gamma, beta)."""
+    """Also accepts the names of norms in old files (gamma, beta)."""
     return HF_FORMAT.from_hf({_norm(name): tensor for name, tensor in tensors.items()}, config)
 
 

@@ -12,13 +12,13 @@ https://github.com/google-research/bigbird.
 
 A block of 64 tokens sees, in a text of 14 blocks with one random block each (* random, . unseen):
 
-    first    # # # # # # # # # # # # # #    global: sees all
+    first    # # # # # # # # # # # # # #    global: attends to all
              # # # . . * . . . . . . . #
              # # # # . . . . . . . . . #
              # . # # # * . . . . . . . #
-             # * . # # # . . . . . . . #    the window: itself and its neighbours
+             # * . # # # . . . . . . . #    window: the block and its neighbors
                ...
-    last     # # # # # # # # # # # # # #    global: seen by all
+    last     # # # # # # # # # # # # # #    global: attended to by all
 
 Each head of each layer has drawn its own. Texts of at most 2 random_blocks + 5 blocks, 704 tokens as published, are
 dense. transformers draws the same blocks in training, but in evaluation sees the first block once more for each: on
@@ -39,7 +39,7 @@ from lmtool.models.family import (
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
-    over_words,
+    token_classifier,
 )
 from lmtool.models.keymap import KeyMap, Tied, encoder_pairs
 from lmtool.nn.block_sparse import BlockPattern, Blocks
@@ -49,7 +49,7 @@ from lmtool.types import Packed
 
 
 class Bigbird(BertLike):
-    """The encoder, without its heads."""
+    """The encoder without heads."""
 
     config: BigbirdConfig
     head_activation = "gelu_tanh"
@@ -63,7 +63,7 @@ class Bigbird(BertLike):
 
     @property
     def blocks(self) -> BlockPattern:
-        """The seeds of the other layers count on from the first one's."""
+        """The pattern of the first layer; each next layer adds 1 to the seed."""
         config = self.config
         return BlockPattern(config.block_size, config.random_blocks, config.num_heads, config.pattern_seed)
 
@@ -92,7 +92,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.norm", "cls.predictions.transform.LayerNorm"),
         ("heads.masked_lm.bias", "cls.predictions.bias"),
         ("heads.masked_lm.output", "cls.predictions.decoder"),
-        # The classifier's; the model's pooler has another activation.
+        # Of the classifier; the pooler of the model has another activation.
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
     )
@@ -109,7 +109,7 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("BigBirdForTokenClassification"),
+        token_classifier("BigBirdForTokenClassification"),
         HFClass("BigBirdForSequenceClassification", ("pooler", "classifier")),
         HFClass("BigBirdForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("BigBirdModel"),

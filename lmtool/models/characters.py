@@ -1,8 +1,8 @@
-"""Word vectors from characters: what ELMo reads instead of a token table.
+"""Word vectors from characters, ELMo's replacement for a token embedding.
 
-The ids are the tokenizer's; the vocabulary knows their bytes (`VocabularyBytes`). Entries that continue a word are
-joined to it, so every word is read by its own characters, whether the vocabulary lists it or not. A word that occurs
-several times in a batch is computed once.
+The ids are the tokenizer's; the vocabulary has their bytes (`Spellings`). Entries that continue a word are joined
+to it, so that every word is read by its characters, whether it is in the vocabulary or not. A repeated word of a batch
+is computed once.
 
 Shape letters: T tokens, W words, U different words, V entries of the vocabulary, L symbols of a word, B bytes of an
 entry, C width of a symbol, F filters, P width of a word's vector, N texts, K symbols of a word that are read.
@@ -24,7 +24,7 @@ from lmtool.nn.embeddings import StackInput
 from lmtool.nn.positions import Position
 from lmtool.types import Packed, on_host, send
 
-# Symbols as in the published code: bytes start at 1; 0 means nothing and is never read.
+# Symbols as in the original code: bytes start at 1; 0 is unused.
 TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS, FILL = range(257, 262)
 SYMBOLS = 262
 
@@ -104,9 +104,8 @@ class WordCharacters(StackInput):
     highways, a projection (Kim, Jernite, Sontag and Rush 2016; Peters et al. 2018). Both directions read the same
     vector, so it is returned twice, concatenated.
 
-    symbols_VB, lengths_V, continues_V: those of `Spellings`, which come with a tokenizer (`spell`) and are in no
-    checkpoint, as the tokenizer is. They stay on the host, where words are made of tokens: how many there are is known
-    there without waiting for a device.
+    symbols_VB, lengths_V, continues_V: of `Spellings`, set from a tokenizer (`spell`) and not stored in checkpoints.
+    They stay on the host, where tokens are joined to words, so that the number of words is known without a device sync.
     """
 
     further: tuple[nn.Embedding, ...] = ()
@@ -173,13 +172,13 @@ class WordCharacters(StackInput):
         return [part for part in self.convolutions if isinstance(part, nn.Conv1d)]
 
     def entry_lengths(self) -> np.ndarray:
-        """(V,) bytes of each entry, those that are not read too."""
+        """(V,) number of bytes of each entry, including bytes that are not read."""
         _, lengths_V, _ = self._vocabulary_bytes()
         return lengths_V.numpy()
 
     def words(self, packed: Packed) -> WordSegments:
-        """The words of packed texts, on the host: a token and those behind it that continue it. The first token of a
-        text begins one, whatever it is."""
+        """The words of packed texts, on the host: a token and its continuations. The first token of a text always
+        starts a word."""
         _, _, continues_V = self._vocabulary_bytes()
         packed = replace(packed, tokens=on_host(packed.tokens))
         starts_T = ~continues_V[packed.tokens] | (packed.positions == 0)
@@ -191,8 +190,8 @@ class WordCharacters(StackInput):
         return WordSegments(words, first_W, starts_T.cumsum(0) - 1)
 
     def symbols(self, packed: Packed, words: WordSegments) -> tuple[Tensor, Tensor]:
-        """On the host, (U, L) symbols of the different words, those that are spelled by several tokens each for itself;
-        and (W,) the number of each word among them. words: of these texts, on the host."""
+        """(U, L) symbols of the distinct words and (W,) the index of each word among them, on the host. Words of
+        several tokens are not deduplicated. words: of these texts, on the host."""
         symbols_VB, lengths_V, _ = self._vocabulary_bytes()
         ids_T = on_host(packed.tokens)
         if words.first_W is None or words.word_T is None:
@@ -237,12 +236,12 @@ class WordCharacters(StackInput):
 
     def of_symbols(self, symbols_UL: Tensor) -> Tensor:
         """(U, P) the words' vectors. Their symbols are on the host."""
-        # A filter finds the same wherever it sees nothing but `FILL`: one such place stands for all.
+        # A filter has the same output at all positions with only `FILL`, so one of them is enough.
         filled = int((symbols_UL == FILL).all(0).sum()) if len(symbols_UL) else 0
         columns = min(self.word_length, self.word_length - filled + self.widest)
         symbols_UK = send(symbols_UL[:, :columns], self.characters.weight.device)
         x_UCL = self.characters(symbols_UK).transpose(1, 2)
-        # The place of the largest value is kept for the backward, not all values.
+        # Save the index of the maximum for the backward, not all values.
         found = [convolution(x_UCL).max(-1).values for convolution in self._filters]
         x_UF = F.relu(torch.cat(found, 1))
         for highway in self.highways:

@@ -4,7 +4,7 @@ Classification", EMNLP 2014 (of sentences).
 
                token                 embedding_size wide
                  |
-              project                hidden_size wide; left out where the two are equal
+              project                hidden_size wide; omitted if the two are equal
                  |
       +----------+----------+
       |          |          |
@@ -14,9 +14,9 @@ Classification", EMNLP 2014 (of sentences).
                  |
               hidden
 
-A task over words reads the hidden state of each (a window approach); one over texts their maximum over all tokens (max
-over time), behind dropout. With filter_widths=[5] it is the window network of Collobert et al., with a ReLU for their
-hard tanh. Kim's constraint on the norm of the classifier's rows is left out.
+Token classification uses each hidden state (window approach); text classification their maximum over all tokens (max
+over time), after dropout. With filter_widths=[5] it is the window network of Collobert et al., with a ReLU for their
+hard tanh. Kim's constraint on the norm of the classifier's rows is omitted.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from lmtool.types import Packed
 
 
 def windows_of(x_TH: Tensor, packed: Packed, left: int, right: int, read_M: Tensor | None = None) -> Tensor:
-    """(M, S, H): the states from `left` places before each token to `right` places behind it; zeros outside its text.
-    read_M: flat indices of the tokens; None: all."""
+    """(M, S, H) states from `left` tokens before each token to `right` tokens after it; zeros outside its text. read_M:
+    flat indices of the tokens; None for all."""
     position_M, document_M, tokens = packed.positions, packed.documents, len(x_TH)
     length_M = packed.segments.cu_lengths.diff().long()[document_M]
     if read_M is not None:
@@ -56,10 +56,10 @@ def windows_of(x_TH: Tensor, packed: Packed, left: int, right: int, read_M: Tens
 
 
 class WindowLayer(nn.Module):
-    """relu(W [x_-l ... x_r] + b) of a window around each token, for filters of several widths side by side.
+    """relu(W [x_-l ... x_r] + b) of a window around each token, with filters of several widths concatenated.
 
-    widths: places that a filter reads, its own among them; of an even width one more behind it than before it. size: F,
-    as many of each width as can be, the later ones one more. reach: S.
+    widths: number of tokens in a filter's window; an even one has one more token after the center than before it. size:
+    F, distributed evenly over the widths. reach: S.
     """
 
     def __init__(self, hidden_size: int, widths: Sequence[int], size: int):
@@ -74,7 +74,7 @@ class WindowLayer(nn.Module):
         )
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        """(T, H) to (T, F), or (M, F) of the tokens that the context reads."""
+        """(T, H) to (T, F), or (M, F) of the selected tokens."""
         return self.filtered(windows_of(x_TH, context.packed, self.left, self.right, context.read_M))
 
     @region(1)
@@ -88,7 +88,7 @@ class WindowLayer(nn.Module):
 
 
 class Cnn(Encoder):
-    """The encoder, without its heads."""
+    """The encoder without heads."""
 
     def __init__(self, config: CnnConfig):
         narrow, width, widths = config.embedding_size, config.hidden_size, config.filter_widths
@@ -98,8 +98,8 @@ class Cnn(Encoder):
         super().__init__(config, embed, layers)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Vectors by initializer_std; filters so that ReLUs keep the variance (He et al. 2015), other maps half of
-        it."""
+        """initializer_std for word vectors; He et al. (2015) for filters, which keeps the variance through ReLUs; half
+        that variance for other layers."""
 
         def draw_of(name: str, part: nn.Module) -> Draw:
             if isinstance(part, nn.Embedding):

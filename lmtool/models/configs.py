@@ -1,4 +1,4 @@
-"""The model families, as configuration. Imports no torch."""
+"""Configuration of the model families. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,72 +14,87 @@ from lmtool.models import recipes
 from lmtool.nn.configs import LearnedPositionsConfig, PositionsConfig, Side
 from lmtool.system.terminal import counted
 
-Place = Literal["first", "last", "mean", "max"]
+Pooling = Literal["first", "last", "mean", "max"]
 Summary = Literal["pooled_first", "pooled_last", "pooled_mean", "first", "last", "mean", "max"]
-"""The place of a text's summary; pooled: behind the pooler."""
+"""Pooling of a text's hidden states; pooled: followed by the pooler."""
+FormFields = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class SequenceForm:
-    """How a class or a value is read off a whole text.
+    """How a head predicts a class or a value of a text.
 
-    text_format: how the text is laid out, a name in `lmtool.data.formats`. place: the token whose hidden state stands
-    for it, or the mean or the maximum over all. pooled: whether the pooler, a dense layer with an activation, comes
-    before the head. bias: whether the output layer has one. dense: whether the head has a dense layer of its own.
+    Attributes:
+        text_format: Special tokens around texts, a name in `lmtool.data.formats`.
+        pooling: The first or last token's hidden state, or the mean or maximum over all.
+        pooled: Whether the pooler, a dense layer with an activation, precedes the head.
+        bias: Whether the output layer has a bias.
+        dense: Whether the head has a dense layer before its output layer.
     """
 
     text_format: str
-    place: Place
+    pooling: Pooling
     pooled: bool
     bias: bool = True
     dense: bool = False
 
 
-# Sizes beyond every published model: a slip of the hand is answered at once, and no product of two overflows. The
-# deepest transformer has 1,000 layers (Wang et al. 2022, DeepNet), the largest vocabulary a million entries (Liang et
-# al. 2023, XLM-V).
-Vocabulary = Annotated[int, Field(ge=8, le=10_000_000)]
-Layers = Annotated[int, Field(ge=1, le=1000)]
+# Upper bounds catch typing errors and prevent overflow of products. The deepest transformer has 1,000 layers (Wang et
+# al. 2022, DeepNet), the largest vocabulary a million entries (Liang et al. 2023, XLM-V).
+Vocabulary = Annotated[
+    int,
+    Field(ge=8, le=10_000_000, description="Rows of the token embedding; at least the tokenizer's vocabulary size."),
+]
+Layers = Annotated[int, Field(ge=1, le=1000, description="Number of layers.")]
 Width = Annotated[int, Field(ge=4, le=1_000_000)]
-Heads = Annotated[int, Field(ge=1, le=1_000_000)]
-Positions = Annotated[int, Field(ge=8, le=100_000_000)]
+HiddenSize = Annotated[Width, Field(description="Width of the hidden states; a multiple of num_heads.")]
+FeedForwardSize = Annotated[Width, Field(description="Inner width of the feed-forward layers.")]
+Heads = Annotated[int, Field(ge=1, le=1_000_000, description="Attention heads per layer.")]
+Positions = Annotated[int, Field(ge=8, le=100_000_000, description="Maximum sequence length in tokens.")]
+LearnedRows = Annotated[Positions, Field(description="Maximum sequence length; each position has a learned vector.")]
+PositionsChoice = Annotated[
+    PositionsConfig, Choice("model/positions"), Field(description="How the model represents positions.")
+]
+DropoutRate = Annotated[float, Field(ge=0, lt=1, description="Dropout rate after the embedding and each sublayer.")]
+AttentionDropout = Annotated[float, Field(ge=0, lt=1, description="Dropout rate of attention weights.")]
+NormEpsilon = Annotated[float, Field(gt=0, description="Added to the variance in layer norms.")]
 SegmentTypes = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ModelConfig(Component):
-    """The sizes every family has, under the same names. What its paper prescribes for the other sections stands in
-    `conf/recipe/`."""
+    """Base class of all families, with the sizes that all have. `conf/recipe/` has the values that a family's paper
+    prescribes for other sections."""
 
     group: ClassVar[str] = "model"
-    published_type: ClassVar[str | None] = None
-    """The `model_type` in the config.json of a published folder; None where transformers has no such family."""
+    hf_model_type: ClassVar[str | None] = None
+    """`model_type` of the family in transformers' config.json; None if transformers lacks it."""
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "encoder"
     text_format: ClassVar[str] = "bert"
-    """How a text or a pair is laid out: a name in `lmtool.data.formats`."""
+    """Special tokens around a text or a pair: a name in `lmtool.data.formats`."""
     sequence_format: ClassVar[str | None] = None
-    """How a text that is classified is laid out, where it is another way."""
+    """The same for text classification, if it differs."""
     summary: ClassVar[Summary] = "pooled_first"
-    """Where a whole text is summed up, for classification."""
+    """Pooling of a text for classification."""
     contextual: ClassVar[bool] = True
-    """Whether the hidden state of a token depends on the tokens around it."""
-    transformers_form: ClassVar[dict[str, Any] | None] = None
-    """The fields of `SequenceForm` in which transformers' ...ForSequenceClassification of this family differs; None
-    where transformers has no such class."""
+    """Whether the hidden state of a token depends on other tokens."""
+    transformers_form: ClassVar[FormFields | None] = None
+    """Fields of `SequenceForm` in which transformers' ...ForSequenceClassification differs; None if transformers lacks
+    the class."""
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
-    """The side of a batch whose hidden states stand for the words of a text, for their classification; None where there
-    is no such use of the family."""
+    """The side of a batch whose hidden states represent tokens for token classification; None if the family does not
+    support it."""
     sees_prefixes: ClassVar[bool] = True
-    """Whether the first tokens of a text may all see each other in a decoder: not where it reads them in turn."""
+    """Whether the first tokens of a text may attend to each other in a decoder; false for recurrent models."""
     query_stream: ClassVar[bool] = False
-    """Whether it has a stream that predicts tokens without seeing them, for permutation language modelling."""
+    """Whether it has a query stream, which predicts tokens without attending to them, for permutation LM."""
     shares_layers: ClassVar[bool] = False
-    """Whether one layer is applied at several depths, so that no depth has parameters of its own."""
+    """Whether all layers have the same parameters."""
     has_biases: ClassVar[bool] = True
-    """Whether its linear maps and norms have biases."""
+    """Whether its linear layers and norms have biases."""
     start_role: ClassVar[str | None] = None
-    """The special token that the decoder's input starts with, in an encoder-decoder: a role of the tokenizer."""
+    """Role of the decoder's start token in an encoder-decoder."""
     free_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")
-    """Fields that may differ from a checkpoint's: they change no shape."""
+    """Fields that may differ from a checkpoint's, because they do not change shapes."""
 
     name: str = Field(description="Which family.")
     vocab_size: Vocabulary = Field(
@@ -95,42 +110,42 @@ class ModelConfig(Component):
 
     @property
     def text_summary(self) -> Summary:
-        """`summary`, where the configuration does not say otherwise."""
+        """`summary`, unless the configuration changes it."""
         return self.summary
 
     @property
     def segment_types(self) -> int:
-        """The segments that it tells apart; 0 where it knows none."""
+        """Number of segment types; 0 without segments."""
         return 0
 
     @property
     def learned_output(self) -> bool:
-        """Whether the language model's output layer is a table of its own, and not that of the token embedding."""
+        """Whether the language model's output layer is untied from the token embedding."""
         return False
 
     @property
     def gated(self) -> bool:
-        """Whether the feed-forward part has a gate beside its first map (`fc_gate`)."""
+        """Whether feed-forward layers have a gate (`fc_gate`)."""
         return False
 
     @property
     def layers_of_decoder(self) -> int:
-        """Layers of the decoder in an encoder-decoder."""
+        """Number of decoder layers in an encoder-decoder."""
         return 0
 
     @property
     def table_of_positions(self) -> bool:
-        """Whether there is a last position, which virtual tokens bring nearer."""
+        """Whether the number of positions is limited, so that virtual tokens use some of them."""
         return False
 
     @property
     def even_states(self) -> bool:
-        """Whether the states behind the embedding are as wide as those behind every layer."""
+        """Whether the hidden states after the embedding and after all layers have the same width."""
         return True
 
     @property
     def inner_size(self) -> int:
-        """Width inside a layer, for estimates of memory and time."""
+        """Inner width of a layer, for estimates of memory and time."""
         return 4 * self.hidden_size
 
     @property
@@ -140,30 +155,30 @@ class ModelConfig(Component):
 
     @property
     def remembers(self) -> int:
-        """Tokens of the segments before that a token sees, at most."""
+        """Maximum number of tokens of earlier segments that a token attends to."""
         return 0
 
     @property
     def memory_states(self) -> int | None:
-        """States of each layer that are kept of the segments before, in training; None where the state is another."""
+        """Number of cached states per layer in training; None if the carried state has another form."""
         return None
 
     @property
     def depths(self) -> dict[Side, int]:
-        """By the side of a batch, how many layers the stack that reads it has whose states can be compared with those
-        of another model's; none where the model is no stack of layers."""
+        """Number of layers by side of a batch, for comparisons with another model's layers; empty if the model is not a
+        stack of layers."""
         return {}
 
-    def metadata(self) -> dict[str, Any]:
-        """Its sizes, for screens and reports."""
+    def metadata(self) -> dict[str, int]:
+        """The sizes shown on screens and in reports."""
         return {"layers": self.num_layers, "width": self.hidden_size}
 
     def remark(self, max_length: int) -> str | None:
-        """What is to be said of a run whose texts have at most so many tokens, where it may not be what is meant."""
+        """A remark on a run with this maximum length that may not do what the user expects, or None."""
         return None
 
     def scaled(self, width: float, depth: float) -> Self:
-        """The same family with a share of its width and layers: ELECTRA's generator."""
+        """The same family with a fraction of its width and layers: ELECTRA's generator."""
         sizes = {
             "hidden_size": max(4, round(self.hidden_size * width)),
             "num_layers": max(1, round(self.num_layers * depth)),
@@ -173,39 +188,42 @@ class ModelConfig(Component):
     def sequence_form(
         self, head: str | None = None, pooling: str | None = None, head_layers: int | None = None
     ) -> SequenceForm:
-        """How a task reads a whole text. head: "transformers", "text_to_text" or "prompt" (as any text), or the
-        paper's. pooling: "first", "mean", "max" or "last"; "auto" or None: the family's. head_layers: 1 or 2; None: the
-        family's.
+        """The form of a task's head over texts.
 
-        ValueError where transformers has no classifier of this family.
+        Args:
+            head: "transformers", "text_to_text" or "prompt" (the format of any text), or the paper's head.
+            pooling: "first", "mean", "max" or "last"; "auto" or None: the family's.
+            head_layers: 1 or 2; None: the family's.
+
+        Raises:
+            ValueError: If transformers has no classifier of this family.
         """
-        place, pooled = self.text_summary.removeprefix("pooled_"), self.text_summary.startswith("pooled_")
+        default, pooled = self.text_summary.removeprefix("pooled_"), self.text_summary.startswith("pooled_")
         as_text = head in ("text_to_text", "prompt")
         layout = self.text_format if as_text else self.sequence_format or self.text_format
-        form = SequenceForm(layout, cast(Place, place), pooled)
+        form = SequenceForm(layout, cast(Pooling, default), pooled)
         if head == "transformers":
             if self.transformers_form is None:
                 raise ValueError(f"transformers has no text classifier of model={self.name}")
             form = replace(form, **self.transformers_form)
-        if pooling not in (None, "auto", form.place):
-            # The pooler reads the token that it was trained on.
-            form = replace(form, place=cast(Place, pooling), pooled=False)
+        if pooling not in (None, "auto", form.pooling):
+            # The pooler was trained on the family's pooling.
+            form = replace(form, pooling=cast(Pooling, pooling), pooled=False)
         if head_layers == 1:
             return replace(form, pooled=False)
         return replace(form, dense=head_layers == 2 and not form.pooled)
 
     def recipe(self) -> dict[str, Any]:
-        """The sections that `auto` stands for in a run of this model: plain data, decoded like typed ones. See
-        `recipes.recipe_of`."""
+        """The sections that `auto` resolves to: `recipes.recipe_of`."""
         return recipes.recipe_of(type(self), self.hidden_size)
 
 
 class TransformerConfig(ModelConfig):
-    """What transformers have besides: attention heads, a feed-forward part, a kind of positions, norms."""
+    """Base class of transformers: with attention heads, feed-forward layers, positions and norms."""
 
     free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "attention_dropout", "norm_epsilon")
     position_kinds: ClassVar[tuple[str, ...] | None] = None
-    """The kinds of positions the family can have; None: all there are."""
+    """Kinds of positions that the family supports; None for all."""
 
     hidden_size: Width = Field(768, description="width of the hidden states; a multiple of num_heads")
     num_heads: Heads = Field(12, description="attention heads per layer")
@@ -232,12 +250,12 @@ class TransformerConfig(ModelConfig):
 
     @property
     def width_of_head(self) -> int:
-        """Of one attention head."""
+        """Width of an attention head."""
         return self.hidden_size // self.num_heads
 
     @property
     def key_value_heads(self) -> int:
-        """Heads of keys and values in an attention."""
+        """Number of heads of keys and values."""
         return self.num_heads
 
     @property
@@ -248,16 +266,16 @@ class TransformerConfig(ModelConfig):
     def inner_size(self) -> int:
         return self.feedforward_size
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "heads": self.num_heads}
 
     def with_heads(self, heads: int) -> dict[str, int]:
-        """What else changes where the family has so many heads."""
+        """Other fields that change with this number of heads."""
         return {}
 
     def scaled(self, width: float, depth: float) -> Self:
-        """The same family with a share of its widths, heads and layers: ELECTRA's generator. What names no width of
-        the layers (vocabulary, positions, a width of the embedding) stays."""
+        """The same family with a fraction of its widths, heads and layers: ELECTRA's generator. Vocabulary, positions
+        and embedding width are unchanged."""
         heads = max(1, round(self.num_heads * width))
         head_size = max(1, round(self.hidden_size * width / heads))
         head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))
@@ -272,9 +290,9 @@ class TransformerConfig(ModelConfig):
 
 
 class SegmentedConfig(TransformerConfig):
-    """An encoder that tells the two texts of a pair apart by a table."""
+    """An encoder with segment embeddings for the two texts of a pair."""
 
-    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    transformers_form: ClassVar[FormFields | None] = {}
 
     segments: SegmentTypes = Field(2, description="rows of the token type (segment) embedding")
 
@@ -283,11 +301,11 @@ class SegmentedConfig(TransformerConfig):
         return self.segments
 
 
-# What objectives, tasks, tuning methods and distillation may need of a model.
+# Properties of a model that objectives, tasks, tuning methods and distillation may require.
 
 
 def kinds(architectures: Iterable[str]) -> str:
-    """In words: a decoder or an encoder-decoder."""
+    """Architectures in words: "a decoder or an encoder-decoder"."""
     articles = (f"{'an' if kind.startswith('enc') else 'a'} {kind.replace('_', '-')}" for kind in architectures)
     return " or ".join(articles) or "no known architecture"
 
@@ -301,7 +319,7 @@ def architecture(*architectures: str) -> Offer[ModelConfig]:
 
 
 def number_of_layers(layers: int) -> Offer[ModelConfig]:
-    """Of both stacks together."""
+    """At least this many layers in both stacks together."""
     return Offer(
         "model",
         lambda model: layers <= model.num_layers + model.layers_of_decoder,
@@ -326,7 +344,7 @@ STATES_OF_ONE_WIDTH: Offer[ModelConfig] = Offer(
 BIASES: Offer[ModelConfig] = Offer("model", lambda model: model.has_biases, "has none")
 GATE: Offer[ModelConfig] = Offer("model", lambda model: model.gated, "has no gate in its feed-forward part")
 WORD_STATES: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.token_states is not None, "has no state that stands for a word"
+    "model", lambda model: model.token_states is not None, "has no hidden state for each token"
 )
 TRANSFORMERS_CLASSIFIER: Offer[ModelConfig] = Offer(
     "model",
@@ -340,7 +358,7 @@ TRANSFORMERS_CLASSIFIER: Offer[ModelConfig] = Offer(
 class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
-    published_type: ClassVar[str | None] = "bert"
+    hf_model_type: ClassVar[str | None] = "bert"
 
     free_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.free_fields, "lowercase")
 
@@ -368,7 +386,7 @@ class GptConfig(TransformerConfig):
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Summary] = "last"
-    transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
+    transformers_form: ClassVar[FormFields | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
     vocab_size: Vocabulary = 50257
@@ -380,13 +398,13 @@ class GptConfig(TransformerConfig):
 class Gpt1Config(TransformerConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
 
-    published_type: ClassVar[str | None] = "openai-gpt"
+    hf_model_type: ClassVar[str | None] = "openai-gpt"
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     sequence_format: ClassVar[str | None] = "gpt1"
     summary: ClassVar[Summary] = "last"
-    transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
+    transformers_form: ClassVar[FormFields | None] = {"text_format": "plain", "bias": False}
 
     name: Literal["gpt1"] = Field("gpt1", description="GPT of 2018.")
     vocab_size: Vocabulary = 40478

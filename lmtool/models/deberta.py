@@ -26,13 +26,13 @@ from lmtool.models.base import new
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.disentangled import Disentangled, DisentangledAttention, RelativeTable
 from lmtool.models.encoder_configs import DebertaConfig, DisentangledConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers, over_words
+from lmtool.models.family import HFClass, HFFormat, question_answering, token_classifier
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 
 
 class SeparateProjections(DisentangledAttention):
-    """Places have maps of their own: `pos_k_proj`, `pos_q_proj`."""
+    """Attention with separate projections of relative positions: `pos_k_proj`, `pos_q_proj`."""
 
     table_maps = ("pos_k_proj", "pos_q_proj")
 
@@ -53,7 +53,7 @@ class SeparateProjections(DisentangledAttention):
 
 
 class Deberta(Disentangled):
-    """The encoder, without its heads."""
+    """The encoder without heads."""
 
     def __init__(self, config: DebertaConfig):
         super().__init__(config, RelativeTable(config.max_distance, config.hidden_size), SeparateProjections)
@@ -82,7 +82,7 @@ SHARED = (
     ("heads.masked_lm.output.weight", "cls.predictions.decoder.weight"),
     ("heads.masked_lm", "cls.predictions"),
 )
-"""Pairs of names that both generations have."""
+"""Pairs of names in all versions."""
 KEYS = KeyMap(
     (
         *SHARED,
@@ -100,7 +100,7 @@ TIED = Tied(
     bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )
 OUTSIDE = ("cls.", "pooler.", "classifier.", "qa_outputs.")
-"""Beginnings of names that do not have the prefix."""
+"""Prefixes of names that do not have the backbone's prefix."""
 FIELDS = {
     "vocab_size": "vocab_size",
     "num_hidden_layers": "num_layers",
@@ -127,12 +127,11 @@ _ABSOLUTE = "mask_decoder.absolute.weight"
 
 
 def classes(family: str, *more: HFClass) -> tuple[HFClass, ...]:
-    """The classes of transformers of both generations. family: what their names begin with. more: those that one
-    generation alone has."""
+    """The classes in transformers. family: prefix of their names. more: additional classes of one version."""
     return (
-        over_words(f"{family}ForTokenClassification"),
+        token_classifier(f"{family}ForTokenClassification"),
         HFClass(f"{family}ForSequenceClassification", ("pooler", "classifier")),
-        of_answers(f"{family}ForQuestionAnswering"),
+        question_answering(f"{family}ForQuestionAnswering"),
         *more,
         HFClass(f"{family}ForMaskedLM", ("masked_lm",), predicts=True),
         HFClass(f"{family}Model"),
@@ -141,7 +140,7 @@ def classes(family: str, *more: HFClass) -> tuple[HFClass, ...]:
 
 @dataclass(frozen=True)
 class DisentangledFormat(HFFormat):
-    """What both generations say of places."""
+    """The format of relative positions in all versions."""
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         assert isinstance(config, DisentangledConfig)
@@ -153,15 +152,15 @@ class DisentangledFormat(HFFormat):
         }
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """Files of the published code have absolute positions for the enhanced mask decoder, behind which their
-        `lm_predictions.` stand. Neither is a part of the encoder, or of a head that reads it: they keep their names."""
+        """Files of the original code contain absolute positions and `lm_predictions.` of the enhanced mask decoder,
+        which are not part of the encoder or its heads: they keep their names."""
         ours, table = super().from_hf(tensors, config), "backbone.embed.position.weight"
         if table in ours and not config.get("position_biased_input", True):
             ours[_ABSOLUTE] = ours.pop(table)
         return ours
 
     def from_hf_config(self, data: JsonMapping) -> JsonObject:
-        """UserError besides where there are no relative places."""
+        """Also raises UserError if attention has no relative positions."""
         section = super().from_hf_config(data)
         expect(data, self.model, pooler_hidden_size=(section["hidden_size"],))
         expect({"relative_attention": data.get("relative_attention", False)}, self.model, relative_attention=(True,))
@@ -176,8 +175,8 @@ class DisentangledFormat(HFFormat):
 
 
 @dataclass(frozen=True)
-class _PublishedDeberta(DisentangledFormat):
-    """One map for queries, keys and values, head by head, with biases beside it."""
+class _DebertaFormat(DisentangledFormat):
+    """The format of a joint projection for queries, keys and values, ordered by head, with separate biases."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         assert isinstance(config, DebertaConfig)
@@ -195,9 +194,8 @@ class _PublishedDeberta(DisentangledFormat):
         return super().to_hf(merged, config)
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """With its mask decoder's head and positions, those of a learner of `objective.enhanced_decoder` (published
-        code, masked_language_model.py). UserError besides where the rows of the one map are not those of whole heads.
-        """
+        """Also converts the enhanced mask decoder (original code, masked_language_model.py). UserError if the rows of
+        the joint projection do not match the number of heads."""
         heads = config.get("num_attention_heads") or self.defaults["num_attention_heads"]
         split: dict[str, Tensor] = {}
         for name, tensor in super().from_hf(tensors, config).items():
@@ -205,7 +203,7 @@ class _PublishedDeberta(DisentangledFormat):
             if part == "qkv.weight":
                 if len(tensor) % (3 * heads):
                     raise UserError(
-                        f"num_attention_heads={heads} in its config.json, but its in_proj has {len(tensor)} rows",
+                        f"num_attention_heads={heads} in config.json, but in_proj has {len(tensor)} rows",
                         "copy it again",
                     )
                 for kind, weight in zip("qkv", tensor.unflatten(0, (heads, 3, -1)).unbind(1), strict=True):
@@ -221,7 +219,7 @@ class _PublishedDeberta(DisentangledFormat):
 
 
 _ATTENTION, _PREDICTIONS = ".self_attn.", "lm_predictions.lm_head."
-HF_FORMAT = _PublishedDeberta(
+HF_FORMAT = _DebertaFormat(
     model="deberta",
     title="DeBERTa",
     keys=KEYS,

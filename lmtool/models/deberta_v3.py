@@ -1,5 +1,5 @@
 """DeBERTa V3: He, Gao, Chen, "DeBERTaV3: Improving DeBERTa using ELECTRA-Style Pre-Training with Gradient-Disentangled
-Embedding Sharing", ICLR 2023. The sizes are those of https://github.com/microsoft/DeBERTa.
+Embedding Sharing", ICLR 2023. Sizes: https://github.com/microsoft/DeBERTa.
 
           token
              |
@@ -34,13 +34,13 @@ from lmtool.models.deberta import (
 )
 from lmtool.models.disentangled import BucketedTable, Disentangled, DisentangledAttention
 from lmtool.models.encoder_configs import DebertaV3Config
-from lmtool.models.family import of_choices
+from lmtool.models.family import multiple_choice
 from lmtool.models.keymap import KeyMap
 from lmtool.models.published import expect
 
 
 class DebertaV3(Disentangled):
-    """The encoder, without its heads."""
+    """The encoder without heads."""
 
     def __init__(self, config: DebertaV3Config):
         norm = nn.LayerNorm(config.hidden_size, config.norm_epsilon)
@@ -66,23 +66,23 @@ KEYS = KeyMap(
 
 
 @dataclass(frozen=True)
-class _PublishedDebertaV3(DisentangledFormat):
-    """Of buckets and shared maps."""
+class _DebertaV3Format(DisentangledFormat):
+    """The format with buckets of positions and shared projections."""
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
-        """UserError besides where places are no buckets, which other maps read."""
+        """Also raises UserError for separate projections of positions or a table without a norm."""
         section = super().from_hf_config(data)
         for key, value in (("share_att_key", True), ("norm_rel_ebd", "layer_norm")):
             expect({key: data.get(key, False)}, self.model, **{key: (value,)})
         return section
 
 
-HF_FORMAT = _PublishedDebertaV3(
+HF_FORMAT = _DebertaV3Format(
     model="deberta_v3",
     title="DeBERTa V3",
     keys=KEYS,
     tied=TIED,
-    classes=classes("DebertaV2", of_choices("DebertaV2ForMultipleChoice")),
+    classes=classes("DebertaV2", multiple_choice("DebertaV2ForMultipleChoice")),
     prefix="deberta.",
     outside=OUTSIDE,
     unread=("position_ids",),

@@ -1,27 +1,40 @@
-"""The decoders of today, as configuration. Imports no torch."""
+"""Configuration of Llama, Qwen2 and Transformer-XL. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lmtool.config.tables import Choice, component
-from lmtool.models.configs import Heads, Layers, Positions, Summary, TransformerConfig, Vocabulary, Width
-from lmtool.nn.configs import NoPositionsConfig, PositionsConfig, RotaryPositionsConfig
+from lmtool.config.tables import component
+from lmtool.models.configs import (
+    AttentionDropout,
+    DropoutRate,
+    FeedForwardSize,
+    FormFields,
+    Heads,
+    HiddenSize,
+    Layers,
+    Positions,
+    PositionsChoice,
+    Summary,
+    TransformerConfig,
+    Vocabulary,
+)
+from lmtool.nn.configs import NoPositionsConfig, RotaryPositionsConfig
 
 
 @component("model", "llama", builder="lmtool.models.llama:build")
 class LlamaConfig(TransformerConfig):
-    """Llama's architecture (Touvron et al. 2023), as small decoders have it today: pre-norm, rotary positions, gated
-    feed-forward parts, few heads of keys and values. Defaults: SmolLM2-135M."""
+    """Llama's architecture (Touvron et al. 2023): pre-norm, rotary positions, gated feed-forward layers, grouped-query
+    attention. Defaults: SmolLM2-135M."""
 
-    published_type: ClassVar[str | None] = "llama"
+    hf_model_type: ClassVar[str | None] = "llama"
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Summary] = "last"
-    transformers_form: ClassVar[dict[str, Any] | None] = {"text_format": "plain", "bias": False}
+    transformers_form: ClassVar[FormFields | None] = {"text_format": "plain", "bias": False}
     has_biases: ClassVar[bool] = False
 
     name: Literal["llama", "llama_encoder", "qwen2"] = Field("llama", description="model family")
@@ -61,31 +74,31 @@ class LlamaConfig(TransformerConfig):
         return not self.tied
 
     def with_heads(self, heads: int) -> dict[str, int]:
-        share = heads * self.num_key_value_heads // self.num_heads
-        return {"num_key_value_heads": next(number for number in range(max(share, 1), 0, -1) if heads % number == 0)}
+        scaled = max(heads * self.num_key_value_heads // self.num_heads, 1)
+        return {"num_key_value_heads": next(number for number in range(scaled, 0, -1) if heads % number == 0)}
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "key-value heads": self.num_key_value_heads}
 
 
 @component("model", "llama_encoder", builder="lmtool.models.llama_encoder:build")
 class LlamaEncoderConfig(LlamaConfig):
-    """Llama's blocks as an encoder: every token sees the whole text. Defaults: SmolLM2-135M's sizes."""
+    """Llama's layers as an encoder: every token attends to the whole text. Defaults: SmolLM2-135M's sizes."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder"
     text_format: ClassVar[str] = "roberta"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
-    transformers_form: ClassVar[dict[str, Any] | None] = None
+    transformers_form: ClassVar[FormFields | None] = None
 
-    name: Literal["llama_encoder"] = Field("llama_encoder", description="Llama's blocks as an encoder.")
+    name: Literal["llama_encoder"] = Field("llama_encoder", description="Llama's layers as an encoder.")
 
 
 @component("model", "qwen2", builder="lmtool.models.qwen2:build")
 class Qwen2Config(LlamaConfig):
-    """Qwen2's architecture (Yang et al. 2024): Llama's, with biases of queries, keys and values. Defaults:
-    Qwen2.5-0.5B."""
+    """Qwen2's architecture (Yang et al. 2024): Llama's, with biases in the projections of queries, keys and values.
+    Defaults: Qwen2.5-0.5B."""
 
-    published_type: ClassVar[str | None] = "qwen2"
+    hf_model_type: ClassVar[str | None] = "qwen2"
 
     has_biases: ClassVar[bool] = True
 
@@ -109,8 +122,8 @@ Memory = Annotated[int, Field(ge=0, le=100_000_000)]
 
 @component("model", "transformer_xl", builder="lmtool.models.transformer_xl:build")
 class TransformerXlConfig(TransformerConfig):
-    """Transformer-XL (Dai et al. 2019): a decoder by distances, with a memory of the segments before, and an adaptive
-    softmax over words. Defaults: base, for WikiText-103."""
+    """Transformer-XL (Dai et al. 2019): a decoder with relative positions, a memory of earlier segments and adaptive
+    softmax. Defaults: base, for WikiText-103."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
@@ -153,7 +166,7 @@ class TransformerXlConfig(TransformerConfig):
     @model_validator(mode="after")
     def _cutoffs_rise(self) -> Self:
         if list(self.cutoffs) != sorted(set(self.cutoffs)):
-            raise ValueError(f"cutoffs={list(self.cutoffs)} do not rise")
+            raise ValueError(f"cutoffs={list(self.cutoffs)} are not in increasing order")
         return self
 
     @property
@@ -170,7 +183,7 @@ class TransformerXlConfig(TransformerConfig):
 
     @property
     def evaluated_memory(self) -> int:
-        """Of evaluation."""
+        """Length of the memory in evaluation."""
         return self.memory_length if self.evaluation_memory_length is None else self.evaluation_memory_length
 
     @property
@@ -178,5 +191,5 @@ class TransformerXlConfig(TransformerConfig):
         """The cutoffs within the vocabulary."""
         return tuple(first for first in self.cutoffs if first < self.vocab_size)
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "memory": self.memory_length}

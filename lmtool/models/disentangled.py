@@ -2,7 +2,7 @@
 
     score_ij = (q_i k_j + q_i kr_d(i,j) + k_j qr_d(i,j)) / sqrt(3 D),   d(i,j) = clip(i - j + S, 0, 2 S - 1)
 
-with contents q, k and relative positions kr, qr, which each layer projects from one table. The published code, for
+with contents q, k and relative positions kr, qr, which each layer projects from one table. The original code, with
 which the weights were trained, uses the same row in both of the last terms; equation 4 of the paper has d(j, i) in the
 last one.
 
@@ -35,8 +35,8 @@ from lmtool.types import Packed
 
 
 class RelativeTable(Position):
-    """The table of relative positions. `weight`: (2 S, H). norm: of its rows, None for none. The published code applies
-    dropout to its values in training; here it does not."""
+    """The table of relative positions. `weight`: (2 S, H). norm: of its rows, None for none. The original code applies
+    dropout to its values in training; lmtool does not."""
 
     scores: ClassVar[bool] = True
 
@@ -61,7 +61,7 @@ class RelativeTable(Position):
 
 class BucketedTable(RelativeTable):
     """Distances up to half of the buckets have their own entry, larger ones share buckets of increasing width (He et
-    al. 2023, published code). span: buckets in each direction."""
+    al. 2023, original code). span: buckets in each direction."""
 
     def __init__(self, span: int, hidden_size: int, norm: nn.Module, max_distance: int):
         super().__init__(span, hidden_size, norm)
@@ -70,7 +70,7 @@ class BucketedTable(RelativeTable):
     def bucket(self, distances: Tensor) -> Tensor:
         middle = self.span // 2
         far = distances.abs().clamp(min=middle)
-        # In fp32 with the published order of operations: a double would put some distances into another bucket.
+        # In fp32 with the original order of operations: in fp64 some distances would get another bucket.
         octaves = torch.log(far / middle) / torch.log(torch.tensor((self.max_distance - 1) / middle))
         spaced = (torch.ceil(octaves * (middle - 1)) + middle).long()
         return torch.where(distances.abs() <= middle, distances, spaced * distances.sign())
@@ -97,7 +97,7 @@ class DisentangledScores(Position):
         distances_RLK = query_positions_RL[:, :, None] - key_positions_RK[:, None, :]
         longest = k_RAKD.shape[-2]
         chosen = None
-        if 2 * longest - 1 < self._rows:  # of a short text, only the rows that it reads
+        if 2 * longest - 1 < self._rows:  # a short text needs only some rows
             chosen = self._index(torch.arange(1 - longest, longest, device=q_RALD.device))
             index_RLK = distances_RLK + (longest - 1)
         else:
@@ -215,7 +215,7 @@ class Disentangled(BertLike):
 
     def _decode(self, absolute: nn.Module, x_TH: Tensor, context: Context) -> Tensor:
         """The last layer, applied twice to the states before it: absolute positions are added to the queries (3.2;
-        published code, masked_language_model.py)."""
+        original code, masked_language_model.py)."""
         layer = self.layers[-1]
         query_TH = x_TH + absolute(context.positions_T)
         once_TH = layer(x_TH, replace(context, queries_TH=query_TH, read_M=None, watch=None))

@@ -17,13 +17,13 @@ from torch import nn
 from lmtool.models.base import new, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers, of_choices, over_words
+from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.embeddings import Embeddings
 
 
 class Distilbert(BertLike):
-    """The encoder, without its heads. A classifier's first map is a head and ends in a ReLU."""
+    """The encoder without heads. The dense layer of a classifier is the pooler, with a ReLU."""
 
     pooler_activation = "relu"
 
@@ -59,7 +59,7 @@ KEYS = KeyMap(
         ("heads.masked_lm.dense", "vocab_transform"),
         ("heads.masked_lm.norm", "vocab_layer_norm"),
         ("heads.masked_lm.output.weight", "vocab_projector.weight"),
-        # The bias of the output layer, whose table is tied.
+        # The bias of the tied output layer.
         ("heads.masked_lm", "vocab_projector"),
     )
 )
@@ -70,10 +70,10 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("DistilBertForTokenClassification"),
+        token_classifier("DistilBertForTokenClassification"),
         HFClass("DistilBertForSequenceClassification", ("pooler", "classifier")),
-        of_answers("DistilBertForQuestionAnswering"),
-        of_choices("DistilBertForMultipleChoice"),
+        question_answering("DistilBertForQuestionAnswering"),
+        multiple_choice("DistilBertForMultipleChoice"),
         HFClass("DistilBertForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("DistilBertModel"),
     ),
@@ -96,9 +96,9 @@ HF_FORMAT = HFFormat(
         "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.02,
     },
     constant={"activation": "gelu"},
-    # A sinusoidal table is stored in the file like a learned one.
+    # Files store sinusoidal positions like learned ones.
     allowed={"sinusoidal_pos_embds": (False, True), "tie_word_embeddings": (True, False)},
-    # Of the norms.
+    # Epsilon of the norms.
     fixed={"norm_epsilon": 1e-12},
 )  # fmt: skip
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf

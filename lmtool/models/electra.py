@@ -1,5 +1,5 @@
 """ELECTRA: Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators",
-ICLR 2020. The sizes are those of https://github.com/google-research/electra.
+ICLR 2020. Sizes: https://github.com/google-research/electra.
 
     token + position + segment    embedding_size wide
              |
@@ -29,16 +29,16 @@ from lmtool.models.family import (
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
-    of_answers,
-    of_choices,
-    over_words,
+    multiple_choice,
+    question_answering,
+    token_classifier,
 )
 from lmtool.models.keymap import KeyMap, Tied, encoder_pairs
 from lmtool.nn.embeddings import Embeddings
 
 
 class Electra(BertLike):
-    """The encoder, without its heads. A classifier's first map is a head and ends in a GELU."""
+    """The encoder without heads. The dense layer of a classifier is the pooler, with a GELU."""
 
     pooler_activation = "gelu"
 
@@ -59,14 +59,14 @@ KEYS = KeyMap(
     (
         *encoder_pairs("electra"),
         ("backbone.embed.project", "electra.embeddings_project"),
-        # The discriminator's.
+        # Of the discriminator.
         ("heads.replaced_token.dense", "discriminator_predictions.dense"),
         ("heads.replaced_token.output", "discriminator_predictions.dense_prediction"),
-        # The generator's, a masked language model.
+        # Of the generator, a masked language model.
         ("heads.masked_lm.dense", "generator_predictions.dense"),
         ("heads.masked_lm.norm", "generator_predictions.LayerNorm"),
         ("heads.masked_lm.output.weight", "generator_lm_head.weight"),
-        # The bias of the output layer, whose table is tied.
+        # The bias of the tied output layer.
         ("heads.masked_lm", "generator_lm_head"),
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
@@ -79,10 +79,10 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("ElectraForTokenClassification"),
+        token_classifier("ElectraForTokenClassification"),
         HFClass("ElectraForSequenceClassification", ("pooler", "classifier")),
-        of_answers("ElectraForQuestionAnswering"),
-        of_choices("ElectraForMultipleChoice", pooler=(("heads.pooler.dense", "sequence_summary.summary"),)),
+        question_answering("ElectraForQuestionAnswering"),
+        multiple_choice("ElectraForMultipleChoice", pooler=(("heads.pooler.dense", "sequence_summary.summary"),)),
         HFClass("ElectraForPreTraining", ("replaced_token",)),
         HFClass("ElectraForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("ElectraModel"),

@@ -2,11 +2,11 @@
 
       the bytes of a word
                |
-       vectors of symbols
+       symbol embeddings
                |
       convolutions of several widths
                |
-       largest value, relu
+       maximum, relu
                |
            highways
                |
@@ -18,13 +18,13 @@
          |             |
      +---+---+     +---+---+
      | LSTM 2 |    | LSTM 2 |
-     +->add<-+     +->add<-+      every layer but the first adds what it read
+     +->add<-+     +->add<-+      residual connection, except in the first layer
          |             |
           \\           /
-          side by side
+          concatenation
 
-A word's state in one direction has seen the word and those before it, in the other the word and those behind it: each
-predicts the next one on its way (objective=bilm). As published (github.com/allenai/bilm-tf).
+The forward states depend on a word and earlier words, the backward states on it and later ones; each predicts the next
+word in its direction (objective=bilm). Original code: github.com/allenai/bilm-tf.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ from lmtool.types import Packed
 
 
 class BidirectionalLayer(nn.Module):
-    """An LSTM in each direction, over its half of the states. adds: whether it gives the sum of what it computes and
-    what it read."""
+    """An LSTM in each direction, over its half of the states. adds: whether it has a residual connection."""
 
     def __init__(self, config: ElmoConfig, adds: bool):
         super().__init__()
@@ -60,7 +59,7 @@ class BidirectionalLayer(nn.Module):
             return LstmCell(self.width, config.cell_size, self.width, config.cell_clip, config.projection_clip)
 
         self.forward_lstm, self.backward_lstm = lstm(), lstm()
-        self.dropout = Dropout(config.dropout if adds else 0.0)  # the embedding's stands before the first
+        self.dropout = Dropout(config.dropout if adds else 0.0)  # the first layer follows the embedding's dropout
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
         x_TH = self.dropout(x_TH, context.rng)
@@ -72,8 +71,8 @@ class BidirectionalLayer(nn.Module):
 
 
 class Elmo(Encoder):
-    """The bidirectional language model, without its softmax. Words are read in the place of tokens: a token that
-    continues a word has the states of that word."""
+    """The bidirectional language model without its softmax. It reads words, not tokens: all tokens of a word have its
+    states."""
 
     config: ElmoConfig
 
@@ -87,7 +86,7 @@ class Elmo(Encoder):
 
     @property
     def reader(self) -> WordCharacters:
-        """What makes vectors of words."""
+        """The module that computes word vectors."""
         return cast(WordCharacters, self.embed)
 
     def spell(self, vocabulary: SpellingVocabulary) -> None:
@@ -104,14 +103,14 @@ class Elmo(Encoder):
         return self.run(state, state.read(read_M), tap=tap)
 
     def initial_draw(self) -> Draw:
-        """Of heads."""
+        """Initialization of heads."""
         return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """As published: each part by its width; highways begin nearly closed, and forget gates open."""
+        """As in the original code: each part by its width; highways start nearly closed, forget gates open."""
 
         def draw_of(name: str, part: nn.Module) -> Draw:
-            if module is not self:  # a head; that of its language model goes by the width of its states
+            if module is not self:  # a head; the language model's depends on the width of its states
                 return normal(self.reader.project.out_features**-0.5) if prefix == "heads.lm." else self.initial_draw()
             if isinstance(part, nn.Conv1d):
                 return uniform(0.05)
@@ -129,7 +128,7 @@ class Elmo(Encoder):
 
 
 def _by_size(tensor: Tensor, generator: torch.Generator) -> None:
-    """Glorot and Bengio 2010, of an LSTM's gates together, as TensorFlow takes them."""
+    """Glorot and Bengio 2010 for an LSTM's gates together, as in TensorFlow."""
     uniform((6 / (tensor.shape[0] + tensor.shape[1])) ** 0.5)(tensor, generator)
 
 

@@ -1,15 +1,21 @@
-"""The encoder families beside BERT, as configuration. Imports no torch."""
+"""Configuration of the encoder families other than BERT. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from lmtool.config.tables import Choice, component
+from lmtool.config.tables import component
 from lmtool.models.configs import (
+    AttentionDropout,
+    DropoutRate,
+    FeedForwardSize,
+    FormFields,
     Layers,
+    LearnedRows,
     Positions,
+    PositionsChoice,
     SegmentedConfig,
     SegmentTypes,
     Summary,
@@ -17,7 +23,7 @@ from lmtool.models.configs import (
     Vocabulary,
     Width,
 )
-from lmtool.nn.configs import NoPositionsConfig, PositionsConfig, RotaryPositionsConfig
+from lmtool.nn.configs import NoPositionsConfig, RotaryPositionsConfig
 
 _VOCABULARY = "rows of the token embedding; at least the tokenizer's vocabulary size"
 _EMBEDDING_SIZE = "width of the embedding tables; projected to hidden_size if the two differ"
@@ -25,9 +31,9 @@ _EMBEDDING_SIZE = "width of the embedding tables; projected to hidden_size if th
 
 @component("model", "roberta", builder="lmtool.models.roberta:build")
 class RobertaConfig(SegmentedConfig):
-    """RoBERTa (Liu et al. 2019): BERT's layers over byte-level BPE, without segments of its own. Defaults: base."""
+    """RoBERTa (Liu et al. 2019): BERT's layers with byte-level BPE and one segment. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "roberta"
+    hf_model_type: ClassVar[str | None] = "roberta"
 
     text_format: ClassVar[str] = "roberta"
 
@@ -39,7 +45,7 @@ class RobertaConfig(SegmentedConfig):
 
 @component("model", "spanbert", builder="lmtool.models.spanbert:build")
 class SpanbertConfig(SegmentedConfig):
-    """SpanBERT (Joshi et al. 2020): BERT's architecture, cased, trained on spans. Defaults: base."""
+    """SpanBERT (Joshi et al. 2020): BERT's architecture, cased, pretrained on spans. Defaults: base."""
 
     name: Literal["spanbert"] = Field("spanbert", description="SpanBERT.")
     vocab_size: Vocabulary = 28996
@@ -49,9 +55,9 @@ class SpanbertConfig(SegmentedConfig):
 class DistilbertConfig(TransformerConfig):
     """DistilBERT (Sanh et al. 2019): half of BERT's layers, no segments, no pooler."""
 
-    published_type: ClassVar[str | None] = "distilbert"
+    hf_model_type: ClassVar[str | None] = "distilbert"
 
-    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    transformers_form: ClassVar[FormFields | None] = {}
 
     name: Literal["distilbert"] = Field("distilbert", description="DistilBERT.")
     num_layers: Layers = 6
@@ -61,7 +67,7 @@ class DistilbertConfig(TransformerConfig):
 class AlbertConfig(SegmentedConfig):
     """ALBERT (Lan et al. 2020): one layer applied num_layers times, a narrow embedding. Defaults: base, version 2."""
 
-    published_type: ClassVar[str | None] = "albert"
+    hf_model_type: ClassVar[str | None] = "albert"
 
     shares_layers: ClassVar[bool] = True
 
@@ -78,10 +84,10 @@ class AlbertConfig(SegmentedConfig):
 
 @component("model", "electra", builder="lmtool.models.electra:build")
 class ElectraConfig(SegmentedConfig):
-    """ELECTRA (Clark et al. 2020): BERT's layers, the embedding's width free; the discriminator, and its generator with
-    other sizes. Defaults: base."""
+    """ELECTRA (Clark et al. 2020): BERT's layers with a free embedding width, for the discriminator and, with other
+    sizes, for its generator. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "electra"
+    hf_model_type: ClassVar[str | None] = "electra"
 
     name: Literal["electra"] = Field("electra", description="ELECTRA.")
     embedding_size: Width = Field(768, description=_EMBEDDING_SIZE)
@@ -89,8 +95,8 @@ class ElectraConfig(SegmentedConfig):
 
 @component("model", "modernbert", builder="lmtool.models.modernbert:build")
 class ModernbertConfig(TransformerConfig):
-    """ModernBERT (Warner et al. 2024): a pre-norm encoder whose layers are local but for every third. Defaults:
-    base."""
+    """ModernBERT (Warner et al. 2024): a pre-norm encoder with global attention in every third layer and local
+    attention in the others. Defaults: base."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "initializer_std": "std of initial weights (truncated normal), over sqrt(2 num_layers) at sublayer outputs",
@@ -98,7 +104,7 @@ class ModernbertConfig(TransformerConfig):
 
     published_type: ClassVar[str | None] = "modernbert"
 
-    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    transformers_form: ClassVar[FormFields | None] = {}
     free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "classifier_pooling")
     has_biases: ClassVar[bool] = False
 
@@ -136,8 +142,8 @@ class ModernbertConfig(TransformerConfig):
 
 @component("model", "bigbird", builder="lmtool.models.bigbird:build")
 class BigbirdConfig(SegmentedConfig):
-    """BigBird (Zaheer et al. 2020), its internal construction: BERT's layers, whose blocks of tokens see the ends of a
-    text, a window and random blocks. Defaults: base."""
+    """BigBird (Zaheer et al. 2020), internal construction: BERT's layers with block-sparse attention to the first and
+    last block, a window and random blocks. Defaults: base."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "positions": "type of position encoding: learned, sinusoidal, rotary or none",
@@ -163,24 +169,24 @@ class BigbirdConfig(SegmentedConfig):
 
     @property
     def dense_length(self) -> int:
-        """Tokens of the longest text that is dense."""
+        """Maximum length in tokens of a text with dense attention."""
         return (2 * self.random_blocks + 5) * self.block_size
 
     def remark(self, max_length: int) -> str | None:
         if max_length > self.dense_length:
             return None
         return (
-            f"max_length={max_length}: no text is seen by blocks, all are dense: model={self.name} has blocks of "
-            f"{self.block_size} tokens, and texts of up to {self.dense_length} are dense; a larger max_length= or a "
-            "smaller model.block_size= changes that"
+            f"max_length={max_length}: no text is long enough for block-sparse attention; with model.block_size="
+            f"{self.block_size}, model={self.name} uses dense attention up to {self.dense_length} tokens; set a larger "
+            "max_length= or a smaller model.block_size="
         )
 
 
 class DisentangledConfig(TransformerConfig):
-    """What the generations of DeBERTa share: scores of contents and relative positions, apart."""
+    """Base class of DeBERTa's versions: disentangled attention to content and relative positions."""
 
     position_kinds: ClassVar[tuple[str, ...] | None] = ("none", "learned")
-    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    transformers_form: ClassVar[FormFields | None] = {}
 
     positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
         NoPositionsConfig(),
@@ -194,15 +200,15 @@ class DisentangledConfig(TransformerConfig):
 
     @property
     def scaled_terms(self) -> int:
-        """Terms beside the contents' by whose number the scores are scaled: transformers counts different ones."""
+        """Number of additional terms in the scale of the scores: transformers counts different terms."""
         return len(set(self.scores))
 
 
 @component("model", "deberta", builder="lmtool.models.deberta:build")
 class DebertaConfig(DisentangledConfig):
-    """DeBERTa (He et al. 2021): relative places with maps of their own. Defaults: base."""
+    """DeBERTa (He et al. 2021): relative positions with separate projections. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "deberta"
+    hf_model_type: ClassVar[str | None] = "deberta"
 
     name: Literal["deberta"] = Field("deberta", description="DeBERTa, its first version.")
     vocab_size: Vocabulary = 50265
@@ -212,15 +218,15 @@ class DebertaConfig(DisentangledConfig):
 
     @property
     def scaled_terms(self) -> int:
-        """Here transformers counts a term that is named twice twice, and adds it once."""
+        """transformers counts a repeated term twice here, but adds it once."""
         return len(self.scores)
 
 
 @component("model", "deberta_v3", builder="lmtool.models.deberta_v3:build")
 class DebertaV3Config(DisentangledConfig):
-    """DeBERTa V3 (He et al. 2023): relative places in buckets, read by the maps of the contents. Defaults: base."""
+    """DeBERTa V3 (He et al. 2023): relative positions in buckets, with the content's projections. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "deberta-v2"
+    hf_model_type: ClassVar[str | None] = "deberta-v2"
 
     name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, its second and third version.")
     vocab_size: Vocabulary = 128100
@@ -236,14 +242,14 @@ class DebertaV3Config(DisentangledConfig):
 
 @component("model", "xlnet", builder="lmtool.models.xlnet:build")
 class XlnetConfig(TransformerConfig):
-    """XLNet (Yang et al. 2019): relative attention with segments, pretrained in two streams. Defaults: base."""
+    """XLNet (Yang et al. 2019): relative attention with segments, pretrained with two streams. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "xlnet"
+    hf_model_type: ClassVar[str | None] = "xlnet"
 
     position_kinds: ClassVar[tuple[str, ...] | None] = ("none",)
     text_format: ClassVar[str] = "xlnet"
     summary: ClassVar[Summary] = "pooled_last"
-    transformers_form: ClassVar[dict[str, Any] | None] = {}
+    transformers_form: ClassVar[FormFields | None] = {}
     free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "memory_length")
     query_stream: ClassVar[bool] = True
 
@@ -267,7 +273,7 @@ class XlnetConfig(TransformerConfig):
 
     @property
     def segment_types(self) -> int:
-        """Those of its texts; attention knows whether two tokens are of the same one."""
+        """Segments of a text format; attention uses whether two tokens have the same segment."""
         return 3
 
     @property

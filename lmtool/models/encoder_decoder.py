@@ -1,6 +1,6 @@
-"""What every encoder-decoder is: two stacks over one token table.
+"""Base class of encoder-decoders: two stacks with a shared token embedding.
 
-Shape letters: T tokens of the decoder, M of them that are read, H hidden width.
+Shape letters: T tokens of the decoder, M selected tokens, H hidden width.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from lmtool.types import Packed, send
 
 
 class DecoderStack(Stack):
-    """A stack that reads the outputs, with what it adds to its token vectors; the encoder's stands in the model's
-    `embed`."""
+    """The decoder's stack. embed: what it adds to token embeddings; the encoder's is part of the model's `embed`."""
 
     def __init__(
         self,
@@ -40,8 +39,8 @@ class DecoderStack(Stack):
 
 
 class EncoderDecoder(Backbone):
-    """`forward(inputs, draws, outputs)` gives the hidden states (T, H) of the decoder, which reads `outputs` (shifted
-    already) and sees all of `inputs`. `embed`: the token table of both stacks, and what the encoder adds to it."""
+    """`forward(inputs, rng, outputs)` returns hidden states (T, H) of the decoder, which reads `outputs` (already
+    shifted) and attends to all of `inputs`. `embed`: the shared token embedding, and what the encoder adds to it."""
 
     config: EncoderDecoderConfig
 
@@ -60,21 +59,21 @@ class EncoderDecoder(Backbone):
         tap: Tap | None = None,
     ) -> Tensor:
         """Hidden states (T, H) of the decoder, or (M, H) of the outputs with the flat indices `read_M`. rng: of the
-        inputs; those of the outputs are its `for_outputs`. tap: on both stacks."""
+        inputs; the outputs use `rng.for_outputs()`. tap: for both stacks."""
         if outputs is None:
-            raise ValueError("an encoder-decoder reads inputs and outputs; no outputs are given")
+            raise ValueError("an encoder-decoder needs inputs and outputs; outputs are missing")
         encoded = self.encode(inputs, rng, tap)
         return self.decode(encoded, outputs, None if rng is None else rng.for_outputs(), read_M=read_M, tap=tap)
 
     def encode(self, inputs: Packed, rng: DropoutRng | None = None, tap: Tap | None = None) -> EncoderState:
-        """What the decoder reads of the inputs."""
+        """Encode the inputs for the decoder."""
         state = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
         return EncoderState(self.encoder.run(state, tap=tap), state.packed.segments, rng=state.rng)
 
     def read_inputs(
         self, inputs: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None, tap: Tap | None = None
     ) -> Tensor:
-        """Hidden states of the encoder alone: (T, H), or (M, H) of the inputs with the flat indices `read_M`."""
+        """Hidden states of the encoder: (T, H), or (M, H) of the inputs with the flat indices `read_M`."""
         state = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
         return self.encoder.run(state, state.read(read_M), tap=tap)
 
@@ -87,8 +86,8 @@ class EncoderDecoder(Backbone):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Hidden states (T, H) of the outputs, or (M, H). rng: of the outputs. cache: the tokens before these; these
-        are added to it, and `encoded` keeps the keys and values of the inputs."""
+        """Hidden states (T, H) of the outputs, or (M, H). rng: of the outputs. cache: of earlier tokens; these
+        are appended, and `encoded` caches keys and values of the inputs."""
         encoded.keep = encoded.keep or cache is not None
         vectors_TE = self.embed.tokens(outputs.tokens)
         state = enter(self.decoder.embed, vectors_TE, outputs, rng, cache, self.decoder.ahead)
@@ -100,7 +99,7 @@ class EncoderDecoder(Backbone):
 
     @property
     def longest_answer(self) -> int:
-        """Tokens of the longest outputs it reads, beside virtual ones."""
+        """Maximum number of output tokens, virtual ones not counted."""
         return self.config.max_positions - reserved_positions(self.decoder.embed, self.decoder.ahead)
 
     @property
@@ -109,7 +108,7 @@ class EncoderDecoder(Backbone):
 
 
 def shifted(packed: Packed, start: int) -> Packed:
-    """What a decoder reads to predict `packed`: each document behind the token `start`, without its last one."""
+    """The decoder's input for predicting `packed`: each document after the token `start`, without its last token."""
     tokens_T = packed.tokens.roll(1)
     firsts = [at for at, length in zip(packed.starts, packed.lengths, strict=True) if length]
     tokens_T.index_fill_(0, send(torch.tensor(firsts, dtype=torch.int64), tokens_T.device), start)
@@ -119,7 +118,7 @@ def shifted(packed: Packed, start: int) -> Packed:
 def post_norm_layers(
     config: TwoTransformersConfig, activation: Activation, activation_dropout: float
 ) -> tuple[list[PostNormLayer], list[PostNormCrossLayer]]:
-    """The layers of both stacks of a family with biases everywhere and norms behind the sublayers."""
+    """The layers of both stacks of a family with biases, and with norms after sublayers."""
     width = config.hidden_size
     attention = (width, config.num_heads, config.attention_dropout)
 

@@ -1,18 +1,31 @@
-"""The encoder-decoder families, as configuration. Imports no torch."""
+"""Configuration of the encoder-decoder families. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from lmtool.config.tables import Choice, component
-from lmtool.models.configs import Heads, Layers, ModelConfig, Positions, Summary, TransformerConfig, Vocabulary, Width
-from lmtool.nn.configs import PositionsConfig, Side, SinusoidalPositionsConfig, T5PositionsConfig
+from lmtool.config.tables import component
+from lmtool.models.configs import (
+    AttentionDropout,
+    FeedForwardSize,
+    FormFields,
+    Heads,
+    HiddenSize,
+    Layers,
+    ModelConfig,
+    Positions,
+    PositionsChoice,
+    Summary,
+    TransformerConfig,
+    Vocabulary,
+)
+from lmtool.nn.configs import Side, SinusoidalPositionsConfig, T5PositionsConfig
 
 
 class EncoderDecoderConfig(ModelConfig):
-    """What every encoder-decoder has besides: `num_layers` counts the layers of the encoder."""
+    """Base class of encoder-decoders; `num_layers` is the number of encoder layers."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "encoder_decoder"
     text_format: ClassVar[str] = "t5"
@@ -30,7 +43,7 @@ class EncoderDecoderConfig(ModelConfig):
 
 
 class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
-    """An encoder-decoder whose stacks are both transformers."""
+    """An encoder-decoder of two transformers."""
 
     decoder_layers: Layers | None = Field(None, description="decoder layers; null: as many as in the encoder")
 
@@ -50,8 +63,8 @@ class T5Config(TwoTransformersConfig):
 
     published_type: ClassVar[str | None] = "t5"
 
-    transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
-    # As transformers' T5ForTokenClassification: the encoder alone.
+    transformers_form: ClassVar[FormFields | None] = {"pooled": True}
+    # As in transformers' T5ForTokenClassification: only the encoder.
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
     has_biases: ClassVar[bool] = False
 
@@ -74,7 +87,7 @@ class T5Config(TwoTransformersConfig):
 
     @model_validator(mode="after")
     def _heads_fit(self) -> T5Config:
-        """Heads have a width of their own, so any number of them fits."""
+        """Any number of heads is valid, since head_size is separate."""
         return self
 
     @property
@@ -91,7 +104,7 @@ class T5Config(TwoTransformersConfig):
 
 
 class PostNormConfig(TwoTransformersConfig):
-    """Norms behind the sublayers, biases everywhere."""
+    """Base class with norms after sublayers, and biases."""
 
     free_fields: ClassVar[tuple[str, ...]] = (*TwoTransformersConfig.free_fields, "activation_dropout")
 
@@ -103,10 +116,10 @@ class PostNormConfig(TwoTransformersConfig):
 class BartConfig(PostNormConfig):
     """BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "bart"
+    hf_model_type: ClassVar[str | None] = "bart"
 
     text_format: ClassVar[str] = "bart"
-    transformers_form: ClassVar[dict[str, Any] | None] = {"pooled": True}
+    transformers_form: ClassVar[FormFields | None] = {"pooled": True}
     # Lewis et al. 2020, 3.2: the decoder reads the same text.
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "outputs"
     start_role: ClassVar[str] = "eos"
@@ -124,7 +137,7 @@ class BartConfig(PostNormConfig):
 class Transformer2017Config(PostNormConfig):
     """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. Defaults: base."""
 
-    published_type: ClassVar[str | None] = "marian"
+    hf_model_type: ClassVar[str | None] = "marian"
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
     vocab_size: Vocabulary = 37000

@@ -1,6 +1,7 @@
-"""A family's transformers format, as a declaration: its classes, tensor names and config.json keys, both ways.
+"""A family's format in transformers as a declaration: its classes, tensor names and config.json keys, in both
+directions.
 
-A family's file declares a `HFFormat` as `HF_FORMAT` and exports its methods as functions, or wraps them where it has a
+A family's file declares a `HFFormat` as `HF_FORMAT` and exports its methods as functions, wrapped if the family has a
 quirk: `to_hf`, `from_hf`, `to_hf_config`, `from_hf_config`.
 """
 
@@ -25,9 +26,12 @@ from lmtool.types import part_of
 class HFClass:
     """A class of transformers.
 
-    heads: our heads that it holds besides the backbone. pairs: names (ours, theirs) of further tensors, which take
-    precedence over the family's key map. prefix: of its backbone's names, if it differs from the family's. predicts:
-    whether it predicts tokens.
+    Attributes:
+        name: Of the class.
+        heads: Our heads that it has in addition to the backbone.
+        pairs: Names (ours, theirs) of additional tensors, which take precedence over the family's key map.
+        prefix: Of the backbone's names, if it differs from the family's.
+        predicts: Whether it predicts tokens.
     """
 
     name: str
@@ -37,25 +41,25 @@ class HFClass:
     predicts: bool = False
 
 
-def over_words(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
-    """A ...ForTokenClassification. output: its linear layer. pooler: the pairs of the layers before it."""
-    return _headed(name, "token_classifier", output, pooler)
+def token_classifier(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
+    """A ...ForTokenClassification. output: its linear layer. pooler: pairs of the layers before it."""
+    return _with_head(name, "token_classifier", output, pooler)
 
 
-def of_answers(
+def question_answering(
     name: str, output: str = "qa_outputs", pooler: tuple[tuple[str, str], ...] = (), prefix: str | None = None
 ) -> HFClass:
-    """A ...ForQuestionAnswering, as `over_words`. prefix: as in `HFClass`."""
-    return replace(_headed(name, "question_answering", output, pooler), prefix=prefix)
+    """A ...ForQuestionAnswering. output, pooler: as in `token_classifier`. prefix: as in `HFClass`."""
+    return replace(_with_head(name, "question_answering", output, pooler), prefix=prefix)
 
 
-def of_choices(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
-    """A ...ForMultipleChoice, after the pooler of the family's classifier. pooler: its pairs, if they differ from the
+def multiple_choice(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
+    """A ...ForMultipleChoice with the pooler of the family's classifier. pooler: its pairs, if they differ from the
     classifier's."""
-    return replace(_headed(name, "multiple_choice", output, pooler), heads=("pooler", "multiple_choice"))
+    return replace(_with_head(name, "multiple_choice", output, pooler), heads=("pooler", "multiple_choice"))
 
 
-def _headed(name: str, head: str, output: str, pooler: tuple[tuple[str, str], ...]) -> HFClass:
+def _with_head(name: str, head: str, output: str, pooler: tuple[tuple[str, str], ...]) -> HFClass:
     heads = ("pooler", head) if pooler else (head,)
     return HFClass(name, heads, ((f"heads.{head}.output", output), *pooler))
 
@@ -64,19 +68,25 @@ def _headed(name: str, head: str, output: str, pooler: tuple[tuple[str, str], ..
 class HFFormat:
     """A family's format in transformers.
 
-    model: our name of the family. model_type: in a config.json. title: in messages.
-
-    classes: candidates for export; the first whose heads the checkpoint has is used. unlike: other classes by name, and
-    why their heads are not supported. unties: whether `tie_word_embeddings=false` means separate tables.
-
-    keys: tensor names. tied: copies of tensors. prefix: missing from the names in a bare model's file. outside:
-    beginnings of names that never have the prefix. unread: endings of names in files that no model reads.
-
-    fields: our field by key of config.json. defaults: transformers' values for missing keys. constant: keys with the
-    only value this family supports. allowed: further accepted values, or further keys; absent and null mean the first
-    one. repeats: keys that repeat another. fixed: our fields with a single value in the published code. positions:
-    their kind; None if the family handles them. model_type_of: our name of the family whose model_type its folders
-    have, if not its own.
+    Attributes:
+        model: Our name of the family.
+        title: The family's name in messages.
+        keys: Tensor names.
+        tied: Tensors that files may contain several times.
+        fields: Our field by key of config.json.
+        defaults: transformers' values for missing keys.
+        classes: Candidates for export; the first whose heads the checkpoint has is used.
+        unlike: Other classes by name, and why their heads are not supported.
+        unties: Whether `tie_word_embeddings=false` means an untied output layer.
+        prefix: Prefix of names that files of a model without a head omit.
+        outside: Prefixes of names that never have `prefix`.
+        unread: Suffixes of names in files that no model reads.
+        constant: Keys with a single supported value.
+        allowed: Additional supported values, or additional keys; missing and null mean the first one.
+        repeats: Keys that repeat another key.
+        fixed: Our fields with a single value in transformers.
+        positions: Kind of positions in transformers; None if the family checks them itself.
+        model_type_of: Our name of the family whose model_type is used, if not its own.
     """
 
     model: str
@@ -100,9 +110,9 @@ class HFFormat:
 
     @property
     def model_type(self) -> str | None:
-        """In a config.json."""
+        """`model_type` in config.json."""
         entry = lookup("model", self.model_type_of or self.model)
-        return entry.config.published_type if entry is not None and issubclass(entry.config, ModelConfig) else None
+        return entry.config.hf_model_type if entry is not None and issubclass(entry.config, ModelConfig) else None
 
     def class_of_heads(self, heads: Collection[str]) -> HFClass:
         """The first class whose heads are all in `heads`."""
@@ -114,8 +124,8 @@ class HFFormat:
         return next((known[name] for name in names if name in known), None) if isinstance(names, list) else None
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-        """Our tensors under the names of the transformers class that holds their heads. Tied copies are left out; a
-        tensor that transformers lacks keeps our name. config: of the model."""
+        """Our tensors under the names of the transformers class with their heads. Tied copies are left out; a tensor
+        that transformers lacks keeps our name. config: the model's configuration."""
         heads = {part_of(name).removeprefix("heads.") for name in tensors if name.startswith("heads.")}
         keys, prefix = self._names_in(self.class_of_heads(heads))
         paths = {name: keys.to_hf(name) for name in tensors}
@@ -125,11 +135,12 @@ class HFFormat:
         }
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-        """The inverse; also for a bare model. config: its config.json. UserError as in `Tied.resolve`."""
-        model_class, known_prefixes = self.named_class(config), (self.prefix, *self.outside)
+        """transformers' tensors, of any class or a model without a head, under our names. config: its config.json.
+        UserError as in `Tied.resolve`."""
+        model_class, prefixes = self.named_class(config), (self.prefix, *self.outside)
         keys, prefix = self._names_in(model_class)
         moved = {self._moved(name, prefix, self.prefix): name for name in tensors}
-        names = {path if path.startswith(known_prefixes) else self.prefix + path: name for path, name in moved.items()}
+        names = {path if path.startswith(prefixes) else self.prefix + path: name for path, name in moved.items()}
         full = self.tied.resolve(
             {path: tensors[name] for path, name in names.items()},
             config if self.unties else EMPTY,
@@ -150,17 +161,17 @@ class HFFormat:
 
     def _moved(self, path: str, prefix: str, other: str) -> str:
         """A name with its prefix replaced, if it belongs to the backbone."""
-        known_prefixes = path.startswith(prefix) and not path.startswith(self.outside)
-        return other + path.removeprefix(prefix) if known_prefixes else path
+        in_backbone = path.startswith(prefix) and not path.startswith(self.outside)
+        return other + path.removeprefix(prefix) if in_backbone else path
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
-        """Our configuration as a config.json. UserError if it cannot be expressed there."""
+        """Our configuration as config.json. UserError if transformers lacks the variant."""
         if self.positions is not None:
             require_positions(config, self.positions, self.title)
         for name, value in self.fixed.items():
             if getattr(config, name) != value:
                 raise UserError(
-                    f"model.{name}={getattr(config, name)} has no place in a published {self.title}, which has {value}",
+                    f"model.{name}={getattr(config, name)}: {self.title} in transformers has {value}",
                     f"use the run with lmtool, or train one with model.{name}={value}",
                 )
         section = {key: getattr(config, name) for key, name in self.fields.items()}
@@ -168,7 +179,7 @@ class HFFormat:
         return {"model_type": self.model_type, **section, **repeated, **self.constant}
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
-        """The model section of a config.json. UserError for a variant that this family does not support."""
+        """The `model` section for a config.json. UserError for a variant that lmtool does not support."""
         allowed = {**{key: (value,) for key, value in self.constant.items()}, **self.allowed}
         section = sizes(data, self.fields, self.defaults)
         for key, other in self.repeats.items():
@@ -182,8 +193,8 @@ _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "m
 
 @dataclass(frozen=True)
 class JointProjectionFormat(HFFormat):
-    """One joint projection for queries, keys and values, and linear weights stored as (inputs, outputs), the transpose
-    of torch's."""
+    """A format with one joint projection for queries, keys and values, and transposed linear weights (inputs,
+    outputs)."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         return self._transposed(super().to_hf(join_projections(tensors), config))

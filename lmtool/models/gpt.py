@@ -1,5 +1,5 @@
 """GPT-2: Radford, Wu, Child, Luan, Amodei, Sutskever, "Language Models are Unsupervised Multitask Learners", 2019.
-The sizes are those of https://github.com/openai/gpt-2 and of its published larger checkpoints.
+Sizes: https://github.com/openai/gpt-2 and its larger checkpoints.
 
     token + position
              |
@@ -7,7 +7,7 @@ The sizes are those of https://github.com/openai/gpt-2 and of its published larg
              |
     +--------+--------+
     |      norm1      |
-    |    self_attn    |   a token sees itself and what is before it
+    |    self_attn    |   attends to the token itself and earlier ones
     |        |        |
     +-----> add ------+
              |                 x num_layers
@@ -37,8 +37,8 @@ from lmtool.models.family import (
     DECODER_FIELDS,
     HFClass,
     JointProjectionFormat,
-    of_answers,
-    over_words,
+    question_answering,
+    token_classifier,
 )
 from lmtool.models.keymap import KeyMap, Tied
 from lmtool.nn.attention import SelfAttention
@@ -49,7 +49,7 @@ from lmtool.nn.initialization import Draw, initialize, normal
 
 
 class Gpt(Decoder):
-    """The decoder, without its head, which is the token table again."""
+    """The decoder without its head, which is tied to the token embedding."""
 
     def __init__(self, config: GptConfig):
         width, position = config.hidden_size, positions_of(config, causal=True)
@@ -73,8 +73,8 @@ class Gpt(Decoder):
         return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """As published (section 2.3): what writes into the residual stream is scaled down by the square root of the
-        number of such layers, two a block."""
+        """Section 2.3: layers that write to the residual stream are divided by the square root of their number, two per
+        block."""
         super().initialize(module, seed, prefix)
         residual = normal(self.config.initializer_std / math.sqrt(2 * self.config.num_layers))
         for name, part in module.named_modules():
@@ -111,14 +111,14 @@ HF_FORMAT = JointProjectionFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("GPT2ForTokenClassification"),
+        token_classifier("GPT2ForTokenClassification"),
         HFClass("GPT2ForSequenceClassification", ("classifier",)),
-        of_answers("GPT2ForQuestionAnswering"),
+        question_answering("GPT2ForQuestionAnswering"),
         HFClass("GPT2LMHeadModel", predicts=True),
     ),
     prefix="transformer.",
     outside=("lm_head.", "score.", "classifier.", "qa_outputs."),
-    # Masks in old files.
+    # Attention masks in old files.
     unread=(".attn.bias", ".attn.masked_bias"),
     fields={**DECODER_FIELDS, "n_inner": "feedforward_size"},
     defaults=DECODER_DEFAULTS,
@@ -138,6 +138,6 @@ to_hf_config = HF_FORMAT.to_hf_config
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """A file may leave n_inner out."""
+    """`n_inner` is optional."""
     section = HF_FORMAT.from_hf_config(data)
     return {"feedforward_size": 4 * section["hidden_size"], **section}

@@ -1,12 +1,12 @@
 """GPT: Radford, Narasimhan, Salimans, Sutskever, "Improving Language Understanding by Generative Pre-Training", 2018.
-The sizes are those of https://github.com/openai/finetune-transformer-lm.
+Sizes: https://github.com/openai/finetune-transformer-lm.
 
     token + position
              |
           dropout
              |
     +--------+--------+
-    |    self_attn    |   a token sees itself and what is before it
+    |    self_attn    |   attends to the token itself and earlier ones
     |        |        |
     +-----> add ------+
              |
@@ -38,7 +38,7 @@ from lmtool.nn.initialization import Draw, normal
 
 
 class Gpt1(Decoder):
-    """The decoder, without its head, which is the token table again."""
+    """The decoder without its head, which is tied to the token embedding."""
 
     def __init__(self, config: Gpt1Config):
         embed = Embeddings(config.vocab_size, config.hidden_size, positions_of(config, causal=True), config.dropout)
@@ -81,7 +81,7 @@ HF_FORMAT = JointProjectionFormat(
     ),
     prefix="transformer.",
     outside=("lm_head.", "score."),
-    # Masks and position ids in old files.
+    # Attention masks and position ids in old files.
     unread=(".attn.bias", "position_ids"),
     fields=DECODER_FIELDS,
     defaults={**DECODER_DEFAULTS, "vocab_size": 40478, "n_positions": 512},
@@ -93,17 +93,16 @@ to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
 
 def to_hf_config(config: Gpt1Config) -> JsonObject:
-    """UserError besides where the feed-forward part is not four times as wide as the rest, for which there is no
-    key."""
+    """Also raises UserError if feedforward_size is not 4 hidden_size, since config.json has no key for it."""
     if config.feedforward_size != 4 * config.hidden_size:
         raise UserError(
-            f"model.feedforward_size={config.feedforward_size} has no place in a published GPT: 4 hidden_size has",
+            f"model.feedforward_size={config.feedforward_size}: GPT in transformers has 4 hidden_size",
             f"use the run with lmtool, or train one with model.feedforward_size={4 * config.hidden_size}",
         )
     return HF_FORMAT.to_hf_config(config)
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """The reverse."""
+    """The inverse of `to_hf_config`."""
     section = HF_FORMAT.from_hf_config(data)
     return {**section, "feedforward_size": 4 * section["hidden_size"]}

@@ -13,13 +13,13 @@ from torch import Tensor
 from lmtool.errors import UserError
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
-"""A config.json that says nothing."""
+"""An empty config.json."""
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 class KeyMap:
-    """Pairs (ours, theirs) of module paths; `*` stands for a layer's number on both sides. The rest of the name
-    (`.weight`, `.bias`) is unchanged."""
+    """Pairs (ours, theirs) of module paths; `*` matches the number of a layer. The last part of a name (`.weight`,
+    `.bias`) is unchanged."""
 
     def __init__(self, pairs: tuple[tuple[str, str], ...]):
         self.pairs = pairs
@@ -56,10 +56,14 @@ def encoder_pairs(name: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class Tied:
-    """Tensors that a published model has once and its file may contain several times.
+    """Tensors that a model in transformers has once, but its file may contain several times.
 
-    token: the token table. output: the output table, of a head whose names start with `head`. tables: further copies of
-    the token table. bias: of the output, and its copy, which is the one that is read.
+    Attributes:
+        token: The token embedding.
+        output: The output layer of a head.
+        head: Prefix of the names of that head.
+        tables: Other copies of the token embedding.
+        bias: The bias of the output layer, and its copy, which is used.
     """
 
     token: str
@@ -71,10 +75,17 @@ class Tied:
     def resolve(
         self, tensors: Mapping[str, Tensor], config: Mapping[str, object], predicts: bool | None = None
     ) -> dict[str, Tensor]:
-        """A file's tensors without copies, as transformers 5 resolves them: an output table stays if it differs from
-        the token table or if config.json unties it (`tie_word_embeddings`); a copy replaces a missing original.
-        predicts: whether the model's class predicts tokens; None if the class is unknown and the tensors of `head`
-        decide. UserError if a class that predicts tokens lacks an untied table, and if further tables differ."""
+        """Remove copies from a file's tensors as transformers 5 does: an output layer stays if it differs from the
+        token embedding or if config.json unties it (`tie_word_embeddings`); a copy replaces a missing original.
+
+        Args:
+            tensors: Of the file.
+            config: Content of config.json.
+            predicts: Whether the model's class predicts tokens; None: if there are tensors of `head`.
+
+        Raises:
+            UserError: If a class that predicts tokens lacks an untied output layer, or if other copies differ.
+        """
         untied = dict(tensors)
         copies = [*self.tables, self.output, *([] if self.bias is None else [self.bias[1]])]
         separate_tables = config.get("tie_word_embeddings") is False
@@ -84,9 +95,9 @@ class Tied:
             for name in copies:
                 if name not in untied:
                     raise UserError(
-                        f"tie_word_embeddings=false in its config.json, but its weights hold no {name}",
-                        "copy it again: its output table is missing; only where its own documentation ties the two "
-                        "tables, write tie_word_embeddings=true",
+                        f"tie_word_embeddings=false in config.json, but the weights have no {name}",
+                        "copy it again: the output layer is missing; set tie_word_embeddings=true only if the model's "
+                        "documentation says that it is tied",
                     )
         for name in (*self.tables, self.output):
             copy = untied.get(name)
@@ -98,18 +109,18 @@ class Tied:
                     del untied[name]
             elif name != self.output or copy.shape != original.shape:
                 raise UserError(
-                    f"its {name} {tuple(copy.shape)} is not its {self.token} {tuple(original.shape)}; lmtool has "
-                    "one table of tokens",
+                    f"{name} {tuple(copy.shape)} differs from {self.token} {tuple(original.shape)}; lmtool has "
+                    "one token embedding",
                     "give another checkpoint",
                 )
         if self.bias is not None and self.bias[1] in untied:
             untied[self.bias[0]] = untied.pop(self.bias[1])
         return untied
 
-    def separate(self, hf_name: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of an untied model with each copy next to its original, for a file."""
+    def separate(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Add the copies to the tensors of an untied model, for a file."""
         copies = dict.fromkeys(self.tables, self.token) | ({} if self.bias is None else {self.bias[1]: self.bias[0]})
-        return {**hf_name, **{name: hf_name[original].clone() for name, original in copies.items()}}
+        return {**tensors, **{name: tensors[original].clone() for name, original in copies.items()}}
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -126,7 +137,7 @@ def _rename(name: str, table: list[tuple[re.Pattern[str], str]]) -> str | None:
 
 
 def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values of each attention as one tensor `qkv`, in this order, as in GPT's published models."""
+    """Join queries, keys and values of each attention into one tensor `qkv`, in this order, as in GPT-2."""
     merged: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
@@ -139,7 +150,7 @@ def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def split_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse."""
+    """The inverse of `join_projections`."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if ".qkv." in name:

@@ -1,11 +1,11 @@
-"""Llama: Touvron, Lavril, Izacard et al., "LLaMA: Open and Efficient Foundation Language Models", 2023; with the
-grouped queries of Ainslie et al. 2023 ("GQA"), as in SmolLM2 (Ben Allal et al. 2025).
+"""Llama: Touvron, Lavril, Izacard et al., "LLaMA: Open and Efficient Foundation Language Models", 2023, with the
+grouped-query attention of Ainslie et al. 2023, as in SmolLM2 (Ben Allal et al. 2025).
 
           token
              |
     +--------+--------+
     |      norm1      |
-    |    self_attn    |   a token sees itself and what is before it; several heads of queries read one of keys
+    |    self_attn    |   attends to the token itself and earlier ones; query heads share key heads
     |        |        |
     +-----> add ------+
              |                          x num_layers
@@ -21,7 +21,7 @@ grouped queries of Ainslie et al. 2023 ("GQA"), as in SmolLM2 (Ben Allal et al. 
              |
           hidden
 
-Norms divide by the root of the mean square, and nothing has a bias.
+Norms are RMS norms, and there are no biases.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.decoder_configs import LlamaConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers, over_words
+from lmtool.models.family import HFClass, HFFormat, question_answering, token_classifier
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_half_split
 from lmtool.nn.attention import SelfAttention
@@ -47,7 +47,7 @@ from lmtool.nn.initialization import Draw, normal
 
 
 class Llama(Decoder):
-    """The decoder, without its head."""
+    """The decoder without its head."""
 
     config: LlamaConfig
 
@@ -74,7 +74,7 @@ class Llama(Decoder):
         self.vocabulary_head = VocabularyHead(config.tied)
 
     def attention(self, config: LlamaConfig) -> SelfAttention:
-        """That of a layer."""
+        """The attention of a layer."""
         heads = config.num_heads, config.attention_dropout
         return SelfAttention(config.hidden_size, *heads, bias=False, key_value_heads=config.num_key_value_heads)
 
@@ -109,20 +109,20 @@ TIED = Tied("model.embed_tokens.weight", "lm_head.weight")
 
 
 _BASE = 10_000.0
-"""Of the rotation, where a config.json is silent."""
+"""Base of rotary positions if config.json has none."""
 
 
 @dataclass(frozen=True)
 class LlamaFormat(HFFormat):
-    """What Llama's descendants share."""
+    """The format of Llama and families derived from it."""
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """A config.json that is silent on tying means two tables."""
+        """Without `tie_word_embeddings` in config.json, the output layer is untied."""
         declared = {**config, "tie_word_embeddings": _ties(config)} if config else config
         return super().from_hf(tensors, declared)
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
-        """UserError besides where pairs of dimensions lie side by side."""
+        """Also raises UserError for interleaved rotary positions."""
         data, positions = super().to_hf_config(config), config.positions
         assert isinstance(config, LlamaConfig) and isinstance(positions, RotaryPositionsConfig)
         require_half_split(positions, self.title)
@@ -130,11 +130,11 @@ class LlamaFormat(HFFormat):
         return {**data, **self.head_size(config), "rope_parameters": rotary, "tie_word_embeddings": config.tied}
 
     def head_size(self, config: LlamaConfig) -> dict[str, int]:
-        """The key for the width of a head, in a family that has one."""
+        """The key for the width of a head, if the family has one."""
         return {"head_dim": config.width_of_head}
 
     def from_hf_config(self, data: JsonMapping) -> JsonObject:
-        """UserError besides for a head of a width of its own, for windows and for scaled positions."""
+        """Also raises UserError for a separate head width, sliding windows and scaled positions."""
         section = super().from_hf_config(data)
         heads, layers = section["num_heads"], section["num_layers"]
         section.setdefault("num_key_value_heads", heads)
@@ -154,7 +154,7 @@ def _ties(config: JsonMapping) -> bool:
 
 
 def _rotary_base(data: JsonMapping, model: str) -> float:
-    """Where a config.json has it now, or had it before."""
+    """The base of rotary positions in current or older config.json files."""
     base = data.get("rope_theta")
     for key in ("rope_parameters", "rope_scaling"):
         rotary = data.get(key) or {}
@@ -178,11 +178,11 @@ FIELDS = {
 
 
 def classes(family: str) -> tuple[HFClass, ...]:
-    """The classes of transformers of a family with Llama's tensors. family: what their names begin with."""
+    """The classes in transformers with Llama's tensors. family: prefix of their names."""
     return (
-        over_words(f"{family}ForTokenClassification", "score"),
+        token_classifier(f"{family}ForTokenClassification", "score"),
         HFClass(f"{family}ForSequenceClassification", ("classifier",)),
-        of_answers(f"{family}ForQuestionAnswering", prefix="transformer."),
+        question_answering(f"{family}ForQuestionAnswering", prefix="transformer."),
         HFClass(f"{family}ForCausalLM", predicts=True),
     )
 

@@ -1,6 +1,6 @@
-"""Llama's block, see `llama.py`, in an encoder: every token sees the whole text (BehnamGhader et al. 2024, "LLM2Vec:
-Large Language Models Are Secretly Powerful Text Encoders", section 2.1). `lmtool import model=` takes a decoder's
-weights into it, and back.
+"""Llama's layers (llama.py) as an encoder: every token attends to the whole text (BehnamGhader et al. 2024, "LLM2Vec:
+Large Language Models Are Secretly Powerful Text Encoders", section 2.1). `lmtool import model=` converts a
+decoder's weights, and back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from lmtool.models.llama import Llama
 
 
 class LlamaEncoder(Llama):
-    """The encoder, without its heads."""
+    """The encoder without heads."""
 
     head_biases = False
 

@@ -13,8 +13,8 @@ NeurIPS 2015.
              |
           hidden
 
-The output layer is a table of its own. A classifier reads the last token's state (section 2). Their cells are those of
-torch.nn.LSTM, with one bias.
+The output layer is untied. A classifier reads the last token's state (section 2). The cells are those of torch.nn.LSTM
+with one bias.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from lmtool.nn.recurrent import RecurrentLayer, SegmentStates, State, StateCache
 from lmtool.nn.stack import Tap
 from lmtool.types import Packed
 
-_PARTS = ("given", "cell")  # of a layer's state
+_PARTS = ("given", "cell")  # parts of a layer's state
 
 
 class LstmDecoder(Decoder):
-    """The decoder, without its head."""
+    """The decoder without its head."""
 
     config: LstmConfig
     vocabulary_head = VocabularyHead(tied=False)
@@ -61,8 +61,8 @@ class LstmDecoder(Decoder):
         tap: Tap | None = None,
         carried: Carried | None = None,
     ) -> Tensor:
-        """As of any decoder. carried: the states in front of each document and behind it, for text that is read in
-        segments; they pass no gradient on (section 2: back-propagation is truncated)."""
+        """As in any decoder. carried: the states before and after each document, for text in segments; they carry no
+        gradient (section 2: truncated back-propagation)."""
         if carried is None:
             return super().forward(packed, rng, cache, read_M, tap)
         cache = self.new_cache(len(packed.lengths), max(packed.lengths))
@@ -80,7 +80,7 @@ class LstmDecoder(Decoder):
         return hidden_TH
 
     def initial_state(self, lanes: int) -> dict[str, Tensor]:
-        """Zeros, (lanes, H) each."""
+        """Zeros, (lanes, H) for each state."""
         zeros_LH = self.embed.token.weight.new_zeros(lanes, self.hidden_size)
         return {f"{part}_{number}": zeros_LH for number in range(len(self.layers)) for part in _PARTS}
 
@@ -89,14 +89,14 @@ class LstmDecoder(Decoder):
         return self.config.embedding_size, *super().state_widths[1:]
 
     def cache_for(self, embed: StackInput, documents: int, capacity: int) -> Cache:
-        """A state of each layer in the place of its keys and values."""
+        """A cache with the state of each layer instead of keys and values."""
         return Cache(len(self.layers), documents, capacity + embed.virtual_count, StateCache)
 
     def initial_draw(self) -> Draw:
         return normal_by_inputs(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """With forget gates that are open at the start."""
+        """Forget gates start open."""
         super().initialize(module, seed, prefix)
         for cell in module.modules():
             if isinstance(cell, recurrent.LstmCell) and not cell.bias.is_meta:

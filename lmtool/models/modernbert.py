@@ -1,6 +1,6 @@
 """ModernBERT: Warner, Chaffin, Clavié et al., "Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder for
-Fast, Memory Efficient, and Long Context Finetuning and Inference", 2024. Ettin (Weller et al. 2025) has it in other
-sizes.
+Fast, Memory Efficient, and Long Context Finetuning and Inference", 2024. Ettin (Weller et al. 2025) has
+other sizes.
 
           token
              |
@@ -8,7 +8,7 @@ sizes.
              |
     +--------+--------+
     |      norm1      |   not in the first layer
-    |    self_attn    |   every third layer sees the whole text, the others a window
+    |    self_attn    |   global in every third layer, otherwise local
     |     dropout     |
     |        |        |
     +-----> add ------+
@@ -25,7 +25,7 @@ sizes.
              |
           hidden
 
-Nothing has a bias. Local layers turn queries and keys by another base than the global ones.
+There are no biases. Local and global layers have different bases of rotary positions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.models.base import Encoder, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers, of_choices, over_words
+from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
 from lmtool.models.published import expect, require_half_split
 from lmtool.nn.attention import SelfAttention
@@ -58,7 +58,7 @@ from lmtool.types import Packed
 
 
 class Modernbert(Encoder):
-    """The encoder, without its heads."""
+    """The encoder without heads."""
 
     config: ModernbertConfig
     pooler_activation = "gelu"
@@ -76,7 +76,7 @@ class Modernbert(Encoder):
             PreNormLayer(
                 SelfAttention(width, config.num_heads, config.attention_dropout, bias=False),
                 GatedFeedForward(width, config.feedforward_size, "gelu", bias=False),
-                norm() if number else nn.Identity(),  # the embedding's norm stands before the first
+                norm() if number else nn.Identity(),  # the first layer follows the embedding's norm
                 norm(),
                 config.dropout,
             )
@@ -94,14 +94,14 @@ class Modernbert(Encoder):
         )
 
     def is_local(self, number: int) -> bool:
-        """Whether the layer of this number, counted from 0, sees a window alone."""
+        """Whether the layer with this number, from 0, has local attention."""
         return number % self.config.global_every != 0
 
     def mask(self, number: int, packed: Packed) -> Mask:
         return Window(self.config.local_window, self.ahead) if self.is_local(number) else Full()
 
     def seen(self, number: int, length: float) -> float:
-        """Of tokens near the ends of a text, those that are there."""
+        """Mean number of attended tokens: windows are smaller near the ends of a text."""
         reach = self.config.local_window
         if not self.is_local(number) or length <= reach + 1:
             return length
@@ -111,8 +111,8 @@ class Modernbert(Encoder):
         return state.position if self.local_position is None or not self.is_local(number) else self.local_position
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """As published (appendix A): what writes into the residual stream, and the map of a head, is scaled down by the
-        square root of twice the layers; a classifier is drawn by its width."""
+        """Appendix A: layers that write to the residual stream and a head's dense layer are divided by sqrt(2 layers);
+        a classifier is scaled by its width."""
         std = self.config.initializer_std
         deep = std / math.sqrt(2 * self.config.num_layers)
 
@@ -146,12 +146,12 @@ KEYS = KeyMap(
         ("heads.masked_lm.dense", "head.dense"),
         ("heads.masked_lm.norm", "head.norm"),
         ("heads.masked_lm.output.weight", "decoder.weight"),
-        # The bias of the output layer, whose table is tied.
+        # The bias of the tied output layer.
         ("heads.masked_lm", "decoder"),
         ("heads.classifier.output", "classifier"),
     )
 )
-# A task head's transform has the names of the language model head's.
+# The dense layer of a task's head has the names of the language model's.
 _POOLER = (("heads.pooler.dense", "head.dense"), ("heads.pooler.norm", "head.norm"))
 TIED = Tied("model.embeddings.tok_embeddings.weight", "decoder.weight", "head.")
 _FULL, _LOCAL = "full_attention", "sliding_attention"
@@ -160,7 +160,7 @@ _BASES = {"global_rope_theta": (_FULL, 160_000.0), "local_rope_theta": (_LOCAL, 
 
 @dataclass(frozen=True)
 class _ModernBertFormat(HFFormat):
-    """One map for queries, keys and values, another for gate and gated, and a list of the layers' kinds."""
+    """The format of joint projections for queries, keys and values, and for gate and value, and of layer kinds."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         merged: dict[str, Tensor] = {}
@@ -174,7 +174,7 @@ class _ModernBertFormat(HFFormat):
         return super().to_hf(merged, config)
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """Of a file whose class is not known, a classifier's tensor tells that there is one."""
+        """If the class is unknown, tensors of a classifier show whether there is one."""
         classifies = self.named_class(config) is None and any(name.startswith("classifier.") for name in tensors)
         split: dict[str, Tensor] = {}
         for name, tensor in split_projections(super().from_hf(tensors, config)).items():
@@ -186,7 +186,7 @@ class _ModernBertFormat(HFFormat):
         return split
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
-        """UserError besides where pairs of dimensions lie side by side."""
+        """Also raises UserError for interleaved rotary positions."""
         data, positions = super().to_hf_config(config), config.positions
         assert isinstance(config, ModernbertConfig) and isinstance(positions, RotaryPositionsConfig)
         require_half_split(positions, self.title)
@@ -227,10 +227,10 @@ HF_FORMAT = _ModernBertFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("ModernBertForTokenClassification", pooler=_POOLER),
+        token_classifier("ModernBertForTokenClassification", pooler=_POOLER),
         HFClass("ModernBertForSequenceClassification", ("pooler", "classifier"), _POOLER),
-        of_answers("ModernBertForQuestionAnswering", "classifier", _POOLER),
-        of_choices("ModernBertForMultipleChoice", pooler=_POOLER),
+        question_answering("ModernBertForQuestionAnswering", "classifier", _POOLER),
+        multiple_choice("ModernBertForMultipleChoice", pooler=_POOLER),
         HFClass("ModernBertForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("ModernBertModel"),
     ),
@@ -257,7 +257,7 @@ HF_FORMAT = _ModernBertFormat(
     allowed={
         "attention_bias": (False,), "mlp_bias": (False,), "norm_bias": (False,), "classifier_bias": (False,),
         "decoder_bias": (True,), "tie_word_embeddings": (True, False),
-        # Keys about the implementation.
+        # Keys of the implementation.
         "sparse_prediction": (False, True), "deterministic_flash_attn": (False, True), "embedding_dropout": (0.0,),
         "mlp_dropout": (0.0,), "reference_compile": (None, True, False), "repad_logits_with_grad": (False, True),
         "sparse_pred_ignore_index": (-100,), "initializer_cutoff_factor": (2.0,), "rope_scaling": (None,),

@@ -1,4 +1,4 @@
-"""Shared functions between our configurations and transformers' config.json. Imports no torch."""
+"""Helpers for conversions between our configurations and transformers' config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lmtool.errors import UserError
 from lmtool.models.configs import TransformerConfig
 from lmtool.nn.configs import RotaryPositionsConfig
 
-# Keys that do not affect a model's numbers.
+# Keys that do not affect a model's outputs.
 NEUTRAL = frozenset(
     {
         "_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
@@ -47,7 +47,7 @@ class HFConfig(dict[str, Any]):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Keys that were not read and could matter, sorted."""
+        """Keys that were not read and might matter, sorted."""
         return tuple(sorted(set(self) - self._read - NEUTRAL))
 
 
@@ -57,8 +57,13 @@ def unnamed(number: int) -> str:
 
 
 def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) -> None:
-    """Raise UserError if a key has a value that this family does not support. allowed: values by key; absent and null
-    mean the first one."""
+    """Raise UserError for unsupported values.
+
+    Args:
+        data: Content of config.json.
+        family: Our name of the family.
+        allowed: Supported values by key; missing and null mean the first one.
+    """
     for key, values in allowed.items():
         value = data.get(key)
         if value is not None and value not in values:
@@ -66,32 +71,34 @@ def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) 
             raise UserError(f"config.json: {key}={value!r}; model={family} has {one_of}", "give another checkpoint")
 
 
-def require_learned(config: TransformerConfig, title: str) -> None:
-    """Raise UserError unless positions are learned, as in the published family."""
-    require_positions(config, "learned", title)
-
-
 def require_positions(config: TransformerConfig, kind: str, title: str) -> None:
-    """Raise UserError unless positions are of the published family's kind."""
+    """Raise UserError if transformers has another kind of positions for the family. kind: in transformers. title: the
+    family's name."""
     if config.positions.name != kind:
         raise UserError(
-            f"model.positions={config.positions.name} has no place in a published {title}, which has {kind} ones",
+            f"model.positions={config.positions.name}: {title} in transformers has {kind} positions",
             f"use the run with lmtool, or train one with model/positions={kind}",
         )
 
 
 def require_half_split(positions: RotaryPositionsConfig, title: str) -> None:
-    """Raise UserError if rotary pairs are interleaved, unlike in the published families."""
+    """Raise UserError if rotary pairs are interleaved, which transformers does not support. title: the family's
+    name."""
     if positions.layout != "half_split":
         raise UserError(
-            f"model.positions.layout={positions.layout} has no place in a published {title}",
+            f"model.positions.layout={positions.layout}: {title} in transformers has half_split",
             "use the run with lmtool, or train one with model.positions.layout=half_split",
         )
 
 
 def sizes(data: Mapping[str, object], names: Mapping[str, str], defaults: Mapping[str, object]) -> JsonObject:
-    """A model section. names: our field by their key. defaults: transformers' values by their key, for keys that old
-    files lack."""
+    """The fields of a `model` section.
+
+    Args:
+        data: Content of config.json.
+        names: Our field by key.
+        defaults: transformers' values for keys that older files lack.
+    """
     return {
         field: data[key] if data.get(key) is not None else defaults[key]
         for key, field in names.items()

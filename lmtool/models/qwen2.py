@@ -1,6 +1,6 @@
 """Qwen2: Yang, Yang, Hui et al., "Qwen2 Technical Report", 2024; Qwen2.5: Qwen Team, "Qwen2.5 Technical Report", 2024.
 
-Llama's block, see `llama.py`, with biases of queries, keys and values.
+Llama's layers (llama.py) with biases in the projections of queries, keys and values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmtool.nn.attention import SelfAttention
 
 
 class Qwen2(Llama):
-    """The decoder, without its head."""
+    """The decoder without its head."""
 
     def attention(self, config: LlamaConfig) -> SelfAttention:
         attention = super().attention(config)
@@ -35,17 +35,17 @@ def build(config: Qwen2Config, seed: int) -> Qwen2:
 
 
 @dataclass(frozen=True)
-class _PublishedQwen2(LlamaFormat):
+class _Qwen2Format(LlamaFormat):
     def head_size(self, config: LlamaConfig) -> dict[str, int]:
         return {}
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         for key in ("sliding_window", "max_window_layers"):
-            data.get(key)  # of windows, which use_sliding_window is refused for
+            data.get(key)  # without effect: use_sliding_window is refused
         return super().from_hf_config(data)
 
 
-HF_FORMAT = _PublishedQwen2(
+HF_FORMAT = _Qwen2Format(
     model="qwen2",
     title="Qwen2",
     keys=KEYS,

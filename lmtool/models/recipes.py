@@ -1,4 +1,4 @@
-"""Recipes: a family's published settings, which `auto` stands for: `conf/recipe/FAMILY.yaml`.
+"""Recipes: the settings of a family's paper, to which `auto` resolves: `conf/recipe/FAMILY.yaml`.
 
 A plugin's recipe is in the folder `recipe/` next to the module of its model's class. A section that a family's recipe
 lacks comes from the class it derives from, otherwise from `conf/recipe/default.yaml`. Imports no torch.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -23,30 +22,30 @@ Section = JsonObject
 
 GROUP = "recipe"
 ABSOLUTE_STEPS = ("adam", "adamw", "muon")
-"""Optimizers whose step does not depend on the size of what it changes: their learning rate goes with the width."""
+"""Optimizers whose learning rate is scaled with the width: their step does not depend on the size of the weights."""
 LARGEST_FITTED = 1e-3
-"""The largest rate that fitting to the width gives: published rates are for large batches. Measured on small ones, 700
-steps of 2,048 tokens: bert_tiny ends at 6.61 with 6e-4, 6.49 with 1e-3, 6.86 with 2e-3; gpt_tiny has after 300 of them
-5.56 with 1e-3 and 5.85 with 3.6e-3."""
+"""Maximum learning rate after scaling, because recipes are for large batches. Measured loss with small batches (2,048
+tokens): bert_tiny after 700 steps 6.61 with 6e-4, 6.49 with 1e-3, 6.86 with 2e-3; gpt_tiny after 300 steps 5.56 with
+1e-3, 5.85 with 3.6e-3."""
 
 
 class FinetuningSections(Config):
     """Optimization settings."""
 
-    optimizer: Section = Field({}, description="What optimizer=auto stands for.")
-    schedule: Section = Field({}, description="What schedule=auto stands for.")
+    optimizer: Section = Field({}, description="The value of optimizer=auto.")
+    schedule: Section = Field({}, description="The value of schedule=auto.")
 
 
 class PretrainingSections(FinetuningSections):
     """Objective and optimization settings."""
 
-    objective: Section = Field({}, description="What objective=auto stands for.")
+    objective: Section = Field({}, description="The value of objective=auto.")
 
 
 class Sections(Config):
-    """What `auto` stands for in each command; an empty section is inherited."""
+    """The values of `auto` in each command; an empty section is inherited."""
 
-    tokenizer: Section = Field({}, description="What tokenizer=auto stands for, in both commands.")
+    tokenizer: Section = Field({}, description="The value of tokenizer=auto, in both commands.")
     pretrain: PretrainingSections = Field(
         default_factory=PretrainingSections, description="The sections of lmtool pretrain."
     )
@@ -65,29 +64,28 @@ class Recipe(Sections):
     """One YAML of the group. Its learning rates are for the default width of the family's class."""
 
     widths: dict[int, Sections] = Field(
-        {}, description="Values that a width has instead, published or measured, by model.hidden_size."
+        {}, description="Other values for a model.hidden_size, from papers or measured."
     )
 
     @model_validator(mode="after")
-    def _widths_change_what_is_there(self) -> Recipe:
+    def _widths_change_existing_sections(self) -> Recipe:
         for width, sections in self.widths.items():
             for key in sections.by_key().keys() - self.by_key().keys():
                 raise ValueError(f"widths.{width}.{key} changes {key}, which the recipe lacks")
         return self
 
     def at(self, width: int, recipe_width: int) -> dict[str, Section]:
-        """The sections by key for a width. A learning rate that the recipe does not list for this width is fitted to
-        it."""
-        sections, known = self.by_key(), self.widths.get(width, Sections()).by_key()
-        fitted = {key: fit(section, width, recipe_width) for key, section in sections.items()}
-        return {key: merge(section, known.get(key, {})) for key, section in fitted.items()}
+        """The sections by key for a width. A learning rate is scaled unless the recipe lists one for this width."""
+        sections, changes = self.by_key(), self.widths.get(width, Sections()).by_key()
+        scaled = {key: fit(section, width, recipe_width) for key, section in sections.items()}
+        return {key: merge(section, changes.get(key, {})) for key, section in scaled.items()}
 
 
 def fit(section: Section, width: int, recipe_width: int) -> Section:
-    """An optimizer section with its learning rate fitted to a width; other sections unchanged.
+    """An optimizer section with its learning rate scaled to a width; other sections unchanged.
 
     A model narrower than the recipe's gets a larger rate, in inverse proportion to the width (Yang et al. 2022, "Tensor
-    Programs V", for Adam; the published tables of GPT-3, RoBERTa and ELECTRA stay within a factor of 1.5 of it), at
+    Programs V", for Adam; the tables of GPT-3, RoBERTa and ELECTRA are within a factor of 1.5 of it), at
     most `LARGEST_FITTED`. A wider one keeps the rate. Finetuning from BERT's 5e-5, widths 256 to 512 get 1.5e-4 to
     7.5e-5, within the rates Google lists for its compact BERTs (3e-4, 1e-4, 5e-5, 3e-5; Turc et al. 2019).
     """
@@ -99,8 +97,8 @@ def fit(section: Section, width: int, recipe_width: int) -> Section:
 
 
 def recipe_of(family: type[Config], width: int) -> JsonObject:
-    """The sections that `auto` stands for in a run of a family at a width: {"tokenizer": ..., "pretrain": {"objective":
-    ..., ...}, "finetune": {...}}. Raises UserError for an invalid recipe."""
+    """The sections to which `auto` resolves for a family and width: {"tokenizer": ..., "pretrain": {"objective": ...,
+    ...}, "finetune": {...}}. UserError for an invalid recipe."""
     sections = read(_default()).at(width, _recipe_width(family))
     for parent, path in _layers(family):
         sections |= read(path).at(width, _recipe_width(parent))
@@ -125,12 +123,12 @@ def tuning_file(method: type[Config], name: str) -> Path | None:
 
 
 def files_of(family: type[Config]) -> list[Path]:
-    """A family's recipe files by precedence: its own, those of the classes it derives from, the default."""
+    """A family's recipe files by precedence: of its class, of its base classes, the default."""
     return [*(path for _, path in reversed(_layers(family))), _default()]
 
 
 def _layers(family: type[Config]) -> list[tuple[type[Config], Path]]:
-    """A family's class and its base classes that have a recipe, its own last."""
+    """The class and its base classes that have a recipe, base classes first."""
     layers = []
     for parent in reversed(family.__mro__):
         field = parent.model_fields.get("name") if issubclass(parent, Config) else None
@@ -142,17 +140,18 @@ def _layers(family: type[Config]) -> list[tuple[type[Config], Path]]:
 
 def _folder(family: type[Config]) -> Path:
     """The folder of a class's recipe."""
-    package, own = (name.partition(".")[0] for name in (family.__module__, __name__))
+    package, lmtool = (name.partition(".")[0] for name in (family.__module__, __name__))
     file = sys.modules[family.__module__].__file__
-    return groups.conf_dir() / GROUP if package == own or file is None else Path(file).parent / GROUP
+    return groups.conf_dir() / GROUP if package == lmtool or file is None else Path(file).parent / GROUP
 
 
 def _default() -> Path:
     return groups.conf_dir() / GROUP / "default.yaml"
 
 
-def _recipe_width(family: Any) -> int:
-    return family.model_fields["hidden_size"].default
+def _recipe_width(family: type[Config]) -> int:
+    width: int = family.model_fields["hidden_size"].default
+    return width
 
 
 @lru_cache

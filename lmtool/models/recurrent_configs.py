@@ -1,8 +1,8 @@
-"""Recurrent families, as configuration. Imports no torch."""
+"""Configuration of the recurrent families. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,12 +11,10 @@ from lmtool.models.configs import Layers, ModelConfig, Positions, Summary, Vocab
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.nn.configs import Side
 
-# The families of the earlier era that read a text one token after the other, as configuration. Imports no torch.
-
 
 @component("model", "lstm", builder="lmtool.models.lstm:build")
 class LstmConfig(ModelConfig):
-    """An LSTM language model (Dai and Le 2015): embedding, LSTM layers, an output table of its own. Defaults: theirs of
+    """An LSTM language model (Dai and Le 2015): embedding, LSTM layers, untied output layer. Defaults: theirs with
     1,024 units."""
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
@@ -50,7 +48,7 @@ class LstmConfig(ModelConfig):
     def depths(self) -> dict[Side, int]:
         return {"inputs": self.num_layers}
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "embedding": self.embedding_size}
 
 
@@ -88,11 +86,8 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     def layers_of_decoder(self) -> int:
         return 1
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "embedding": self.embedding_size, "output": self.output_size}
-
-
-# ELMo, as configuration. Imports no torch.
 
 
 _Filter = tuple[Annotated[int, Field(ge=1, le=100)], Annotated[int, Field(ge=1, le=100_000)]]
@@ -100,7 +95,7 @@ _Filter = tuple[Annotated[int, Field(ge=1, le=100)], Annotated[int, Field(ge=1, 
 
 @component("model", "elmo", builder="lmtool.models.elmo:build")
 class ElmoConfig(ModelConfig):
-    """ELMo (Peters et al. 2018): words by their characters, and LSTMs in both directions. Defaults: the original."""
+    """ELMo (Peters et al. 2018): character convolutions and LSTMs in both directions. Defaults: the original."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "initializer_std": "standard deviation of heads; other weights are initialized by their size, as published",
@@ -146,5 +141,5 @@ class ElmoConfig(ModelConfig):
     def _filters_fit_a_word(self) -> ElmoConfig:
         widest = max(width for width, _ in self.filters)
         if widest > self.word_length:
-            raise ValueError(f"filters: a width of {widest} is more than word_length={self.word_length}")
+            raise ValueError(f"filters: a width of {widest} exceeds word_length={self.word_length}")
         return self

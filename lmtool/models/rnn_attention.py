@@ -8,15 +8,15 @@ Learning to Align and Translate", ICLR 2015.
     +--------+--------+                          +------------+------------+
     |  GRU ->  <- GRU |   x num_layers           |   cross_attn  -> GRU ---|--> to the next token
     |     dropout     |                          |       ^           |     |
-    +--------+--------+                          |       |   max of two maps of state, token, context
+    +--------+--------+                          |       |   maxout over state, token, context
              |                                   |       |        dropout  |
              +-----------------------------------|-------+           |     |
                                                  +-------------------+-----+
                                                                      |
                                                                   hidden
 
-One token table serves both sides, since both read one vocabulary; the output layer has a table of its own. The output
-reads the state of its own step (section 3.1, equation 4).
+Encoder and decoder share the token embedding; the output layer is untied. The output depends on the state of the same
+step (section 3.1, equation 4).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from lmtool.types import send
 
 
 class EncoderMemory(NamedTuple):
-    """What the documents of a batch see of their inputs, in the order of a lockstep: keys_NKA, values_NKV, zero behind
-    an input's last token, and what their padding adds to the scores, (N, K)."""
+    """The encoded inputs of the documents of a batch, sorted for lockstep decoding: keys_NKA and values_NKV, zero after
+    an input's last token, and the scores of padding, (N, K)."""
 
     keys_NKA: Tensor
     values_NKV: Tensor
@@ -52,7 +52,7 @@ class EncoderMemory(NamedTuple):
 
 
 class AdditiveAttention(nn.Module):
-    """score = v tanh(W state + U key), and the mean of the values by its softmax."""
+    """Attention with score = v tanh(W state + U key)."""
 
     def __init__(self, state_size: int, value_size: int, width: int):
         super().__init__()
@@ -61,7 +61,7 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Linear(width, 1, bias=False)
 
     def memory(self, encoded: EncoderState, steps: Lockstep) -> EncoderMemory:
-        """Keys and values for the documents of a batch; the keys are kept for the next call where that is asked for."""
+        """Keys and values for the documents of a batch; keys may be cached for the next call."""
         values_SV, segments = encoded.hidden_SH, encoded.segments
         keys_SA = encoded.cached[self][0] if self in encoded.cached else self.k_proj(values_SV)
         if encoded.keep:
@@ -81,7 +81,7 @@ class AdditiveAttention(nn.Module):
         return EncoderMemory(keys_SA[index_NK], values_NKV, barrier_NK)
 
     def forward(self, state_RC: Tensor, memory: EncoderMemory) -> Tensor:
-        """(R, V): what the first R documents read of their inputs."""
+        """(R, V) context vectors of the first R documents."""
         rows = len(state_RC)
         sums_RKA = memory.keys_NKA[:rows] + self.q_proj(state_RC)[:, None]
         scores_RK = self.score(sums_RKA.tanh())[..., 0] + memory.barrier_NK[:rows]
@@ -91,12 +91,12 @@ class AdditiveAttention(nn.Module):
 
 
 class AttendingGru(nn.Module):
-    """A gated recurrent layer that reads a token and what the attention gives for the state before it; what comes out
-    is the greater of two maps of state, token and context (a maxout layer, Goodfellow et al. 2013), with dropout.
+    """A GRU layer whose input is a token and the attention's context for the previous state. Its output is a maxout
+    layer over state, token and context (Goodfellow et al. 2013), with dropout.
 
-    The gates are those of torch.nn.GRU, in its order: reset, update, new; the reset gate stands behind the map of the
-    state, where the paper's stands before it. The first state is made of the encoder's, right to left, at its first
-    token: the second half of `value_size`.
+    Gates are those of torch.nn.GRU in its order: reset, update, new; the reset gate is applied after the projection of
+    the state, in the paper before it. The first state is computed from the encoder's backward state at the first token:
+    the second half of `value_size`.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class AttendingGru(nn.Module):
         self.dropout = Dropout(dropout)
 
     def saved_activations(self, keys: float) -> float:
-        """Of a token, the values that a forward keeps for its backward. keys: mean tokens of its input."""
+        """Number of values per token saved for the backward. keys: mean number of tokens of its input."""
         state, value = self.state_gates.in_features, self.context_gates.in_features
         read = self.output.in_features + self.output.out_features + self.token_gates.in_features
         attention = self.cross_attn.q_proj.out_features
         return read + attention + 8 * state + 2 * value + keys * (attention + 2)
 
     def forward(self, x_TE: Tensor, context: Context) -> Tensor:
-        """(T, E) to (T, O), or (M, O) of the tokens that the context reads. ValueError where it has no encoder."""
+        """(T, E) to (T, O), or (M, O) of the selected tokens. ValueError without encoder states in the context."""
         if context.encoded is None:
             raise ValueError("the attention reads an encoder; the context has none")
         steps = steps_of(context.packed.segments)
@@ -153,7 +153,7 @@ class AttendingGru(nn.Module):
         return self.first_state(backward_NV).tanh()
 
     def _step(self, read_RG: Tensor, state_RC: Tensor) -> Tensor:
-        """(R, C) the next states."""
+        """(R, C) next states."""
         (reset, update, new), (old_reset, old_update, old_new) = (
             gates.chunk(3, -1) for gates in (read_RG, self.state_gates(state_RC))
         )
@@ -161,7 +161,7 @@ class AttendingGru(nn.Module):
         return torch.lerp(new_RC, state_RC.to(new_RC.dtype), (update + old_update).sigmoid())
 
     def _last(self, states: list[Tensor], before_NC: Tensor, steps: Lockstep) -> Tensor:
-        """(N, C) the state behind each document, in the order of the batch."""
+        """(N, C) state after each document, in the order of the batch."""
         before_NC = torch.empty_like(before_NC).index_copy(0, steps.order_N, before_NC)
         if not states:
             return before_NC
@@ -173,14 +173,14 @@ _OF_ATTENTION = 0.001
 
 
 class RecurrentDecoder(DecoderStack):
-    """The decoder, whose cache has states."""
+    """The decoder, whose cache contains recurrent states."""
 
     def cache_for(self, embed: StackInput, documents: int, capacity: int) -> Cache:
         return Cache(len(self.layers), documents, capacity + embed.virtual_count, StateCache)
 
 
 class RnnAttention(EncoderDecoder):
-    """Both stacks over one token table."""
+    """Encoder and decoder with a shared token embedding."""
 
     config: RnnAttentionConfig
     vocabulary_head = VocabularyHead(tied=False)
@@ -204,15 +204,15 @@ class RnnAttention(EncoderDecoder):
 
     @property
     def state_widths(self) -> tuple[int, ...]:
-        """Of the encoder, which has a state in each direction."""
+        """Widths of the encoder's states, in both directions."""
         return self.config.embedding_size, *[2 * self.config.hidden_size] * self.config.num_layers
 
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """As published (appendix B.1): orthogonal maps of the states, smaller ones in the attention, whose scores are
-        all zero at the start."""
+        """Appendix B.1: orthogonal recurrent matrices, smaller values in the attention, whose initial scores are all
+        zero."""
 
         def draw_of(name: str, part: nn.Module) -> Draw:
             if name.endswith("cross_attn.score"):

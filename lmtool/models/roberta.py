@@ -1,7 +1,7 @@
 """RoBERTa: Liu, Ott, Goyal, Du, Joshi, Chen, Levy, Lewis, Zettlemoyer, Stoyanov, "RoBERTa: A Robustly Optimized BERT
-Pretraining Approach", 2019. The sizes are those of https://github.com/facebookresearch/fairseq (examples/roberta).
+Pretraining Approach", 2019. Sizes: https://github.com/facebookresearch/fairseq (examples/roberta).
 
-    token + position + the one segment
+    token + position + the only segment
              |
            norm, dropout
              |
@@ -30,19 +30,19 @@ from lmtool.models.family import (
     ENCODER_FIELDS,
     HFClass,
     HFFormat,
-    of_answers,
-    of_choices,
-    over_words,
+    multiple_choice,
+    question_answering,
+    token_classifier,
 )
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, encoder_pairs
 from lmtool.nn.embeddings import Embeddings
 
 OFFSET = 2
-"""Rows of the table of positions before that of position 0."""
+"""Rows of the position table before position 0."""
 
 
 class Roberta(BertLike):
-    """The encoder, without its heads."""
+    """The encoder without heads."""
 
     def __init__(self, config: RobertaConfig):
         width, position = config.hidden_size, positions_of(config, causal=False, offset=OFFSET)
@@ -60,7 +60,7 @@ KEYS = KeyMap(
     (
         *encoder_pairs("roberta"),
         ("heads.pooler.dense", "roberta.pooler.dense"),
-        # The classifier's, whose file has no other head.
+        # Of the classifier, whose file has no other head.
         ("heads.pooler.dense", "classifier.dense"),
         ("heads.classifier.output", "classifier.out_proj"),
         ("heads.masked_lm.dense", "lm_head.dense"),
@@ -81,14 +81,14 @@ HF_FORMAT = HFFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("RobertaForTokenClassification"),
+        token_classifier("RobertaForTokenClassification"),
         HFClass(
             "RobertaForSequenceClassification",
             ("pooler", "classifier"),
             (("heads.pooler.dense", "classifier.dense"), ("heads.classifier.output", "classifier.out_proj")),
         ),
-        of_answers("RobertaForQuestionAnswering"),
-        of_choices("RobertaForMultipleChoice"),
+        question_answering("RobertaForQuestionAnswering"),
+        multiple_choice("RobertaForMultipleChoice"),
         HFClass("RobertaForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("RobertaModel"),
     ),
@@ -105,18 +105,18 @@ to_hf = HF_FORMAT.to_hf
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """Without the pooler that some classifiers' files carry and that they do not read."""
+    """Ignores the pooler in some classifiers' files, which they do not use."""
     if "classifier.dense.weight" in tensors:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("roberta.pooler.")}
     return HF_FORMAT.from_hf(tensors, config)
 
 
 def to_hf_config(config: RobertaConfig) -> JsonObject:
-    """The table of positions counts the rows that no token reads."""
+    """`max_position_embeddings` includes the unused rows of the table."""
     return {**HF_FORMAT.to_hf_config(config), "max_position_embeddings": config.max_positions + OFFSET}
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """The reverse."""
+    """The inverse of `to_hf_config`."""
     section = HF_FORMAT.from_hf_config(data)
     return {**section, "max_positions": section["max_positions"] - OFFSET}

@@ -1,8 +1,8 @@
 """SpanBERT: Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting
 Spans", TACL 2020.
 
-The architecture, its drawing and its published form are BERT's (bert.py), over a cased vocabulary; what is new is what
-it learns.
+The architecture, its drawing and its format in transformers are BERT's (bert.py), with a cased vocabulary; only the
+objective is new.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def build(config: SpanbertConfig, seed: int) -> Bert:
     return new(Bert, config, seed)
 
 
-# Its config.json says `bert`.
+# config.json has model_type `bert`.
 HF_FORMAT = replace(bert.HF_FORMAT, model="spanbert", model_type_of="bert")
 to_hf = HF_FORMAT.to_hf
 to_hf_config, from_hf_config = HF_FORMAT.to_hf_config, HF_FORMAT.from_hf_config

@@ -1,5 +1,5 @@
 """T5: Raffel, Shazeer, Roberts, Lee, Narang, Matena, Zhou, Li, Liu, "Exploring the Limits of Transfer Learning with
-a Unified Text-to-Text Transformer", JMLR 2020; version 1.1 as published with
+a Unified Text-to-Text Transformer", JMLR 2020; version 1.1:
 https://github.com/google-research/text-to-text-transfer-transformer.
 
        tokens of the inputs               tokens of the outputs, shifted
@@ -8,7 +8,7 @@ https://github.com/google-research/text-to-text-transfer-transformer.
              |                                   |
     +--------+--------+                 +--------+--------+
     |      norm1      |                 |      norm1      |
-    |    self_attn    |                 |    self_attn    |   no token sees what comes after it
+    |    self_attn    |                 |    self_attn    |   attends to earlier tokens only
     |        |        |                 |        |        |
     +-----> add ------+                 +-----> add ------+
              |                                   |
@@ -28,8 +28,8 @@ https://github.com/google-research/text-to-text-transfer-transformer.
              |                  |                |
              +------------------+             hidden
 
-Norms divide by the root of the mean square, nothing has a bias, scores are not scaled, and each stack has one table
-of relative positions that all of its layers add to their scores.
+Norms are RMS norms, there are no biases, scores are not scaled, and all layers of a stack add the same table of
+relative positions to their scores.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from lmtool.models.base import VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
-from lmtool.models.family import HFClass, HFFormat, of_answers
+from lmtool.models.family import HFClass, HFFormat, question_answering
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, sizes
 from lmtool.nn.attention import CrossAttention, SelfAttention
@@ -57,7 +57,7 @@ from lmtool.nn.stack import Stack
 
 
 class T5(EncoderDecoder):
-    """Both stacks. The head is the token table again (1.0) or one of its own (1.1)."""
+    """Encoder and decoder. The head is tied to the token embedding (1.0) or separate (1.1)."""
 
     config: T5Config
 
@@ -93,8 +93,8 @@ class T5(EncoderDecoder):
         self.vocabulary_head = VocabularyHead(config.tied, width**-0.5 if config.tied else 1.0)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """As published (Mesh TensorFlow): a map by 1/sqrt(inputs), queries divided by sqrt(head_size) besides, which
-        stands for the scale that the scores lack; tables of positions by 1/sqrt(hidden_size), of tokens by 1."""
+        """As in Mesh TensorFlow: 1/sqrt(inputs) for linear layers, divided by sqrt(head_size) for queries, since scores
+        are not scaled; 1/sqrt(hidden_size) for positions, 1 for token embeddings."""
         factor = self.config.initializer_std
 
         def draw_of(name: str, part: nn.Module) -> Draw:
@@ -111,7 +111,7 @@ def build(config: T5Config, seed: int) -> T5:
     return new(T5, config, seed)
 
 
-# A classifier's; its other tensors start with `transformer.`
+# Of a classifier; its other tensors start with `transformer.`
 _HEAD, _INSIDE = "classification_head", "transformer."
 
 
@@ -119,7 +119,7 @@ def _pairs() -> tuple[tuple[str, str], ...]:
     pairs = [("backbone.embed.token", "shared"), ("heads.lm.output", "lm_head")]
     pairs += [("heads.pooler.dense", f"{_HEAD}.dense"), ("heads.classifier.output", f"{_HEAD}.out_proj")]
     projections = (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "o"))
-    # Our sublayers with their norms, and theirs: `layer.N` holds the sublayer and its norm.
+    # In transformers, `layer.N` contains a sublayer and its norm.
     stack_names = {
         "encoder": (("self_attn", "norm1", "SelfAttention"), ("ffn", "norm2", "DenseReluDense")),
         "decoder": (
@@ -143,7 +143,7 @@ def _pairs() -> tuple[tuple[str, str], ...]:
 
 KEYS = KeyMap(_pairs())
 _TIED = Tied("shared.weight", "lm_head.weight", tables=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"))
-# A table in old files that no model reads.
+# An unused table in old files.
 _UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 _BUCKETS = {"relative_attention_num_buckets": "buckets", "relative_attention_max_distance": "max_distance"}
 HF_FORMAT = HFFormat(
@@ -153,13 +153,13 @@ HF_FORMAT = HFFormat(
     tied=_TIED,
     classes=(
         HFClass("T5ForSequenceClassification", ("pooler", "classifier"), prefix=_INSIDE),
-        of_answers("T5ForQuestionAnswering"),
+        question_answering("T5ForQuestionAnswering"),
         HFClass("T5ForConditionalGeneration", predicts=True),
     ),
     unlike={"T5ForTokenClassification": "it has the encoder alone"},
     outside=("lm_head.", f"{_HEAD}.", "qa_outputs."),
     unread=(_UNREAD,),
-    unties=False,  # what config.json says of tying, transformers takes for scaling
+    unties=False,  # transformers uses tie_word_embeddings for scaling
     fields={
         "vocab_size": "vocab_size",
         "num_layers": "num_layers",
@@ -173,7 +173,7 @@ HF_FORMAT = HFFormat(
         "initializer_factor": "initializer_std",
         "layer_norm_epsilon": "norm_epsilon",
     },
-    # transformers reads no n_positions, which old files have.
+    # Old files have n_positions, which transformers does not read.
     defaults={
         "vocab_size": 32128, "num_layers": 6, "d_model": 512, "num_heads": 8, "d_kv": 64, "d_ff": 2048,
         "n_positions": 512, "dropout_rate": 0.1, "initializer_factor": 1.0, "layer_norm_epsilon": 1e-6,
@@ -184,15 +184,15 @@ HF_FORMAT = HFFormat(
 
 
 def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """A gated feed-forward part has two maps in."""
+    """Gated feed-forward layers have two input projections."""
     hf_tensors = HF_FORMAT.to_hf(tensors, config)
     gated = any(".wi_0." in name for name in hf_tensors)
     return {name.replace(".wi.", ".wi_1.") if gated else name: tensor for name, tensor in hf_tensors.items()}
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """The reverse. A head that only repeats the shared table is dropped; version 1.1 has its own, which starts as the
-    shared table where the file has none, as transformers reads such a file. UserError where there is no decoder."""
+    """The inverse of `to_hf`. A copy of the shared embedding is dropped in version 1.0; in version 1.1 a missing output
+    layer is a copy of it, as in transformers. UserError if there is no decoder."""
     plain = {name.removeprefix(_INSIDE).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()}
     if {name.partition(".")[0] for name in plain if ".block." in name} == {"encoder"}:
         raise UserError(
@@ -210,13 +210,13 @@ _TOKEN = "backbone.embed.token.weight"
 
 
 def _scales(config: Mapping[str, object]) -> bool:
-    """Whether hidden states are scaled before they meet the table (1.0)."""
+    """Whether hidden states are scaled before the output layer (1.0)."""
     tied_output = config.get("tie_word_embeddings") is not False
     return bool(config["scale_decoder_outputs"]) if "scale_decoder_outputs" in config else tied_output
 
 
 def to_hf_config(config: T5Config) -> JsonObject:
-    """Its one rate of dropout is ours of activations."""
+    """transformers' dropout_rate is used everywhere."""
     return {
         **HF_FORMAT.to_hf_config(config),
         "is_encoder_decoder": True,
@@ -228,7 +228,7 @@ def to_hf_config(config: T5Config) -> JsonObject:
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """The reverse."""
+    """The inverse of `to_hf_config`."""
     section = HF_FORMAT.from_hf_config(data)
     gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
     # These keys repeat feed_forward_proj.

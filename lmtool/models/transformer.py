@@ -6,7 +6,7 @@ NeurIPS 2017.
           dropout                             dropout
              |                                   |
     +--------+--------+                 +--------+--------+
-    |    self_attn    |                 |    self_attn    |   no token sees what comes after it
+    |    self_attn    |                 |    self_attn    |   attends to earlier tokens only
     |        |        |                 |        |        |
     +-----> add ------+                 +-----> add ------+
              |                                   |
@@ -56,7 +56,7 @@ from lmtool.nn.stack import Stack
 
 
 class Transformer(EncoderDecoder):
-    """Both stacks over one token table, which is the head's too (section 3.4)."""
+    """Encoder and decoder with a shared token embedding, to which the head is tied (section 3.4)."""
 
     def __init__(self, config: Transformer2017Config):
         width = config.hidden_size
@@ -70,8 +70,8 @@ class Transformer(EncoderDecoder):
         )
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Maps with the variance of Glorot and Bengio (2010), tables by 1/sqrt(hidden_size), so that the scaled token
-        vectors are as large as the positions."""
+        """Linear layers as in Glorot and Bengio (2010); embeddings by 1/sqrt(hidden_size), so that scaled token
+        embeddings are as large as the positions."""
         factor = self.config.initializer_std
 
         def draw_of(name: str, part: nn.Module) -> Draw:
@@ -91,7 +91,7 @@ KEYS = KeyMap(tuple(pair for pair in post_norm_pairs() if pair[0] != "heads.lm.b
 _BIAS = "final_logits_bias"
 _READ_BY_LAYERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc_in.weight")
 _WRITTEN_BY_LAYERS = ("out_proj.weight", "out_proj.bias", "fc_out.weight", "fc_out.bias")
-# The base of the wavelengths in the published class.
+# The base of the wavelengths in transformers.
 _BASE = 10000.0
 HF_FORMAT = replace(
     bart.HF_FORMAT,
@@ -99,7 +99,7 @@ HF_FORMAT = replace(
     title="Marian",
     keys=KEYS,
     classes=(HFClass("MarianMTModel", predicts=True),),
-    # Position tables, which are constants.
+    # Position tables are constants.
     unread=("embed_positions.weight",),
     defaults={**bart.HF_FORMAT.defaults, "vocab_size": 58101},
     constant={"activation_function": "relu", "scale_embedding": True, "share_encoder_decoder_embeddings": True},
@@ -110,8 +110,8 @@ HF_FORMAT = replace(
 
 
 def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Marian lays the sines of its positions before the cosines, the paper in turn: the channels of the hidden states
-    are put in its order, which changes no output."""
+    """Marian concatenates sines and cosines, the paper interleaves them: the channels of the hidden states are
+    reordered, which does not change outputs."""
     reordered = {name: _reordered(name, tensor, True) for name, tensor in tensors.items()}
     hf_tensors = HF_FORMAT.to_hf(reordered, config)
     hf_tensors[_BIAS] = torch.zeros(1, len(hf_tensors["model.shared.weight"]))
@@ -119,7 +119,7 @@ def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """The reverse. UserError for a Marian model that adds constants to its logits, which this family has not."""
+    """The inverse of `to_hf`. UserError for a Marian model that adds constants to its logits."""
     if _BIAS in tensors and tensors[_BIAS].any():
         raise UserError(
             f"the checkpoint adds constants to its logits ({_BIAS}); model=transformer has none",
@@ -130,7 +130,7 @@ def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY)
 
 
 def _reordered(name: str, tensor: Tensor, to_hf_names: bool) -> Tensor:
-    """A tensor of ours with the channels of the hidden states in the other order. name: ours."""
+    """A tensor with reordered channels of the hidden states. name: our name."""
     if name.endswith(_READ_BY_LAYERS) or name in ("backbone.embed.token.weight", "heads.lm.output.weight"):
         return tensor.index_select(1, _channels(tensor.shape[1], to_hf_names))
     if name.endswith(_WRITTEN_BY_LAYERS) or ".norm" in name:
@@ -139,33 +139,33 @@ def _reordered(name: str, tensor: Tensor, to_hf_names: bool) -> Tensor:
 
 
 def _channels(width: int, to_hf_names: bool) -> Tensor:
-    """The channel that comes to each place: even ones first, then the odd ones, or back."""
+    """The order of channels: even ones first, then odd ones, or the inverse."""
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
     return order if to_hf_names else order.argsort()
 
 
 def to_hf_config(config: Transformer2017Config) -> JsonObject:
-    """UserError besides for another base of the positions, and for an odd width."""
+    """Also raises UserError for another base of the positions, and for an odd width."""
     hf_tensors = HF_FORMAT.to_hf_config(config)
     base = config.positions.base if isinstance(config.positions, SinusoidalPositionsConfig) else _BASE
     if base != _BASE:
         raise UserError(
-            f"model.positions.base={base} has no place in a published Marian, which has {_BASE}",
+            f"model.positions.base={base}: Marian in transformers has {_BASE}",
             "use the run with lmtool, or train one with the default",
         )
     if config.hidden_size % 2:
         raise UserError(
-            f"model.hidden_size={config.hidden_size} has no place in a published Marian, whose width is even",
+            f"model.hidden_size={config.hidden_size}: Marian in transformers needs an even width",
             "use the run with lmtool, or train one of an even width",
         )
-    # Ours scales the family's own standard deviations; Marian has no key for it.
+    # initializer_std is a factor here; Marian has no such key.
     return {**hf_tensors, "init_std": 0.02}
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """The reverse."""
+    """The inverse of `to_hf_config`."""
     if data.get("activation_function") is None or data.get("scale_embedding") is None:
-        # Marian's defaults are another activation and no scale.
+        # Marian's defaults have another activation and no scale.
         expect({"activation_function": "gelu", "scale_embedding": False}, "transformer", activation_function=("relu",))
     section = HF_FORMAT.from_hf_config(data)
     section.pop("initializer_std")

@@ -1,12 +1,12 @@
 """Transformer-XL: Dai, Yang, Yang, Carbonell, Le, Salakhutdinov, "Transformer-XL: Attentive Language Models beyond a
-Fixed-Length Context", ACL 2019. The sizes are those of https://github.com/kimiyoung/transformer-xl.
+Fixed-Length Context", ACL 2019. Sizes: https://github.com/kimiyoung/transformer-xl.
 
         token sqrt(H)
              |
-          dropout                  kept of the segment before, without gradient
+          dropout                  states of the last segment, without gradient
              |                                      |
     +--------+--------+                             |
-    |    self_attn <--|------ memory, then x -------+   a token sees itself and what is before it, by distances
+    |    self_attn <--|------ memory, then x -------+   attends to earlier tokens, with relative positions
     |        |        |
     +-----> add ------+
              |
@@ -48,10 +48,11 @@ from lmtool.types import Packed
 
 
 class TransformerXl(Decoder):
-    """The decoder, without its head, which is the token table again. `relative`: what layers share of distances.
+    """The decoder without its head, which is tied to the token embedding. `relative`: relative positions, shared by
+    all layers.
 
-    State: `memory` (N, layers, F, H), the last F states that each layer read; of a lane that was shorter the last of
-    these, behind zeros that nothing sees.
+    State: `memory` (N, layers, F, H), the last F input states of each layer; padded with zeros on the left, which are
+    not attended to.
     """
 
     config: TransformerXlConfig
@@ -80,7 +81,7 @@ class TransformerXl(Decoder):
 
     @property
     def memory_length(self) -> int:
-        """F, in the mode that it is in."""
+        """F: the memory's length in training or evaluation."""
         return self.config.memory_length if self.training else self.config.evaluated_memory
 
     def remember(self, tokens: int) -> None:
@@ -98,8 +99,8 @@ class TransformerXl(Decoder):
         return self.relative
 
     def seen(self, number: int, length: float) -> float:
-        """A distance has no value: it is half a token. Keys and values of the memory, of every segment anew, are as
-        much work as if a token saw so many more as it is wide, for as much memory as segment."""
+        """A distance has no value, so it counts as half a token. Keys and values of the memory are recomputed for every
+        segment."""
         memory = self.config.memory_length
         return 1.5 * (length / 2 + memory) + self.hidden_size * memory / max(length, 1)
 
@@ -112,8 +113,8 @@ class TransformerXl(Decoder):
         tap: Tap | None = None,
         carried: Carried | None = None,
     ) -> Tensor:
-        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the tokens before these;
-        these are added to it. carried: the memory of the segments before, which becomes that of the next."""
+        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: of earlier tokens; these
+        are appended. carried: the memory of earlier segments; replaced by that of the next one."""
         if carried is None or not self.memory_length:
             if carried is not None:
                 carried.after = carried.before
@@ -131,7 +132,7 @@ class TransformerXl(Decoder):
 
 
 class MemoryRecorder(Tap):
-    """Keeps what every layer reads. after: of each layer (N, F, H), the last F of its memory and these states."""
+    """Records the input states of every layer. after: (N, F, H) of each layer, the last F of memory and states."""
 
     def __init__(self, memory_NYFH: Tensor, lengths: tuple[int, ...]):
         self._memories, self._lengths = memory_NYFH.unbind(1), lengths

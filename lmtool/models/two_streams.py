@@ -74,7 +74,7 @@ class StreamAttention:
                 index_R1LK = (steps_RLK + key_RK.shape[1] - 1)[:, None]
             same_R1LK = self._pairwise(self._segments, query_RL, key_RK, torch.eq)
             stream = StreamTile(same_R1LK, self._barrier(query_RL, key_RK), index_R1LK)
-            self._tiles[id(query_RL)] = query_RL, stream  # which holds the tensor, so that the number stays its own
+            self._tiles[id(query_RL)] = query_RL, stream  # a reference to the tensor keeps its id unique
         return self._tiles[id(query_RL)][1]
 
     @staticmethod
@@ -95,8 +95,8 @@ class StreamAttention:
 
 
 class SignedDistances(Position):
-    """Sinusoids of the distance, query minus key; nothing is learned. The published code applies dropout to them in
-    training; here it does not. The positions of a model with one stream."""
+    """Sinusoids of the distance, query minus key; nothing is learned. The original code applies dropout to them in
+    training; lmtool does not. The positions of a model with one stream."""
 
     scores: ClassVar[bool] = True
 
@@ -197,7 +197,7 @@ def _of_keys(column_T: Tensor, packed: Packed, layout: Layout, before: int) -> T
 class RelativeScores(Position):
     """The term that distances and segments add to one layer's scores, and the mask of its ranks. rows_PAD: projected
     distances. distance_A1D, segment_A1D: added to the queries for them, which are scaled and include u.
-    segments_A2D: for the same segment and for another."""
+    segments_A2D: for equal and for different segments."""
 
     scores: ClassVar[bool] = True
 

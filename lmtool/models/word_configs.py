@@ -1,8 +1,8 @@
-"""The families that read no more of a text than a word, or a window of words, as configuration. Imports no torch."""
+"""Configuration of word vectors and convolutional networks. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,7 +14,7 @@ _LONGEST = "maximum text length in tokens; no weight depends on it"
 
 @component("model", "word_vectors", builder="lmtool.models.word_vectors:build")
 class WordVectorsConfig(ModelConfig):
-    """Static word vectors (Mikolov et al. 2013; Pennington et al. 2014): the same vector of a word in every text.
+    """Static word vectors (Mikolov et al. 2013; Pennington et al. 2014): a word has the same vector in every text.
     Defaults: the vocabulary and width of Mikolov et al. 2013."""
 
     text_format: ClassVar[str] = "plain"
@@ -34,7 +34,7 @@ class WordVectorsConfig(ModelConfig):
         0.001, gt=0, description="standard deviation of initial vectors (normal), about that of word2vec's uniform ones"
     )
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, int]:
         return {"width": self.hidden_size}
 
     def scaled(self, width: float, depth: float) -> Self:
@@ -77,7 +77,7 @@ class CnnConfig(ModelConfig):
     def _filters_fit(self) -> Self:
         if self.hidden_size < len(self.filter_widths):
             raise ValueError(
-                f"hidden_size={self.hidden_size}: no filter for each of the {len(self.filter_widths)} widths"
+                f"hidden_size={self.hidden_size} is smaller than the number of filter widths, {len(self.filter_widths)}"
             )
         return self
 

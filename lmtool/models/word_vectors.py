@@ -4,10 +4,10 @@ Representation", EMNLP 2014.
 
           token
             |
-         hidden        the row of the table: whatever stands around the word
+         hidden        a row of the table, independent of other words
 
-What a task reads of a text is the mean of its words' vectors; of a word, its vector. `objective=skip_gram` learns them
-from text, and `lmtool import` reads the files that others are published in.
+Text tasks use the mean of the vectors, token tasks each vector. `objective=skip_gram` trains them on text, and `lmtool
+import` reads files of word vectors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lmtool.nn.positions import Position
 
 
 class WordVectorModel(Encoder):
-    """A table, and no layer on it."""
+    """An embedding without layers."""
 
     def __init__(self, config: WordVectorsConfig):
         super().__init__(config, Embeddings(config.vocab_size, config.hidden_size, Position(), 0.0), ())

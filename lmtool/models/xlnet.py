@@ -1,7 +1,7 @@
 """XLNet: Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet: Generalized Autoregressive Pretraining for Language
-Understanding", NeurIPS 2019. The sizes are those of https://github.com/zihangdai/xlnet.
+Understanding", NeurIPS 2019. Sizes: https://github.com/zihangdai/xlnet.
 
-       content: token                       query: one vector for all (in pretraining, of what is predicted)
+       content: token                       query: one learned vector (of predicted tokens, in pretraining)
              |                                    |
           dropout                              dropout
              |                                    |
@@ -20,7 +20,7 @@ Understanding", NeurIPS 2019. The sizes are those of https://github.com/zihangda
              |                                    |
            hidden                       hidden of the predicted tokens
 
-Where tokens are predicted the last layer works on the query stream alone.
+If tokens are predicted, the last layer computes only the query stream.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lmtool.errors import UserError
 from lmtool.models.base import Encoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import XlnetConfig
-from lmtool.models.family import HFClass, HFFormat, of_answers, of_choices, over_words
+from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect
 from lmtool.models.transformer_xl import MemoryRecorder
@@ -54,7 +54,7 @@ from lmtool.types import Packed, send
 
 
 class Xlnet(Encoder):
-    """The model, without its heads. `query`: where the query stream begins, (1, H)."""
+    """The model without heads. `query`: (1, H) initial state of the query stream."""
 
     config: XlnetConfig
     vocabulary_head = VocabularyHead(bias=True)
@@ -82,7 +82,7 @@ class Xlnet(Encoder):
 
     @property
     def memory_length(self) -> int:
-        """F."""
+        """F: the memory's length."""
         return self.config.memory_length
 
     def remember(self, tokens: int) -> None:
@@ -91,13 +91,13 @@ class Xlnet(Encoder):
         self.config = self.config.model_copy(update={"memory_length": tokens})
 
     def initial_state(self, lanes: int) -> State:
-        """`memory` (N, layers, F, H): the last F states that each layer read of tokens that are reused."""
+        """`memory` (N, layers, F, H): the last F input states of each layer, of reused tokens."""
         shape = lanes, self.config.num_layers, self.memory_length, self.config.hidden_size
         return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
 
     def seen(self, number: int, length: float) -> float:
-        """A distance, of which there are twice as many as tokens, has no value: it is half a token. Of the memory as
-        for Transformer-XL."""
+        """A distance has no value, so it counts as half a token; there are twice as many distances as tokens. The
+        memory counts as in Transformer-XL."""
         memory = self.memory_length
         return 2 * length + 1.5 * memory + self.hidden_size * memory / max(length, 1)
 
@@ -114,10 +114,19 @@ class Xlnet(Encoder):
         carried: Carried | None = None,
         reuse: int = 0,
     ) -> Tensor:
-        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. query_M: flat indices, rising,
-        on the host, of tokens that are predicted: (M, H) of the query stream, which stands at these alone and sees what
-        the column "rank" lets it see. carried: the memory in front of the texts, and with the states of their first
-        `reuse` tokens that of the next ones; with asked tokens only."""
+        """Compute hidden states.
+
+        Args:
+            packed: The texts. Column "rank" defines what the query stream attends to.
+            rng: Dropout's generator.
+            read_M: Flat indices of the tokens whose states are returned; None for all.
+            query_M: Flat indices of predicted tokens, increasing, on the host.
+            carried: The memory before the texts; receives the memory of the next ones, of their first `reuse` tokens.
+            tap: Observes or replaces states.
+
+        Returns:
+            (T, H), or (M, H) of `read_M`; with `query_M`, (M, H) of the query stream.
+        """
         if query_M is None:
             return super().forward(packed, rng, read_M, tap)
         if self.embed.virtual is not None or self.ahead:
@@ -139,7 +148,7 @@ class Xlnet(Encoder):
         content_T = torch.arange(tokens, device=device)
         stream_M = torch.arange(tokens, tokens + count, device=device)
         if rng is not None:
-            # The query stream's dropout is independent of its tokens'.
+            # The query stream's dropout is independent of the content stream's.
             number_S = (torch.arange(tokens + count, device=device) >= tokens).long()
             rng = rng.inserted(torch.cat([content_T, send(query_M, device)]), number_S)
         query_MH = self.query.weight.expand(count, -1).to(state.x_TH.dtype)
@@ -149,7 +158,7 @@ class Xlnet(Encoder):
             x_TH=torch.cat([state.x_TH, query_MH]),
             position=Streams(self.distances, content, queries, blind_M),
             rng=rng,
-            batch_T=content_T,  # what a tap sees
+            batch_T=content_T,  # for taps
         )
         hidden = self.run(both, stream_M, tap=tap)
         if carried is not None and memories is not None:
@@ -158,7 +167,7 @@ class Xlnet(Encoder):
 
 
 class ReuseRecorder(MemoryRecorder):
-    """Keeps of what every layer reads the first `reuse` tokens of each text: the next text begins behind these."""
+    """Records the input states of every layer for the first `reuse` tokens of each text, which the next one follows."""
 
     def __init__(self, memory_NYFH: Tensor, lengths: tuple[int, ...], reuse: int):
         super().__init__(memory_NYFH, tuple(min(reuse, length) for length in lengths))
@@ -205,7 +214,7 @@ TIED = Tied("transformer.word_embedding.weight", "lm_loss.weight", "lm_loss.")
 
 @dataclass(frozen=True)
 class _XlnetFormat(HFFormat):
-    """Maps are stored as (H, A, D), those into heads the transpose of torch's."""
+    """The format with projections stored as (H, A, D), transposed to torch's."""
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         assert isinstance(config, XlnetConfig)
@@ -248,10 +257,10 @@ HF_FORMAT = _XlnetFormat(
     keys=KEYS,
     tied=TIED,
     classes=(
-        over_words("XLNetForTokenClassification"),
+        token_classifier("XLNetForTokenClassification"),
         HFClass("XLNetForSequenceClassification", ("pooler", "classifier")),
-        of_answers("XLNetForQuestionAnsweringSimple"),
-        of_choices("XLNetForMultipleChoice", "logits_proj"),
+        question_answering("XLNetForQuestionAnsweringSimple"),
+        multiple_choice("XLNetForMultipleChoice", "logits_proj"),
         HFClass("XLNetLMHeadModel", ("lm",), predicts=True),
         HFClass("XLNetModel"),
     ),

@@ -1,4 +1,4 @@
-"""Parts that models are put together from and a user may change, as configuration. Imports no torch."""
+"""Configuration of positions, and types shared by configurations. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from lmtool.config.base import Config
 from lmtool.config.tables import component
 
 Side = Literal["inputs", "outputs"]
-"""Of a batch: what the encoder, or the only stack, reads, and what a decoder reads beside it."""
+"""Side of a batch: the input of the encoder or only stack, and the input of the decoder in an encoder-decoder."""
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-"""gelu: with the error function (BERT); gelu_tanh: by its tanh approximation (GPT-2); silu: x sigmoid(x) (Llama)."""
+"""gelu: with the error function (BERT); gelu_tanh: its tanh approximation (GPT-2); silu: x sigmoid(x) (Llama)."""
 AdapterReads = Literal["output", "sum", "input"]
 """What an adapter reads: what its sublayer gives; that and the residual, added and normalized as the layer does it; or
 what the sublayer itself reads, so that the adapter stands beside it."""
 
 
 class PositionsConfig(Config):
-    """The base of every kind of positions."""
+    """Base class of all kinds of positions."""
 
     even_heads: ClassVar[bool] = False
-    """Whether it needs an even width of a head."""
+    """Whether the width of a head must be even."""
     ends: ClassVar[bool] = False
-    """Whether there is a last position, which virtual tokens bring nearer."""
+    """Whether the number of positions is limited, so that virtual tokens use some of them."""
 
-    name: str = Field(description="Which kind of positions.")
+    name: str = Field(description="Kind of positions.")
 
 
 @component("model/positions", "learned", builder="lmtool.nn.positions:build_learned")
 class LearnedPositionsConfig(PositionsConfig):
-    """One learned vector a position, up to model.max_positions of them (Gehring et al. 2017; BERT, GPT-2)."""
+    """A learned vector per position, for model.max_positions positions (Gehring et al. 2017; BERT, GPT-2)."""
 
     ends: ClassVar[bool] = True
 
-    name: Literal["learned"] = Field("learned", description="One learned vector a position.")
+    name: Literal["learned"] = Field("learned", description="A learned vector per position.")
 
 
 @component("model/positions", "sinusoidal", builder="lmtool.nn.positions:build_sinusoidal")
 class SinusoidalPositionsConfig(PositionsConfig):
-    """Sines and cosines of the position, nothing learned (Vaswani et al. 2017)."""
+    """Sines and cosines of the position, without learned parameters (Vaswani et al. 2017)."""
 
     name: Literal["sinusoidal"] = Field("sinusoidal", description="Sines and cosines of the position.")
     base: float = Field(10000.0, gt=1, description="pair i of H dimensions has the angle position / base^(2i/H)")
@@ -48,9 +48,9 @@ class SinusoidalPositionsConfig(PositionsConfig):
 
 @component("model/positions", "shaw", builder="lmtool.nn.positions:build_shaw")
 class ShawPositionsConfig(PositionsConfig):
-    """Learned vectors of the clipped distance in keys and values (Shaw, Uszkoreit and Vaswani 2018)."""
+    """Learned vectors of the clipped distance, added to keys and values (Shaw, Uszkoreit and Vaswani 2018)."""
 
-    name: Literal["shaw"] = Field("shaw", description="Vectors of the distance, in keys and values.")
+    name: Literal["shaw"] = Field("shaw", description="Vectors of the distance, added to keys and values.")
     clip: int = Field(
         16,
         ge=1,
@@ -61,9 +61,9 @@ class ShawPositionsConfig(PositionsConfig):
 
 @component("model/positions", "t5", builder="lmtool.nn.positions:build_t5")
 class T5PositionsConfig(PositionsConfig):
-    """A learned number for each head and bucket of distances, added to the scores (Raffel et al. 2020)."""
+    """A learned bias per head and bucket of distances, added to the scores (Raffel et al. 2020)."""
 
-    name: Literal["t5"] = Field("t5", description="A learned number a head and bucket of distances.")
+    name: Literal["t5"] = Field("t5", description="A learned bias per head and bucket of distances.")
     buckets: int = Field(
         32,
         ge=4,
@@ -81,7 +81,7 @@ class T5PositionsConfig(PositionsConfig):
     @model_validator(mode="after")
     def _buckets_fit(self) -> T5PositionsConfig:
         if self.buckets % 2:
-            raise ValueError(f"buckets={self.buckets} is not even: an encoder has half of them for each direction")
+            raise ValueError(f"buckets={self.buckets} is not even: an encoder uses half of them for each direction")
         if self.max_distance <= self.buckets // 2:
             raise ValueError(f"max_distance={self.max_distance} is not more than buckets/2={self.buckets // 2}")
         return self
@@ -89,7 +89,7 @@ class T5PositionsConfig(PositionsConfig):
 
 @component("model/positions", "rotary", builder="lmtool.nn.positions:build_rotary")
 class RotaryPositionsConfig(PositionsConfig):
-    """Queries and keys turned by an angle that grows with the position (Su et al. 2021)."""
+    """Queries and keys rotated by an angle proportional to the position (Su et al. 2021)."""
 
     even_heads: ClassVar[bool] = True
 
@@ -103,13 +103,13 @@ class RotaryPositionsConfig(PositionsConfig):
 
 @component("model/positions", "alibi", builder="lmtool.nn.positions:build_alibi")
 class AlibiPositionsConfig(PositionsConfig):
-    """A penalty on the scores that grows with the distance, its slope fixed for each head (Press et al. 2022)."""
+    """A penalty on the scores proportional to the distance, with a fixed slope per head (Press et al. 2022)."""
 
-    name: Literal["alibi"] = Field("alibi", description="A penalty on the scores that grows with the distance.")
+    name: Literal["alibi"] = Field("alibi", description="A penalty on the scores proportional to the distance.")
 
 
 @component("model/positions", "none", builder="lmtool.nn.positions:build_none")
 class NoPositionsConfig(PositionsConfig):
-    """No positions: a decoder can find them by its mask, an encoder sees a bag of words."""
+    """No positions: a decoder can infer them from its mask; an encoder reads a bag of words."""
 
     name: Literal["none"] = Field("none", description="No positions.")

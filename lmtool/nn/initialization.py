@@ -24,7 +24,7 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 def truncated_normal(std: float) -> Draw:
     """Normal, resampled beyond two standard deviations: the result has a standard deviation of 0.880 `std` (BERT's
-    published code)."""
+    original code)."""
 
     def draw(tensor: Tensor, generator: torch.Generator) -> None:
         # Takes a third of the time of torch's trunc_normal_, which uses the inverse error function.

@@ -253,7 +253,7 @@ def _angles(positions_T: Tensor, width: int, base: float) -> Tensor:
 
 
 def sinusoids(positions_P: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    """(P, width) float64: all sines before all cosines (Dai et al. 2019, "Transformer-XL", published code)."""
+    """(P, width) float64: all sines before all cosines (Dai et al. 2019, "Transformer-XL", original code)."""
     angles = _angles(positions_P, width, base)
     return torch.cat([angles.sin(), angles.cos()], -1)[:, :width]
 

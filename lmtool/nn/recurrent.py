@@ -138,7 +138,7 @@ class LstmCell(nn.Module):
 
 
 def _ends(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
-    """(N, X) the values at the end of each text; of an empty one the values before it."""
+    """(N, X) the values at the end of each text; for an empty text, the values before it."""
     if not len(values_TX):
         return before_NX
     ends_NX = values_TX.index_select(0, steps.last_N)
@@ -326,8 +326,8 @@ class RecurrentLayer(nn.Module):
 
 
 class BidirectionalGru(nn.Module):
-    """torch.nn.GRU in both directions as a layer of a stack, and dropout behind it. It computes in the type of its
-    weights: autocast hands cuDNN fp16, whatever type it was asked for, and fp16 needs a scaler."""
+    """torch.nn.GRU in both directions as a layer of a stack, followed by dropout. It computes in the type of its
+    weights, because autocast would always use fp16 for cuDNN, which needs a gradient scaler."""
 
     def __init__(self, input_size: int, state_size: int, dropout: float):
         super().__init__()

@@ -41,8 +41,8 @@ def in_front(memory_NFH: Tensor, x_TH: Tensor, lengths: tuple[int, ...]) -> Tens
 
 class Distances(Position):
     """Shared by a model's layers: u and v, (A, D) `content_bias` and `place_bias`, and sinusoids of the distances.
-    clamp: distance from which all are treated alike in evaluation, None for none. The published code applies dropout
-    to the sinusoids in training; here it does not."""
+    clamp: maximum distance in evaluation, None for no maximum. The original code applies dropout to the sinusoids in
+    training; lmtool does not."""
 
     scores: ClassVar[bool] = True
 

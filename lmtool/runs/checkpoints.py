@@ -173,10 +173,24 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     metadata = {"format": "pt"} | ({_TIED: json.dumps(tied)} if tied else {})
     try:
         save_file(stored, path, metadata=metadata)
+        if tied:
+            _sort_metadata(path)
     except SafetensorError as error:
         raise _os_error(error, path) from error
     os.chmod(path, 0o666 & ~_umask())  # the library's files are readable by their owner alone
     sync_path(path)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata of a header, whose order the library randomizes, so that equal tensors give equal files."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+        if len(content) == size:
+            file.seek(8)
+            file.write(content)
 
 
 def _umask() -> int:

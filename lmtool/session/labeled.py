@@ -85,7 +85,7 @@ def _with_published_pooling(
     if encoder is None:
         return task, metadata
     fields = encoder.task_fields(origin)
-    without = f", without {' and '.join(encoder.further)}" if encoder.further else ""
+    without = f", without {' and '.join(encoder.extra_steps)}" if encoder.extra_steps else ""
     pooling = f"{fields['pooling']} (the checkpoint's {encoder.file}{without})"
     return task.model_copy(update=fields), {**metadata, "pooling": pooling}
 

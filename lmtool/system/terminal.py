@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
+from collections.abc import Sequence
 from typing import TextIO
 
 from lmtool.system.secrets import masked, masker
@@ -45,6 +46,12 @@ def shown(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """'1 job', '1,234 jobs'."""
     return f"{number:,} {plural(number, noun)}"
+
+
+def listing(names: Sequence[str], most: int) -> str:
+    """'a, b, c and 4 more': at most `most` names."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def plural(number: float, noun: str) -> str:

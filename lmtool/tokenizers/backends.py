@@ -1,4 +1,4 @@
-"""The tokenizers of the published families, assembled from their vocabularies as transformers assembles them."""
+"""The tokenizers of the model families, assembled from their vocabularies as in transformers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from lmtool.tokenizers.configs import SPECIALS
 
 Pieces = Literal["t5", "albert", "xlnet"]
 SPACE = "▁"
-# The id of the unknown piece in each family, whatever a file says, as in transformers.
+# The id of the unknown token in each family; as in transformers, files do not change it.
 _UNKNOWN: dict[Pieces, int] = {"t5": 2, "albert": 1, "xlnet": 0}
 
 
 def family_of_vocabulary(vocabulary: Mapping[str, int]) -> str | None:
-    """The family whose special tokens a vocabulary holds, or None."""
+    """The family whose special tokens a vocabulary contains, or None."""
     return next((name for name, roles in SPECIALS.items() if set(roles.values()) <= vocabulary.keys()), None)
+
+
+def bert_normalizer(
+    lowercase: bool, strip_accents: bool | None = None, chinese: bool = True
+) -> normalizers.BertNormalizer:
+    """BERT's text cleaning. strip_accents: None: if text is lowercased. chinese: put spaces around CJK characters."""
+    return normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
+    )
 
 
 def wordpiece(
@@ -28,14 +37,20 @@ def wordpiece(
     chinese: bool = True,
     unknown: str = "[UNK]",
 ) -> tokenizers.Tokenizer:
-    """BERT's cleaning and splitting over a vocabulary. strip_accents: None: as lowercase."""
+    """WordPiece with BERT's cleaning and splitting (Devlin et al. 2019).
+
+    Args:
+        vocabulary: Ids by entry.
+        lowercase: Lowercase texts.
+        strip_accents: None: if text is lowercased.
+        chinese: Put spaces around CJK characters.
+        unknown: The unknown token.
+    """
     model = models.WordPiece(
         dict(vocabulary), unk_token=unknown, continuing_subword_prefix="##", max_input_chars_per_word=100
     )
     backend = tokenizers.Tokenizer(model)
-    backend.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
-    )
+    backend.normalizer = bert_normalizer(lowercase, strip_accents, chinese)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     around(backend, "[CLS]", "[SEP]")
@@ -43,7 +58,7 @@ def wordpiece(
 
 
 def byte_level(model: models.Model, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
-    """Byte-level pieces with GPT-2's splitting of words."""
+    """Byte-level subwords with GPT-2's word splitting."""
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     backend.decoder = decoders.ByteLevel()
@@ -57,7 +72,7 @@ _QWEN2_WORDS = (
 
 
 def qwen2_level(model: models.Model, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
-    """Byte-level pieces over NFC with Qwen2's splitting of words: a digit is one, and so are line ends (Yang et al.
+    """Byte-level subwords over NFC with Qwen2's word splitting: digits and line ends are separate words (Yang et al.
     2024; transformers' Qwen2Tokenizer)."""
     backend = byte_level(model)
     backend.normalizer = normalizers.NFC()
@@ -70,7 +85,7 @@ def qwen2_level(model: models.Model, add_prefix_space: bool = False) -> tokenize
 def roberta_around(
     backend: tokenizers.Tokenizer, first: str = "<s>", last: str = "</s>", add_prefix_space: bool = False
 ) -> None:
-    """<s> a </s> around a text, <s> a </s></s> b </s> around a pair."""
+    """Set the template <s> a </s> for a text, <s> a </s></s> b </s> for a pair."""
     numbers = backend.get_vocab()
     backend.post_processor = processors.RobertaProcessing(
         (last, numbers[last]), (first, numbers[first]), trim_offsets=True, add_prefix_space=add_prefix_space
@@ -78,8 +93,8 @@ def roberta_around(
 
 
 def word_end(model: models.Model) -> tokenizers.Tokenizer:
-    """GPT-1's pieces, "</w>" at the end of a word, over BERT's cleaning and splitting (Radford et al. 2018; without
-    ftfy and spaCy, as transformers)."""
+    """GPT-1's subwords, with "</w>" at the end of a word, with BERT's cleaning and splitting (Radford et al. 2018;
+    like transformers, without ftfy and spaCy)."""
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -88,7 +103,7 @@ def word_end(model: models.Model) -> tokenizers.Tokenizer:
 
 
 def albert_normalizer(lowercase: bool, keep_accents: bool = False) -> Iterator[normalizers.Normalizer]:
-    """ALBERT's `preprocess_text` (its tokenization.py)."""
+    """ALBERT's `preprocess_text` (tokenization.py of its release)."""
     yield normalizers.Replace("``", '"')
     yield normalizers.Replace("''", '"')
     if not keep_accents:
@@ -106,8 +121,16 @@ def unigram(
     keep_accents: bool = False,
     add_prefix_space: bool = True,
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's unigram pieces with the splitting of a family; no special tokens yet. entries: text and score, by
-    id. characters: the precompiled map of characters, may be empty. The last three are ALBERT's; XLNet cleans as it."""
+    """SentencePiece's unigram model with a family's word splitting, without special tokens.
+
+    Args:
+        entries: Text and score by id.
+        kind: The family.
+        characters: SentencePiece's precompiled character map; may be empty.
+        lowercase: Lowercase texts (ALBERT, XLNet).
+        keep_accents: Do not strip accents (ALBERT, XLNet).
+        add_prefix_space: Add a space before the text.
+    """
     backend = tokenizers.Tokenizer(models.Unigram(list(entries), _UNKNOWN[kind], False))
     steps = list(albert_normalizer(lowercase, keep_accents)) if kind != "t5" else []
     if characters:
@@ -128,8 +151,8 @@ def unigram(
 def plain_unigram(
     entries: Sequence[tuple[str, float]], unknown: str, add_prefix_space: bool = True
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's unigram pieces as BigBird has them: of a text nothing is cleaned, but that several spaces are
-    one; no special tokens yet."""
+    """BigBird's unigram model, without special tokens. Texts are not cleaned, except that repeated spaces become
+    one."""
     number = next((number for number, (piece, score) in enumerate(entries) if (piece, score) == (unknown, 0.0)), 100)
     backend = tokenizers.Tokenizer(models.Unigram(list(entries), number, False))
     backend.normalizer = normalizers.Replace(Regex(" {2,}"), SPACE)
@@ -140,7 +163,7 @@ def plain_unigram(
 
 
 def unicode_normalizer() -> list[normalizers.Normalizer]:
-    """Control characters go, white space of any kind is a space; then Unicode's NFKC."""
+    """Remove control characters, replace white space by spaces, and apply NFKC."""
     return [normalizers.Nmt(), normalizers.NFKC()]
 
 
@@ -150,8 +173,15 @@ def sequence(
     kind: Pieces,
     normalizer: Sequence[normalizers.Normalizer],
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE pieces with the splitting of its library: spaces at the ends go, several are one, and one
-    stands before the text; no special tokens yet."""
+    """SentencePiece's BPE model with its library's word splitting, without special tokens: leading and trailing spaces
+    are removed, repeated ones become one, and one is added before the text.
+
+    Args:
+        vocabulary: Ids by entry.
+        merges: Pairs in the order in which they are merged.
+        kind: The family, for its template.
+        normalizer: Applied before.
+    """
     unknown = "<unk>"
     backend = tokenizers.Tokenizer(models.BPE(dict(vocabulary), list(merges), unk_token=unknown, fuse_unk=True))
     backend.normalizer = normalizers.Sequence(
@@ -163,7 +193,7 @@ def sequence(
             normalizers.Replace(" ", SPACE),
         ]
     )
-    # No piece goes on behind a space: words may be cut one by one.
+    # No token crosses a space, so words can be split one by one.
     backend.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
     backend.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
     _family_template(backend, kind)
@@ -182,8 +212,13 @@ def _family_template(backend: tokenizers.Tokenizer, kind: Pieces) -> None:
 def byte_fallback(
     vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], scheme: Literal["always", "first", "never"]
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE pieces as Llama has them: nothing is cleaned, and what has no piece is written in bytes.
-    scheme: whether a space stands before a text."""
+    """Llama's SentencePiece BPE model: texts are not cleaned, and unknown characters become byte tokens.
+
+    Args:
+        vocabulary: Ids by entry.
+        merges: Pairs in the order in which they are merged.
+        scheme: Whether a space is added before a text.
+    """
     model = models.BPE(dict(vocabulary), list(merges), fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
@@ -193,12 +228,12 @@ def byte_fallback(
 
 
 def sentinel_entries(count: int) -> list[tuple[str, float]]:
-    """T5's sentinels, which come after the vocabulary, from the last one to the first."""
+    """T5's sentinels, which follow the vocabulary in reverse order."""
     return [(f"<extra_id_{number}>", 0.0) for number in reversed(range(count))]
 
 
 def around(backend: tokenizers.Tokenizer, first: str, last: str) -> None:
-    """[CLS] a [SEP] around a text, [CLS] a [SEP] b [SEP] around a pair, where the vocabulary has the two."""
+    """Set the template [CLS] a [SEP] for a text, [CLS] a [SEP] b [SEP] for a pair, if both tokens exist."""
     numbers = backend.get_vocab()
     if first in numbers and last in numbers:
         backend.post_processor = processors.TemplateProcessing(
@@ -209,7 +244,8 @@ def around(backend: tokenizers.Tokenizer, first: str, last: str) -> None:
 
 
 def append_tokens(backend: tokenizers.Tokenizer, separator: str, summary: str) -> None:
-    """a <sep> <cls>, and a <sep> b <sep> <cls>, where the vocabulary has the two; the types are 0, 1 and 2."""
+    """Set the template a <sep> <cls> for a text, a <sep> b <sep> <cls> for a pair, with the segments 0, 1 and 2, if the
+    vocabulary has both tokens."""
     numbers = backend.get_vocab()
     if separator in numbers and summary in numbers:
         backend.post_processor = processors.TemplateProcessing(
@@ -220,7 +256,7 @@ def append_tokens(backend: tokenizers.Tokenizer, separator: str, summary: str) -
 
 
 def ends_with(backend: tokenizers.Tokenizer, last: str) -> None:
-    """a </s> and a </s> b </s>, where the vocabulary has the token."""
+    """Set the template a </s> for a text, a </s> b </s> for a pair, if the vocabulary has the token."""
     numbers = backend.get_vocab()
     if last in numbers:
         backend.post_processor = processors.TemplateProcessing(

@@ -1,7 +1,7 @@
-"""The transformers tokenizer classes that published folders name, assembled as transformers 5 does.
+"""The tokenizer classes of transformers 5 that Hugging Face folders name.
 
-A class takes its vocabulary from the files and everything else from tokenizer_config.json or its own defaults;
-normalization, splitting and special tokens in tokenizer.json are ignored, even if they disagree. Only the plain classes
+A class reads its vocabulary from the files, and everything else from tokenizer_config.json or its defaults;
+normalization, splitting and special tokens in tokenizer.json are ignored, even if they differ. Only the generic classes
 use tokenizer.json unchanged.
 """
 
@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tokenizers
 from tokenizers import AddedToken, models
@@ -22,11 +22,11 @@ from lmtool.tokenizers import backends
 from lmtool.tokenizers.configs import SPECIALS
 
 MOST_BYTES = 200_000_000
-"""Of a file of a tokenizer: six times the largest that is published, Gemma's tokenizer.json."""
+"""Maximum size of a tokenizer's file: six times the largest known, Gemma's tokenizer.json."""
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file of a tokenizer. UserError, before it is read, where it is too large to be one."""
+    """Read a tokenizer's file. UserError, before reading, if it is too large."""
     size = path.stat().st_size
     if size > MOST_BYTES:
         raise broken(path, f"{size:,} bytes; a tokenizer's file has at most {MOST_BYTES:,}")
@@ -34,7 +34,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A file in UTF-8, line ends unchanged."""
+    """Read a UTF-8 file, with line ends unchanged."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as reason:
@@ -42,18 +42,18 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> JsonObject:
-    """A JSON object. UserError with file and line if it is none."""
+    """Read a JSON object. UserError with file and line for anything else."""
     try:
         text = read_text(path)
         content = json.loads(text)
-        if "\\ud" in text.lower():  # escapes, of which one alone is half a character
+        if "\\ud" in text.lower():  # a lone surrogate escape is not a character
             json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as reason:
         raise broken(path, reason.msg, reason.lineno) from reason
     except (UnicodeError, RecursionError) as reason:
         raise broken(path, str(reason)) from reason
     if not isinstance(content, dict):
-        raise broken(path, "it holds no JSON object")
+        raise broken(path, "not a JSON object")
     return content
 
 
@@ -68,7 +68,7 @@ def broken(path: Path, reason: str, line: int | None = None) -> UserError:
 
 TOKENIZER_JSON, SETTINGS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
 PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
-"""Classes that take nothing for granted: the files say all."""
+"""Generic classes without defaults: tokenizer.json defines everything."""
 SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model")
 _MOST_SENTINELS = 100_000
 
@@ -77,26 +77,26 @@ Token = str | AddedToken
 
 @dataclass(frozen=True)
 class Settings:
-    """tokenizer_config.json. path: of the file, for errors. values: empty if there is none."""
+    """tokenizer_config.json. path: of the file, for errors. values: its content; empty if the file is missing."""
 
     path: Path
     values: Mapping[str, object]
 
     @classmethod
     def of(cls, folder: Path) -> Settings:
-        """UserError if the file is damaged."""
+        """The settings of a folder. UserError if the file is damaged."""
         path = folder / SETTINGS
         return cls(path, read_json(path) if path.is_file() else {})
 
     def flag(self, key: str, default: bool) -> bool:
-        """UserError unless the value is true or false."""
+        """A boolean. UserError for any other value."""
         value = self.values.get(key, default)
         if not isinstance(value, bool):
-            raise UserError(f"{self.path}: {key}={value!r} is not true or false", f"write {key} as true or false there")
+            raise UserError(f"{self.path}: {key}={value!r} is not true or false", f"set {key} to true or false")
         return value
 
     def optional_flag(self, key: str) -> bool | None:
-        """A flag that may be null or missing."""
+        """A boolean that may be null or missing."""
         return None if self.values.get(key) is None else self.flag(key, False)
 
     @property
@@ -105,17 +105,24 @@ class Settings:
         count = self.values.get("extra_ids", 100)
         if not isinstance(count, int) or not 0 <= count <= _MOST_SENTINELS:
             raise UserError(
-                f"{self.path}: extra_ids={count!r} is no number from 0 to {_MOST_SENTINELS}",
-                "write the number of <extra_id_N> tokens there",
+                f"{self.path}: extra_ids={count!r} is not an integer from 0 to {_MOST_SENTINELS}",
+                "set extra_ids to the number of <extra_id_N> tokens",
             )
         return count
 
 
 @dataclass(frozen=True)
 class FileVocabulary:
-    """A vocabulary as the files contain it. path: of the file, for errors. entries: ids by text. unigrams: of a unigram
-    model, text and score by id. characters: SentencePiece's precompiled character map. marked: tokens marked in a
-    SentencePiece file, None for other files."""
+    """The content of a vocabulary file.
+
+    Attributes:
+        path: The file, for errors.
+        entries: Ids by text.
+        unigrams: Text and score by id, of a unigram model.
+        merges: Pairs in the order in which they are merged, of a BPE model.
+        characters: SentencePiece's precompiled character map.
+        marked: Control and user-defined tokens of a SentencePiece file; None for other files.
+    """
 
     path: Path
     entries: dict[str, int] = field(default_factory=dict)
@@ -131,12 +138,19 @@ def _as_named(additional: Sequence[Token], settings: Settings) -> list[Token]:
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """names: in transformers, the first for errors. model_types: values of config.json with this class. model: the kind
-    of vocabulary. files: that contain it without a tokenizer.json. specials: default special tokens by role. build:
-    adds normalization and splitting to a vocabulary, given the special tokens by role. around: the template of
-    special tokens in transformers (lmtool never uses it); None: that of tokenizer.json. extra_tokens: special tokens
-    without a role, from those named in the files. bare: whether special tokens are matched exactly, regardless of
-    the files' rules for adjacent spaces."""
+    """A tokenizer class of transformers.
+
+    Attributes:
+        names: In transformers; error messages use the first.
+        model_types: `model_type` values of config.json that have this class.
+        model: The kind of vocabulary.
+        files: Vocabulary files that are read if there is no tokenizer.json.
+        specials: Default special tokens by role.
+        build: Builds the tokenizer from a vocabulary, settings and special tokens by role.
+        around: Sets the template of special tokens (which lmtool does not use); None for that of tokenizer.json.
+        extra_tokens: Special tokens without a role, from those named in the files.
+        bare: Match special tokens exactly, without the files' rules for adjacent spaces.
+    """
 
     names: tuple[str, ...]
     model_types: tuple[str, ...]
@@ -152,7 +166,7 @@ class TokenizerClass:
 def _bert(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:
     unknown = tokens.get("unk")
     if unknown is None or unknown not in vocabulary.entries:
-        raise broken(vocabulary.path, f"it has no {unknown}")
+        raise broken(vocabulary.path, f"{unknown} is missing")
     return backends.wordpiece(
         vocabulary.entries,
         settings.flag("do_lower_case", True),
@@ -196,13 +210,13 @@ def _t5_around(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mappin
 
 
 def _t5_sentinels(additional: Sequence[Token], settings: Settings) -> list[Token]:
-    """Sentinels are special tokens, unless the files name some of them."""
+    """Add the sentinels, unless the files name some of them."""
     named = sum("<extra_id_" in str(token) for token in additional)
     count = settings.sentinels
     if named and count not in (0, named):
         raise UserError(
             f"{settings.path}: extra_ids={count}, but {named} of its special tokens are <extra_id_N>",
-            "write the number of <extra_id_N> tokens as extra_ids there",
+            "set extra_ids to the number of <extra_id_N> tokens",
         )
     return [*additional, *(f"<extra_id_{number}>" for number in range(0 if named else count))]
 
@@ -263,7 +277,7 @@ GPT2 = TokenizerClass(
     ("gpt2",),
     "BPE",
     ("vocab.json", "merges.txt"),
-    # Nothing is unknown to bytes; the class names a token all the same.
+    # Byte-level BPE has no unknown characters, but the class names a token for them.
     {**SPECIALS["gpt2"], "unk": "<|endoftext|>"},
     _byte_level,
 )
@@ -313,16 +327,16 @@ LLAMA = TokenizerClass(
 CLASSES = (BERT, ROBERTA, GPT2, QWEN2, GPT1, T5, ALBERT, BIGBIRD, XLNET, LLAMA)
 
 
-_OF_MODEL: dict[str, TokenizerClass | str] = {"qwen2": QWEN2, "modernbert": PLAIN[1]}
-"""The classes that transformers takes for a model_type whatever the files name."""
+_FIXED_CLASSES: dict[str, TokenizerClass | str] = {"qwen2": QWEN2, "modernbert": PLAIN[1]}
+"""Classes that transformers uses for a model_type regardless of the files."""
 
 
 def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
-    """The class that transformers' AutoTokenizer uses for a folder: by model_type if transformers has only one for it,
-    then by tokenizer_config.json, config.json, and model_type. A plain class is returned by name; None if nothing
-    names one.
+    """The class that transformers' AutoTokenizer uses for a folder: by model_type for some models, then by
+    tokenizer_config.json, config.json, and model_type.
 
-    UserError for a class that lmtool lacks.
+    Returns: the class; the name of a generic class; None if nothing names one. Raises UserError for an unsupported
+    class.
     """
     path, config = folder / CONFIG, read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     name, model_type = config.get("tokenizer_class"), config.get("model_type")
@@ -330,28 +344,28 @@ def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
         path, name = settings.path, settings.values["tokenizer_class"]
     if not name and not model_type:
         return None
-    if isinstance(model_type, str) and model_type in _OF_MODEL:
-        return _OF_MODEL[model_type]
-    plain = str(name).removesuffix("Fast")
-    if _uses_tokenizer_json(folder, plain if name else None, model_type):
+    if isinstance(model_type, str) and model_type in _FIXED_CLASSES:
+        return _FIXED_CLASSES[model_type]
+    base_name = str(name).removesuffix("Fast")
+    if _uses_tokenizer_json(folder, base_name if name else None, model_type):
         return PLAIN[1]
-    for published in CLASSES:
-        if plain in published.names or (not name and model_type in published.model_types):
-            return published
+    for candidate in CLASSES:
+        if base_name in candidate.names or (not name and model_type in candidate.model_types):
+            return candidate
     if name in PLAIN:
         return str(name)
     declared = f"tokenizer_class={name!r}" if name else f"model_type={model_type!r} without a tokenizer_class"
-    known = ", ".join([*(name for published in CLASSES for name in published.names), PLAIN[0]])
+    supported = ", ".join([*(name for candidate in CLASSES for name in candidate.names), PLAIN[0]])
     raise UserError(
-        f"{path}: {declared}; lmtool builds the tokenizers of {known}",
-        f'to take tokenizer.json as it is, write "tokenizer_class": "{PLAIN[0]}" into the {SETTINGS} of a copy',
+        f"{path}: unsupported {declared}; lmtool supports {supported}",
+        f'to use tokenizer.json unchanged, set "tokenizer_class": "{PLAIN[0]}" in {SETTINGS} of a copy',
     )
 
 
-def _uses_tokenizer_json(folder: Path, name: str | None, model_type: Any) -> bool:
+def _uses_tokenizer_json(folder: Path, name: str | None, model_type: object) -> bool:
     """Whether a Llama's tokenizer.json is used unchanged: if no class is named, or if its vocabulary is byte-level,
     which Llama's class does not support (as in Llama 3)."""
-    whole = folder / TOKENIZER_JSON
-    if not whole.is_file() or not (name in LLAMA.names or (name is None and model_type in LLAMA.model_types)):
+    path = folder / TOKENIZER_JSON
+    if not path.is_file() or not (name in LLAMA.names or (name is None and model_type in LLAMA.model_types)):
         return False
-    return name is None or '"ByteLevel"' in read_text(whole)
+    return name is None or '"ByteLevel"' in read_text(path)

@@ -1,4 +1,4 @@
-"""How text becomes tokens, as configuration. Imports no torch."""
+"""Configuration of tokenizers. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ SPECIALS: dict[str, dict[str, str]] = {
     "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
     "gpt1": {"unk": "<unk>"},
 }  # fmt: skip
-"""The special tokens each family's published vocabulary has, by role; richer ones first."""
+"""Special tokens of each family's pretrained vocabulary by role, ordered by their number."""
 
-# GPT-1's published <unk>, and one that begins, ends and pads: text is learned document by document.
+# GPT-1's <unk>, and a token that starts, ends and pads, because pretraining reads text document by document.
 _GPT = {**SPECIALS["gpt1"], **dict.fromkeys(("pad", "bos", "eos"), "<|endoftext|>")}
 
 
 class TokenizerConfig(Config):
-    """The base of every tokenizer."""
+    """Base class of tokenizer configurations."""
 
     reads_text: ClassVar[bool] = True
-    """Whether it is trained on the run's text; its vocabulary is then kept for other runs on the same text."""
+    """Whether it is trained on the run's text; its vocabulary is then cached for other runs on the same text."""
 
     most_characters: ClassVar[int] = 30_000_000
-    """Characters it is trained on, at most: of more, a sample. The library takes about 10 bytes for each."""
+    """Maximum number of characters to train on; longer text is sampled. The library needs about 10 bytes for each."""
 
     free_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count", "parse_special_tokens")
-    """Fields that may differ from a checkpoint's: they are read in training a vocabulary only, or change no entry."""
+    """Fields that may differ from a checkpoint's: only training a vocabulary reads them, or they change no entry."""
 
-    name: str = Field(description="Which tokenizer.")
+    name: str = Field(description="Kind of tokenizer.")
     vocab_size: int | None = Field(
         None, ge=16, le=10_000_000, description="vocabulary size, special tokens included; null: the model's"
     )
@@ -54,12 +54,12 @@ class TokenizerConfig(Config):
 
     @property
     def specials(self) -> dict[str, str] | None:
-        """Its special tokens by role. None where its files alone tell."""
+        """Special tokens by role. None if only the tokenizer's files define them."""
         return None
 
     @property
     def roles(self) -> frozenset[str] | None:
-        """The roles of its special tokens, `sentinel` too where it has sentinels. None where its files alone tell."""
+        """Roles of the special tokens, including `sentinel` for sentinels. None if only files define them."""
         return None if self.specials is None else frozenset(self.specials)
 
 
@@ -78,9 +78,9 @@ class WordPieceConfig(TokenizerConfig):
 
 @component("tokenizer", "bytebpe", builder="lmtool.tokenizers.trained:train_byte_level_bpe")
 class ByteBpeConfig(TokenizerConfig):
-    """Byte-level byte-pair encoding with the splitting of words of GPT-2 (Radford et al. 2019) or Qwen2."""
+    """Byte-level byte-pair encoding with the word splitting of GPT-2 (Radford et al. 2019) or Qwen2."""
 
-    name: Literal["bytebpe"] = Field("bytebpe", description="Byte-level byte-pair encoding, as GPT-2 has it.")
+    name: Literal["bytebpe"] = Field("bytebpe", description="Byte-level byte-pair encoding, as in GPT-2.")
     vocab_size: int | None = Field(
         None,
         ge=257,
@@ -101,14 +101,14 @@ class ByteBpeConfig(TokenizerConfig):
 
     @property
     def specials(self) -> dict[str, str]:
-        """GPT-2's one token pads too."""
+        """GPT-2's only token is also the padding token."""
         tokens = SPECIALS[self.special_tokens]
         return {"pad": tokens["pad" if "pad" in tokens else "eos"], **tokens}
 
 
 @component("tokenizer", "bpe", builder="lmtool.tokenizers.trained:train_bpe")
 class BpeConfig(TokenizerConfig):
-    """Byte-pair encoding of lowercased words whose last piece ends with </w> (Radford et al. 2018)."""
+    """Byte-pair encoding of lowercased words whose last subword ends with </w> (Radford et al. 2018)."""
 
     name: Literal["bpe"] = Field("bpe", description="Byte-pair encoding of words, as GPT of 2018 has it.")
     minimum_count: int = Field(2, ge=1, description="minimum frequency of a pair of subwords to be merged")
@@ -120,14 +120,14 @@ class BpeConfig(TokenizerConfig):
 
 @component("tokenizer", "sentencepiece", builder="lmtool.tokenizers.sentencepiece:train")
 class SentencePieceConfig(TokenizerConfig):
-    """Pieces of text whose spaces are part of them, trained by the SentencePiece library (Kudo, Richardson 2018)."""
+    """SentencePiece: subwords that include spaces, trained by its library (Kudo and Richardson 2018)."""
 
-    # The library's suffix array takes about 22 bytes a character.
+    # The library's suffix array needs about 22 bytes per character.
     most_characters: ClassVar[int] = 20_000_000
 
     free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "character_coverage")
 
-    name: Literal["sentencepiece"] = Field("sentencepiece", description="SentencePiece's unigram or BPE pieces.")
+    name: Literal["sentencepiece"] = Field("sentencepiece", description="SentencePiece's unigram or BPE model.")
     algorithm: Literal["unigram", "bpe"] = Field(
         "unigram",
         description="unigram: the most probable segmentation; bpe: merge the most frequent pairs. unigram: Kudo 2018, "
@@ -160,7 +160,7 @@ class SentencePieceConfig(TokenizerConfig):
 
 
 class ListedConfig(TokenizerConfig):
-    """The base of vocabularies that list whole units of a text; others are unknown."""
+    """Base class of vocabularies of words or characters; others are unknown."""
 
     special_tokens: Literal["bert", "roberta", "gpt", "t5"] = Field(
         "bert",
@@ -191,7 +191,7 @@ class WordConfig(ListedConfig):
 
 @component("tokenizer", "character", builder="lmtool.tokenizers.trained:train_characters")
 class CharacterConfig(ListedConfig):
-    """Characters as they stand, white space too; rare ones are unknown."""
+    """Characters, including white space; rare ones are unknown."""
 
     name: Literal["character"] = Field("character", description="Single characters, and an unknown one.")
     lowercase: bool = Field(False, description="lowercase the text; accents are kept")
@@ -199,10 +199,10 @@ class CharacterConfig(ListedConfig):
 
 @component("tokenizer", "spelled", builder="lmtool.tokenizers.trained:train_spelled_wordpiece")
 class SpelledConfig(TokenizerConfig):
-    """Words with BERT's splitting, as they are written; one that the vocabulary lacks is spelled: by the longest
-    listed word that it begins with, and single bytes."""
+    """Words with BERT's splitting, not normalized. A word that the vocabulary lacks is spelled: the longest prefix that
+    is a word, followed by bytes."""
 
-    name: Literal["spelled"] = Field("spelled", description="Whole words, and bytes that spell the others.")
+    name: Literal["spelled"] = Field("spelled", description="Words; others are spelled in bytes.")
     vocab_size: int | None = Field(
         None,
         ge=261,
@@ -213,7 +213,7 @@ class SpelledConfig(TokenizerConfig):
 
     @property
     def specials(self) -> dict[str, str]:
-        """The token that ends a text pads too."""
+        """The end token is also the padding token."""
         return {"pad": SPECIALS["elmo"]["eos"], **SPECIALS["elmo"]}
 
 
@@ -223,14 +223,14 @@ def _with_sentinels(specials: dict[str, str], sentinels: bool) -> frozenset[str]
 
 @component("tokenizer", "folder", builder="lmtool.tokenizers.trained:load")
 class FolderConfig(TokenizerConfig):
-    """A tokenizer that exists: of a run, a checkpoint, or a folder in Hugging Face's layout."""
+    """An existing tokenizer: of a run, a checkpoint, or a folder in Hugging Face's format."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "vocab_size": "ignored: the existing vocabulary is used",
     }
 
     reads_text: ClassVar[bool] = False
-    # Where it lies differs from machine to machine, and a checkpoint carries its own copy.
+    # Paths differ between machines, and a checkpoint has a copy of its tokenizer.
     free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "path")
 
     name: Literal["folder"] = Field("folder", description="A tokenizer that exists.")

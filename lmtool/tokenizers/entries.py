@@ -14,24 +14,24 @@ from tokenizers import pre_tokenizers
 from lmtool.system.terminal import visible_space
 
 Marks = Literal["continues", "spelled", "space", "bytes", "end", "words", "characters"]
-"""How words are marked. continues: a prefix, "##", inside of them. spelled: the same, in the alphabet of bytes, a
-space in front of words. space: "▁" for a space. bytes: GPT-2's alphabet of
-bytes, "Ġ" for a space. end: "</w>" behind their last piece. words: every entry is one. characters: nothing is."""
+"""How entries mark word boundaries. continues: "##" before continuations. spelled: the same in GPT-2's byte alphabet,
+with a space before words. space: "▁" for a space. bytes: GPT-2's byte alphabet, "Ġ" for a space. end: "</w>" after the
+last subword. words: every entry is a word. characters: no marks."""
 PREFIX, SPACE, SUFFIX = "##", "▁", "</w>"
 
 
 @dataclass(frozen=True)
 class EntryText:
-    """text: of an entry, without marks. begins: whether it starts a word, after white space or nothing. ends: whether
-    it ends one, None if its kind does not tell."""
+    """The text of an entry without marks. starts: whether it starts a word. ends: whether it ends a word; None if its
+    kind of mark does not tell."""
 
     text: str
-    begins: bool
+    starts: bool
     ends: bool | None = None
 
 
 def marks_of(backend: tokenizers.Tokenizer) -> Marks:
-    """How a tokenizer marks words, from its rules."""
+    """How a tokenizer marks word boundaries, from its rules."""
     rules = json.loads(backend.to_str())
     model, around = rules["model"], json.dumps([rules["pre_tokenizer"], rules["decoder"]])
     entries = backend.get_vocab()
@@ -78,7 +78,7 @@ def entry_text(marks: Marks, word: str) -> EntryText | None:
 
 
 def readable(marks: Marks, word: str) -> str:
-    """An entry for display: bytes as characters, white space visible."""
+    """An entry for display, with bytes as characters and visible white space."""
     if marks == "spelled" and word.startswith(PREFIX):
         return PREFIX + readable("bytes", word.removeprefix(PREFIX))
     if marks in ("bytes", "spelled"):
@@ -91,7 +91,7 @@ def readable(marks: Marks, word: str) -> str:
 
 
 def bytes_of(marks: Marks, word: str) -> bytes:
-    """The UTF-8 bytes of an entry without its marks; for byte-level entries any bytes."""
+    """The UTF-8 bytes of an entry without marks; byte-level entries may be parts of characters."""
     if marks in ("bytes", "spelled"):
         plain = word.removeprefix(PREFIX) if marks == "spelled" else word
         if all(character in _BYTES for character in plain):

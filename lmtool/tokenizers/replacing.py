@@ -1,4 +1,4 @@
-"""Replacing a vocabulary: for each new entry, the equal old one or the old tokens it consists of."""
+"""Replace a vocabulary: for each new entry, the equal old entry or the old tokens of its text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from tokenizers import models
 from lmtool.tokenizers.entries import PREFIX, SPACE, SUFFIX, EntryText, entry_text
 from lmtool.tokenizers.tokenizer import ROLES, Tokenizer
 
-# Roles with the same position in a text; a token that also pads is matched by its other role first.
+# Roles with the same position in a text. Padding comes last: a token may also have another role.
 _EQUIVALENT_ROLES = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}
 _IN_ORDER = (*(role for role in ROLES if role != "pad"), "pad")
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """sources: for each new id, the old ids whose vectors are averaged; empty if unknown. matched: new ids that equal
-    an old entry, by special role or by text, and the old ids. old_size: previous number of entries."""
+    """The map between two vocabularies.
+
+    Attributes:
+        sources: For each new id, the old ids whose vectors are averaged; empty if there are none.
+        matched: Old ids by new id, of entries with the same role or text.
+        old_size: Number of old entries.
+    """
 
     sources: tuple[np.ndarray, ...]
     matched: Mapping[int, int]
@@ -27,7 +32,7 @@ class Replacement:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of kept, new and dropped entries, and of new ones without old tokens."""
+        """Number of retained, new and dropped entries, and of new ones without old tokens."""
         return {
             "kept": len(self.matched),
             "new": len(self.sources) - len(self.matched),
@@ -37,11 +42,11 @@ class Replacement:
 
 
 def replacement(old: Tokenizer, new: Tokenizer) -> Replacement:
-    """How the entries of `new` are initialized from those of `old`.
+    """Map the entries of `new` to those of `old`.
 
-    Special tokens are matched by role, sentinels by number, others by text. Text entries are equal if they are written
-    alike or, between kinds that mark words differently, if they represent the same text at the same position in a word.
-    Any other entry is tokenized by the old tokenizer.
+    Special tokens are matched by role, sentinels by number, others by text: entries are equal if they have the same
+    spelling or, for tokenizers with different marks, the same text at the same position in a word. Any other entry is
+    tokenized by the old tokenizer.
     """
     matched = _matched(old, new)
     words = new.pieces(range(new.vocab_size))
@@ -50,18 +55,18 @@ def replacement(old: Tokenizer, new: Tokenizer) -> Replacement:
         for number in range(new.vocab_size)
         if number not in matched and number not in new.special_ids and words[number]
     }
-    segmenter = _Segmenter(old, new)
-    cut = dict(zip(texts, segmenter.of([(words[number], entry) for number, entry in texts.items()]), strict=True))
-    nothing = np.empty(0, dtype=np.int64)
+    segments = _Segmenter(old, new).segment([(words[number], entry) for number, entry in texts.items()])
+    tokenized = dict(zip(texts, segments, strict=True))
+    empty = np.empty(0, dtype=np.int64)
     sources = [
-        np.array([matched[number]]) if number in matched else cut.get(number, nothing)
+        np.array([matched[number]]) if number in matched else tokenized.get(number, empty)
         for number in range(new.vocab_size)
     ]
     return Replacement(tuple(sources), matched, old.vocab_size)
 
 
 def _matched(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
-    """The old id of each new entry that existed before."""
+    """Old ids by new id, of entries in both vocabularies."""
     matched: dict[int, int] = {}
     for role in _IN_ORDER:
         old_role = next((name for name in (role, _EQUIVALENT_ROLES.get(role)) if name in old.roles), None)
@@ -70,25 +75,25 @@ def _matched(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
     matched |= dict(zip(new.sentinels, old.sentinels, strict=False))
     before, after = old.pieces(range(old.vocab_size)), new.pieces(range(new.vocab_size))
     special = {before[number]: number for number in old.special_ids}
-    known = _by_text(old, before, old.marks == new.marks)
+    old_ids = _by_text(old, before, old.marks == new.marks)
     for number, word in enumerate(after):
         if number in matched or not word:
             continue
         if number in new.special_ids:
             old_id = special.get(word)
         else:
-            old_id = known.get(word if old.marks == new.marks else entry_text(new.marks, word))
+            old_id = old_ids.get(word if old.marks == new.marks else entry_text(new.marks, word))
         if old_id is not None:
             matched[number] = old_id
-    # Ids without an entry: rows that are never read.
-    holes = ([number for number, word in enumerate(words) if not word] for words in (after, before))
-    return matched | dict(zip(*holes, strict=False))
+    # Ids without an entry are unused rows.
+    unused = ([number for number, word in enumerate(words) if not word] for words in (after, before))
+    return matched | dict(zip(*unused, strict=False))
 
 
-def _by_text(old: Tokenizer, words: Sequence[str], as_written: bool) -> dict[str | EntryText | None, int]:
-    """Ids of a vocabulary's text entries, by spelling or by the text they represent."""
+def _by_text(old: Tokenizer, words: Sequence[str], by_spelling: bool) -> dict[str | EntryText | None, int]:
+    """Ids of a vocabulary's text entries, by spelling or by text."""
     ids = [number for number in range(len(words)) if words[number] and number not in old.special_ids]
-    keys = {number: words[number] if as_written else entry_text(old.marks, words[number]) for number in reversed(ids)}
+    keys = {number: words[number] if by_spelling else entry_text(old.marks, words[number]) for number in reversed(ids)}
     return {key: number for number, key in keys.items() if key is not None}
 
 
@@ -99,19 +104,17 @@ class _Segmenter:
         self.old = old
         words = old.pieces(range(old.vocab_size))
         self.numbers = {word: number for number, word in enumerate(words) if word}
-        self.no_text = old.special_ids
-        # If white space is a separate token, a word has it only if the new kind marks it.
+        # If white space is a separate token, a word includes it only if the new tokenizer's marks do.
         marks_spaces = new.marks in ("bytes", "space", "characters")
         self.with_space = old.marks == "bytes" or (old.marks == "characters" and marks_spaces)
         self.within = _within(self.numbers, old) if old.marks == "continues" else None
 
-    def of(self, entries: Sequence[tuple[str, EntryText | None]]) -> list[np.ndarray]:
-        """(P,) int64 for each entry, given as spelled and as text; without special tokens, the unknown one included."""
+    def segment(self, entries: Sequence[tuple[str, EntryText | None]]) -> list[np.ndarray]:
+        """(P,) int64 old ids for each entry, without special and unknown tokens. entries: spelling and text."""
         texts = [self._text(entry) for _, entry in entries]
-        segmenter = self.old.encode_batch(texts)
         tokens = [
-            [number for number in ids.tolist() if number not in self.no_text] if entry else self._bytes(word)
-            for (word, entry), ids in zip(entries, segmenter, strict=True)
+            [number for number in ids.tolist() if number not in self.old.special_ids] if entry else self._bytes(word)
+            for (word, entry), ids in zip(entries, self.old.encode_batch(texts), strict=True)
         ]
         return [
             np.array(self._within_word(ids, entry), dtype=np.int64)
@@ -121,26 +124,26 @@ class _Segmenter:
     def _text(self, entry: EntryText | None) -> str:
         if entry is None:
             return ""
-        return " " * (entry.begins and self.with_space) + entry.text
+        return " " * (entry.starts and self.with_space) + entry.text
 
     def _bytes(self, word: str) -> list[int]:
-        """For bytes that are no text, those that are entries."""
+        """Ids of the bytes of an entry that is only part of a character."""
         characters = word if self.old.marks == "bytes" else ""
         return [self.numbers[character] for character in characters if character in self.numbers]
 
     def _within_word(self, ids: list[int], entry: EntryText | None) -> list[int]:
-        """Tokens of a word's inside, as the old kind writes them there."""
+        """Replace the first and last token by their forms within a word, if the entry does not start or end one."""
         if entry is None:
             return ids
-        if self.within is not None and (not entry.begins or not ids):
+        if self.within is not None and (not entry.starts or not ids):
             text = self.old.cleaned(entry.text).strip()
             tokens = [piece.id for piece in self.within.tokenize(text)]
-            return ids if set(tokens) & self.no_text else tokens or ids
+            return ids if set(tokens) & self.old.special_ids else tokens or ids
         if not ids:
             return ids
         first, *rest = ids
         (word,) = self.old.pieces([first])
-        if not entry.begins and self.old.marks == "space" and word.startswith(SPACE):
+        if not entry.starts and self.old.marks == "space" and word.startswith(SPACE):
             if word == SPACE and rest:
                 return rest
             first = self.numbers.get(word.removeprefix(SPACE), first)
@@ -152,7 +155,7 @@ class _Segmenter:
 
 
 def _within(numbers: Mapping[str, int], old: Tokenizer) -> models.WordPiece:
-    """A WordPiece model for the inside of words: its first token is a continuation too."""
+    """A WordPiece model for continuations: its first token is a continuation too."""
     continuing = {word.removeprefix(PREFIX): number for word, number in numbers.items() if word.startswith(PREFIX)}
     (unknown,) = old.pieces([old.role("unk")])
     return models.WordPiece({**numbers, **continuing}, unk_token=unknown, max_input_chars_per_word=1000)

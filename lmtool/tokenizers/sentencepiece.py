@@ -1,7 +1,6 @@
-"""SentencePiece's pieces, by a unigram language model as T5 and ALBERT have them or by merged pairs: training on text.
+"""Train a SentencePiece vocabulary: unigram (Kudo 2018; T5, ALBERT) or BPE (Sennrich et al. 2016; Llama).
 
-Spaces are written "▁", also before the first word. unigram: the most probable cut of a text into pieces is taken (Kudo
-2018). bpe: pairs of pieces are joined, the commonest of the training text first (Sennrich et al. 2016).
+Spaces are written "▁", also before the first word.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from tokenizers import AddedToken, Regex, normalizers
 from lmtool.errors import UserError
 from lmtool.tokenizers.backends import albert_normalizer, sentinel_entries, sequence, unicode_normalizer, unigram
 from lmtool.tokenizers.configs import SentencePieceConfig
-from lmtool.tokenizers.pieces import CONTROL, PieceModel, merges_of, read_model
+from lmtool.tokenizers.sentencepiece_model import CONTROL, PieceModel, merges_of, read_model
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-# The ids of the special tokens that the library knows by their role, and those that follow them.
+# Ids of the special tokens that the library knows by role, and the tokens that follow them.
 _FIRST = {
     "t5": {"pad": 0, "eos": 1, "unk": 2},
     "albert": {"pad": 0, "unk": 1},
@@ -32,13 +31,19 @@ _NEXT = {
     "albert": ["[CLS]", "[SEP]", "[MASK]"],
     "xlnet": ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
 }
-_LONGEST = 2000  # characters of a line; the library skips lines of more than 4192 bytes unless told otherwise
+_LONGEST = 2000  # characters of a line; the library skips lines above 4192 bytes by default
 
 
 def train(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+    """Train a vocabulary of at most `vocab_size` entries, deterministically.
 
-    UserError where there is no text, or no room for its characters.
+    Args:
+        config: The tokenizer's configuration.
+        texts: The training text.
+        vocab_size: Maximum number of entries, including special tokens.
+
+    Raises:
+        UserError: If there is no text, or if `vocab_size` is too small for its characters.
     """
     model = read_model(train_model(config, texts, vocab_size))
     sentinels = sentinel_entries(config.sentinels if config.special_tokens == "t5" else 0)
@@ -66,14 +71,14 @@ def _backend(
 
 
 def _normalizer(config: SentencePieceConfig) -> list[normalizers.Normalizer]:
-    """What is done to text before the library sees it. Its own map of characters is none that `tokenizers` follows
-    exactly (graphemes are looked up as a whole): for bpe Unicode's NFKC is taken outside, and the library has none."""
+    """Normalization before the library reads the text. `tokenizers` does not reproduce the library's character map
+    exactly (it looks up whole graphemes), so BPE uses NFKC here and no normalization in the library."""
     steps = list(albert_normalizer(config.lowercase)) if config.special_tokens != "t5" else []
     return [*steps, *(unicode_normalizer() if config.algorithm == "bpe" else ())]
 
 
 def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) -> bytes:
-    """The model file of a new vocabulary; sentinels have a place in `vocab_size`, but none in the file."""
+    """Train a vocabulary and return its model file. Sentinels count in `vocab_size`, but are not in the file."""
     kind = config.special_tokens
     sentinels = config.sentinels if kind == "t5" else 0
     first = {"pad": -1, "unk": -1, "bos": -1, "eos": -1} | _FIRST[kind]
@@ -96,7 +101,7 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
             eos_id=first["eos"],
             bos_id=first["bos"],
             control_symbols=_NEXT[kind],
-            # Sums are taken thread by thread: their number is fixed, so that every machine learns the same.
+            # Each thread sums separately, so the result depends on their number.
             num_threads=4,
             minloglevel=2,
         )
@@ -105,14 +110,14 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
         if needed is not None:
             least = int(needed[1]) + sentinels
             raise UserError(
-                f"tokenizer.vocab_size={vocab_size} has no room: the text's characters and the special tokens take "
+                f"tokenizer.vocab_size={vocab_size} is too small: the text's characters and the special tokens need "
                 f"{least} entries",
                 f"set tokenizer.vocab_size={max(least, 1000)} or more, or a smaller tokenizer.character_coverage=",
             ) from problem
-        words = " ".join(str(problem).rpartition("] ")[2].split())[-200:]
+        reason = " ".join(str(problem).rpartition("] ")[2].split())[-200:]
         raise UserError(
-            f"tokenizer.vocab_size={vocab_size} has no room for {sentinels + 5} special tokens and the text's "
-            f"characters, or the text is too short ({words})",
+            f"tokenizer.vocab_size={vocab_size} is too small for {sentinels + 5} special tokens and the text's "
+            f"characters, or the text is too short ({reason})",
             "set tokenizer.vocab_size=1000 or more, or give more text with data.path=",
         ) from problem
     return model.getvalue()

@@ -1,6 +1,5 @@
-"""Special and added tokens of a published folder, from the four files that may name them, read as in transformers 5:
-tokenizer_config.json; if that has no `added_tokens_decoder`, also special_tokens_map.json, added_tokens.json and the
-`added_tokens` of tokenizer.json."""
+"""Special and added tokens of a Hugging Face folder, as read by transformers 5: from tokenizer_config.json; if that has
+no `added_tokens_decoder`, also from special_tokens_map.json, added_tokens.json and tokenizer.json (`added_tokens`)."""
 
 from __future__ import annotations
 
@@ -17,16 +16,22 @@ from lmtool.tokenizers.classes import Settings, Token, TokenizerClass, broken, r
 
 SPECIAL_MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-"""In the order in which transformers adds them."""
-# The list of tokens without a role, by its name in transformers 4 and 5.
+"""In the order in which transformers adds their tokens."""
+# The key for the list of tokens without a role in transformers 4 and 5.
 _OLD_LIST, _NEW_LIST = "additional_special_tokens", "extra_special_tokens"
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """named: by role, or by another name ending in `_token`; None if a file says that there is none. extra: special
-    tokens without a name. added: tokens in addition to the vocabulary, special or not, by required id; origins: the
-    files that name them. path: of the settings, for errors."""
+    """The special and added tokens of a folder.
+
+    Attributes:
+        named: Special tokens by role or another name (NAME of the key NAME_token); None if a file sets null.
+        extra: Special tokens without a name.
+        added: Tokens outside the vocabulary, special or not, by their id.
+        origins: The files with the tokens in `added`, by id.
+        path: tokenizer_config.json, for errors.
+    """
 
     named: dict[str, Token | None]
     extra: list[Token]
@@ -46,11 +51,11 @@ class SpecialTokens:
         return [str(token) for token in (*named, *self.extra) if token is not None and str(token)]
 
     def add_to(self, backend: tokenizers.Tokenizer) -> None:
-        """Add tokens that a backend lacks. UserError if one cannot have its id."""
-        known = backend.get_added_tokens_decoder().values()
-        descriptions = {repr(token) for token in known}
+        """Add the tokens that a backend lacks. UserError if a token cannot get its id."""
+        present = backend.get_added_tokens_decoder().values()
+        descriptions = {repr(token) for token in present}
         new: list[Token] = [token for _, token in sorted(self.added.items()) if repr(token) not in descriptions]
-        contents = {token.content for token in known} | {str(token) for token in new}
+        contents = {token.content for token in present} | {str(token) for token in new}
         for token in (*self.named.values(), *self.extra):
             if token is not None and str(token) not in contents and token not in new:
                 new.append(token)
@@ -60,8 +65,8 @@ class SpecialTokens:
             if backend.token_to_id(token.content) != number:
                 raise broken(self.origins[number], f"{token.content} cannot have the id {number}")
         for role, content in self.roles.items():
-            if backend.token_to_id(content) is None:  # the library adds no empty ones
-                raise broken(self.path, f"{role}_token={content!r} is no token")
+            if backend.token_to_id(content) is None:  # the library does not add empty tokens
+                raise broken(self.path, f"{role}_token={content!r} is not a token")
 
 
 def _special(token: Token, has_name: bool) -> AddedToken:
@@ -78,8 +83,18 @@ def read_special(
     tokenizer_json: Path | None,
     marked: Sequence[AddedToken] | None = None,
 ) -> SpecialTokens:
-    """The special tokens named in a folder's files. kind: the class, None for a plain one. tokenizer_json: its
-    tokenizer.json, or None. marked: tokens marked in its SentencePiece file. UserError for a damaged file."""
+    """Read the special tokens in a folder's files.
+
+    Args:
+        folder: The folder.
+        settings: Its tokenizer_config.json.
+        kind: The tokenizer class; None for a generic one.
+        tokenizer_json: Its tokenizer.json, or None.
+        marked: Control and user-defined tokens of its SentencePiece file, or None.
+
+    Raises:
+        UserError: If a file is damaged.
+    """
     values = dict(settings.values)
     if _OLD_LIST in values and not values.get(_NEW_LIST):
         values[_NEW_LIST] = values.pop(_OLD_LIST)
@@ -120,12 +135,12 @@ def read_special(
 
 
 def _pop_names(values: JsonObject) -> JsonObject:
-    """Tokens with individual names, which may replace the list."""
+    """Remove and return tokens with individual names, which may be in the place of a list."""
     return values.pop(_NEW_LIST) if isinstance(values.get(_NEW_LIST), dict) else {}
 
 
 def _mapped(path: Path, before: JsonObject) -> JsonObject:
-    """Content of special_tokens_map.json, in which every token is special."""
+    """Content of special_tokens_map.json, in which all tokens are special."""
     values = read_json(path) if path.is_file() else {}
     values = {key: _token(path, token, True) if _value(token, "content") else token for key, token in values.items()}
     for key in (_OLD_LIST, _NEW_LIST):
@@ -137,48 +152,48 @@ def _mapped(path: Path, before: JsonObject) -> JsonObject:
 
 
 def _added_tokens(path: Path, values: JsonObject) -> dict[int, AddedToken]:
-    """Tokens of added_tokens.json by id; special if another file says so."""
+    """Tokens of added_tokens.json by id; special if another file lists them."""
     candidates = [*(values.get(f"{role}_token") for role in ROLES), *_tokens(path, values.get(_NEW_LIST))]
     special = {str(token) for token in candidates if _is_token(token)}
     numbers = read_json(path)
     if not all(isinstance(number, int) for number in numbers.values()):
-        raise broken(path, "its values are no numbers")
+        raise broken(path, "its values are not integers")
     return {
         number: AddedToken(content, normalized=content not in special, special=content in special)
         for content, number in numbers.items()
     }
 
 
-def _by_id(path: Path, tokens: Any) -> dict[int, AddedToken]:
-    """Token descriptions by id."""
+def _by_id(path: Path, tokens: object) -> dict[int, AddedToken]:
+    """Tokens from their descriptions by id."""
     if not isinstance(tokens, dict) or not all(number.isdecimal() for number in tokens):
         raise broken(path, "its added tokens have no ids")
     return {int(number): _token(path, token) for number, token in tokens.items()}
 
 
-def _tokens(path: Path, values: Any) -> list[Token]:
-    """A list of tokens."""
+def _tokens(path: Path, values: object) -> list[Token]:
+    """Tokens from a list of their descriptions."""
     values = values or []
     if not isinstance(values, list):
-        raise broken(path, f"{values!r} is no list of tokens")
+        raise broken(path, f"{values!r} is not a list of tokens")
     return [token if _is_token(token) else _token(path, token) for token in values]
 
 
-def _token(path: Path, value: Any, special: bool | None = None) -> Any:
+def _token(path: Path, value: object, special: bool | None = None) -> Any:
     """A token from its description. special: overrides the description."""
     if _is_token(value):
         return value
     content = _value(value, "content")
-    if not isinstance(content, str):
-        raise broken(path, f"{value!r} is no token")
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    given = {key: bool(value[key]) for key in flags if key in value}
-    return AddedToken(content, **given | ({} if special is None else {"special": special}))
+    if not isinstance(value, dict) or not isinstance(content, str):
+        raise broken(path, f"{value!r} is not a token")
+    keys = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    flags = {key: bool(value[key]) for key in keys if key in value}
+    return AddedToken(content, **flags | ({} if special is None else {"special": special}))
 
 
-def _is_token(value: Any) -> bool:
+def _is_token(value: object) -> bool:
     return isinstance(value, (str, AddedToken))
 
 
-def _value(description: Any, key: str) -> Any:
+def _value(description: object, key: str) -> object:
     return description.get(key) if isinstance(description, dict) else None

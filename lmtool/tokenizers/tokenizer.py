@@ -1,4 +1,4 @@
-"""The tokenizer used everywhere else, stored in Hugging Face's file layout.
+"""The tokenizer used by all packages, stored in Hugging Face's format.
 
 Shape letters: V vocabulary entries.
 """
@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -24,8 +23,8 @@ from lmtool.errors import UserError
 from lmtool.system.files import Damaged, verify_beside
 from lmtool.tokenizers.classes import PLAIN, SETTINGS
 from lmtool.tokenizers.entries import Marks, bytes_of, marks_of, readable, starts_word
-from lmtool.tokenizers.published import FILES as TOKENIZER_FILES
-from lmtool.tokenizers.published import TOKENIZER_JSON, read_backend
+from lmtool.tokenizers.folders import FILES as TOKENIZER_FILES
+from lmtool.tokenizers.folders import TOKENIZER_JSON, read_backend
 from lmtool.tokenizers.special import SPECIAL_MAP
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
@@ -34,14 +33,18 @@ FILES = (TOKENIZER_JSON, SETTINGS, SPECIAL_MAP)
 
 
 class Tokenizer:
-    """Text to ids and back.
+    """Converts text to ids and back.
 
-    Special tokens are never added, and text that looks like one ("[MASK]", "<|endoftext|>") stays text unless
-    `parse_special_tokens`: formats (data/formats.py) decide what surrounds a text. In unigram vocabularies (T5, ALBERT)
+    Special tokens are never added: formats (data/formats.py) do this. Special tokens in texts ("[MASK]",
+    "<|endoftext|>") are treated as text unless `parse_special_tokens` is set. In unigram vocabularies (T5, ALBERT)
     special tokens are ordinary entries that text can spell, as in transformers.
 
-    without_role: special tokens that a folder names without a role; if the backend does not mark one as special, it is
-    recognized in text and special all the same.
+    Args:
+        backend: The tokenizer of the library.
+        roles: Ids of special tokens by role.
+        origin: Name of the tokenizer in error messages.
+        parse_special_tokens: Parse special tokens that occur in texts.
+        without_role: Special tokens without a role, even if the backend does not mark them as special.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Tokenizer:
         self._unflagged = tuple(sorted(set(without_role) - flagged))
 
     def to_plain(self) -> JsonObject:
-        """Plain data from which another process rebuilds it (`of_plain`)."""
+        """Plain data from which another process rebuilds the tokenizer (`of_plain`)."""
         return {
             "backend": self._backend.to_str(),
             "roles": self.roles,
@@ -84,7 +87,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that are no text: roles, added tokens marked special, and others that a folder calls special."""
+        """Ids of special tokens: with a role, marked by the backend, or named by a folder."""
         added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
         vocabulary = self._backend.get_vocab()
         unflagged = {vocabulary[token] for token in self._unflagged}
@@ -102,10 +105,9 @@ class Tokenizer:
     def starts_word(self) -> np.ndarray:
         """(V,) bool: whether an entry starts a word.
 
-        WordPiece: it lacks the continuation prefix. Entries with "▁": they start with it. Word-level: always.
-        Byte-level and single characters: they start with white space or with a character that is not part of words,
-        such as a comma; a text's first word has no space before it and looks like a continuation, so callers treat the
-        first token of a text as a start.
+        WordPiece: if it lacks the continuation prefix. With "▁": if it starts with it. Word-level: always. Byte-level
+        and characters: if it starts with white space or with a character outside words, such as a comma. The first word
+        of a text has no space before it, so callers treat the first token of a text as a start.
         """
         starts = starts_word(self.marks, [word or "" for word in self._words])
         starts[sorted(self.special_ids)] = True
@@ -123,26 +125,26 @@ class Tokenizer:
 
     @cached_property
     def marks(self) -> Marks:
-        """How its entries mark words."""
+        """How its entries mark word boundaries."""
         return marks_of(self._backend)
 
     def spelled(self, ids: Iterable[int]) -> list[bytes]:
-        """The bytes that each entry adds to a word, in UTF-8, without marks; a special token as written."""
+        """The UTF-8 bytes that each entry adds to a word, without marks; a special token unchanged."""
         numbers = list(ids)
-        written = zip(numbers, self.pieces(numbers), strict=True)
-        return [word.encode() if n in self.special_ids else bytes_of(self.marks, word) for n, word in written]
+        entries = zip(numbers, self.pieces(numbers), strict=True)
+        return [word.encode() if n in self.special_ids else bytes_of(self.marks, word) for n, word in entries]
 
     def readable(self, ids: Iterable[int]) -> list[str]:
-        """`pieces` for display: bytes as characters, white space visible; a special token as written."""
+        """`pieces` for display, with bytes as characters and visible white space; a special token unchanged."""
         numbers = list(ids)
-        written = zip(numbers, self.pieces(numbers), strict=True)
-        return [word if n in self.special_ids else readable(self.marks, word) for n, word in written]
+        entries = zip(numbers, self.pieces(numbers), strict=True)
+        return [word if n in self.special_ids else readable(self.marks, word) for n, word in entries]
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of its behavior: rules, vocabulary and roles."""
+        """sha256 of its rules, vocabulary and roles."""
         content = self._backend.to_str()
-        # The library's stored scores are off in the last digit.
+        # The last digit of scores changes when the library saves and loads them.
         content = _SCORE.sub(lambda match: f"{float(match[0]):.9f}", content) if '"Unigram"' in content else content
         content += json.dumps(self.roles, sort_keys=True)
         content += "parse_special_tokens" if self.parse_special_tokens else ""
@@ -150,14 +152,14 @@ class Tokenizer:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def same_encoding(self, other: Tokenizer) -> bool:
-        """Whether both give the same ids to text and to special tokens of shared roles: their vocabularies and rules
-        are equal. Parsing of special tokens, templates and decoding are not compared."""
+        """Whether both tokenizers have the same vocabulary, encoding rules and ids of shared roles. Parsing of special
+        tokens, templates and decoding are not compared."""
         same_special_tokens = all(other.roles.get(name, number) == number for name, number in self.roles.items())
         return same_special_tokens and self._rules == other._rules
 
     @cached_property
     def _rules(self) -> JsonObject:
-        """Vocabulary and encoding rules as plain data; scores as precise as they are stored."""
+        """Vocabulary and encoding rules as plain data, with scores rounded to stored precision."""
         parts = json.loads(self._backend.to_str())
         model = parts["model"]
         if model["type"] == "Unigram":
@@ -166,7 +168,7 @@ class Tokenizer:
 
     @cached_property
     def sentinels(self) -> tuple[int, ...]:
-        """Ids of <extra_id_0>, <extra_id_1>, ... (T5), as far as the vocabulary has them."""
+        """Ids of <extra_id_0>, <extra_id_1>, ... (T5)."""
         sentinels: list[int] = []
         while (number := self._backend.token_to_id(f"<extra_id_{len(sentinels)}>")) is not None:
             sentinels.append(number)
@@ -178,22 +180,22 @@ class Tokenizer:
             have = ", ".join(self.roles) or "none"
             raise UserError(
                 f"{self._origin} has no {name} token; its special tokens are: {have}",
-                "take a tokenizer that fits the model (tokenizer=wordpiece for BERT, tokenizer=bytebpe for GPT), "
+                "give a tokenizer that fits the model (tokenizer=wordpiece for BERT, tokenizer=bytebpe for GPT), "
                 "or leave tokenizer= out",
             )
         return self.roles[name]
 
     @contextmanager
     def _library_errors(self) -> Iterator[None]:
-        """A foreign tokenizer.json may have no entry for some texts, not even an unknown one; and a pattern may take
-        longer than the library allows: it then panics, with an exception that is no Exception."""
+        """Convert errors of the library to UserError: a tokenizer.json may lack an unknown token, and a pattern may
+        exceed the library's limits, which raises a PanicException (not a subclass of Exception)."""
         try:
             yield
         except BaseException as error:
             panics = type(error).__name__ == "PanicException"
-            if not panics and type(error) is not Exception:  # the library raises nothing narrower
+            if not panics and type(error) is not Exception:  # the library raises no narrower class
                 raise
-            hint = f"take a tokenizer {'whose pattern needs less' if panics else 'with an unknown token'}, "
+            hint = f"give a tokenizer {'with simpler patterns' if panics else 'with an unknown token'}, "
             raise UserError(f"{self._origin} fails on this text: {error}", f"{hint}or leave the text out") from error
 
     def encode(self, text: str) -> np.ndarray:
@@ -206,7 +208,7 @@ class Tokenizer:
         return self._backend.normalizer.normalize_str(text) if self._backend.normalizer is not None else text
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, int32; in parallel threads of the library."""
+        """The ids of each text: int32. Uses the library's threads."""
         with self._library_errors():
             encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
@@ -217,7 +219,7 @@ class Tokenizer:
         return self.encode_aligned_batch([text])[0]
 
     def encode_aligned_batch(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The same of each text; in parallel threads of the library."""
+        """`encode_aligned` of each text. Uses the library's threads."""
         with self._library_errors():
             encoded = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [
@@ -232,29 +234,34 @@ class Tokenizer:
 
     def encode_sentences(self, sentences: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each sentence, the ids of its words joined by spaces, (T,) int32, and the word index of each id, (T,)
-        int64; uses the library's threads. A word that normalization removes has no token."""
+        int64. A word that normalization removes has no token. Uses the library's threads."""
         texts = [" ".join(words) for words in sentences]
         encoded = []
         with self._library_errors():
             batch = self._backend.encode_batch(texts, add_special_tokens=False)
         for words, entry in zip(sentences, batch, strict=True):
             ids = np.array(entry.ids, dtype=np.int32)
-            # A space belongs to the word after it: a token may start with it, or be it.
+            # A space belongs to the next word: a token may start with it, or consist of it.
             ends = np.cumsum([len(word) + 1 for word in words], dtype=np.int64) - 1
             starts = np.array([start for start, _ in entry.offsets], dtype=np.int64)
             encoded.append((ids, np.minimum(np.searchsorted(ends, starts, side="right"), max(len(words) - 1, 0))))
         return encoded
 
     def encode_with_template(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
-        """Ids and segments of a text or a pair with the special tokens of tokenizer.json's template: what transformers
-        reads, and what a format (data/formats.py) does here."""
+        """Ids and segments of a text or a pair with the special tokens of tokenizer.json's template, as in
+        transformers. lmtool uses formats (data/formats.py) instead."""
         with self._library_errors():
             encoded = self._backend.encode(text, pair, add_special_tokens=True)
         return encoded.ids, encoded.type_ids
 
     def with_layout(self, single: Sequence[str], pair: Sequence[str], special: dict[str, int]) -> Tokenizer:
-        """A copy with another template. single, pair: `$A:SEGMENT`, `$B:SEGMENT` and `NAME:SEGMENT` in order. special:
-        ids of the special tokens by NAME."""
+        """A copy with another template.
+
+        Args:
+            single: `$A:SEGMENT` and `NAME:SEGMENT` in order, for a text.
+            pair: The same with `$B:SEGMENT`, for a pair.
+            special: Ids of the special tokens by NAME.
+        """
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         named = [
             {"id": name, "ids": [number], "tokens": [self._words[number] or ""]} for name, number in special.items()
@@ -268,14 +275,15 @@ class Tokenizer:
         return Tokenizer(backend, self.roles, self._origin, special_tokens, self._unflagged)
 
     def with_padding(self) -> Tokenizer:
-        """The tokenizer; without a padding token, a copy that pads with its end token, as is usual for GPT-2."""
+        """The tokenizer; if it has no padding token, a copy that pads with its end token, as is usual for GPT-2."""
         if "pad" in self.roles or "eos" not in self.roles:
             return self
         roles = {**self.roles, "pad": self.roles["eos"]}
         return Tokenizer(self._backend, roles, self._origin, self.parse_special_tokens, self._unflagged)
 
     def with_tokens(self, words: Mapping[str, str], first: int) -> Tokenizer:
-        """A copy with special tokens that occur in no text or file, by role, with ids from `first` on."""
+        """A copy with additional special tokens, which no text contains. words: tokens by role. first: id of the first
+        one."""
         numbers = {role: first + number for number, role in enumerate(words)}
         copy = Tokenizer(
             self._backend, {**self.roles, **numbers}, self._origin, self.parse_special_tokens, self._unflagged
@@ -284,24 +292,24 @@ class Tokenizer:
         return copy
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of ids; WordPiece loses white space, accents and case."""
+        """The text of ids. WordPiece loses white space, accents and case."""
         return self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special)
 
     def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """The text that ids append to that of earlier ones, including the space between two words."""
-        start, whole = self.decode(before), self.decode([*before, *ids])
-        return whole.removeprefix(start) if whole.startswith(start) else self.decode(ids)
+        """The text that ids append to the text of earlier ids, including a space between words."""
+        start, text = self.decode(before), self.decode([*before, *ids])
+        return text.removeprefix(start) if text.startswith(start) else self.decode(ids)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The vocabulary entry of each id, as written there."""
+        """The vocabulary entry of each id, with marks."""
         return [self._words[int(number)] or "" for number in ids]
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json, as transformers reads them."""
+        """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json in Hugging Face's format."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
-        # A transformers class may have default tokens for roles that are not listed.
+        # A transformers class may have default tokens for missing roles, so these are null.
         named = {f"{name}_token": None for name in ROLES} | special
         settings: JsonObject = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **named}
         if self._unflagged:
@@ -312,8 +320,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path, parse_special_tokens: bool = False) -> Tokenizer:
-        """Read a folder in Hugging Face's layout, see published.py. UserError if a file is missing or broken or, in a
-        checkpoint, has been changed."""
+        """Read a folder in Hugging Face's format, see folders.py. UserError if a file is missing or broken, or if a
+        checkpoint's file was changed."""
         folder = Path(folder).expanduser()
         try:
             verify_beside(folder, TOKENIZER_FILES)
@@ -325,16 +333,17 @@ class Tokenizer:
         return cls(backend, roles, f"the tokenizer in {folder}", parse_special_tokens, without_role)
 
 
-def _json(content: Any) -> str:
+def _json(content: object) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _without_space(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """(T, 2) int64 boundaries of tokens without surrounding white space; for white space only, its end twice."""
+    """(T, 2) int64 character ranges of tokens without surrounding white space; of a token of white space only, its end
+    twice."""
     starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     positions = np.arange(len(text) + 1)
     space = np.array([character.isspace() for character in text], dtype=bool)
-    # The first non-space character from each position on, and the end of the last one before it.
+    # For each position, the first non-space character from there on, and the end of the last one before.
     following = np.minimum.accumulate(np.append(np.where(space, len(text), positions[:-1]), len(text))[::-1])[::-1]
     starts = np.minimum(following[starts], ends)
     before = np.maximum.accumulate(np.append(0, np.where(space, 0, positions[1:])))

@@ -1,4 +1,7 @@
-"""Vocabularies trained on text: BPE, byte-level BPE, WordPiece, words and characters."""
+"""Vocabularies trained on text: BPE, byte-level BPE, WordPiece, words, characters and spelled words; and the loading of
+existing tokenizers.
+
+Training is deterministic: the same texts give the same vocabulary."""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from lmtool.config.checkpoint import NoCheckpoint, find, is_checkpoint
 from lmtool.errors import UserError
 from lmtool.tokenizers.backends import (
     around,
+    bert_normalizer,
     byte_level,
     ends_with,
     qwen2_level,
@@ -31,28 +35,29 @@ from lmtool.tokenizers.configs import (
     FolderConfig,
     ListedConfig,
     SpelledConfig,
+    TokenizerConfig,
     WordConfig,
     WordPieceConfig,
 )
-from lmtool.tokenizers.entries import PREFIX
-from lmtool.tokenizers.published import has_tokenizer
+from lmtool.tokenizers.entries import PREFIX, SUFFIX
+from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.texts import alphabet, training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-# Byte-pair encoding of words as GPT has it: training on text (Radford et al. 2018, after Sennrich et al. 2016).
-#
-# Text is cleaned and lowercased, words end at white space and punctuation, and a word's last character carries
-# "</w>". Beside the published <unk> there is <|endoftext|>, which begins, ends and pads: text is learned document by
-# document.
-
-
-SUFFIX = "</w>"
-
 
 def train_bpe(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+    """Train GPT-1's byte-pair encoding (Radford et al. 2018, after Sennrich et al. 2016).
 
-    UserError where there is no text, or no room for its characters.
+    Text is cleaned and lowercased, words end at white space and punctuation, and a word's last character ends with
+    "</w>". In addition to GPT-1's <unk> there is <|endoftext|>, which starts, ends and pads.
+
+    Args:
+        config: The tokenizer's configuration.
+        texts: The training text.
+        vocab_size: Maximum number of entries, including special tokens.
+
+    Raises:
+        UserError: If there is no text, or if `vocab_size` is too small for its characters.
     """
     learned = word_end(models.BPE(end_of_word_suffix=SUFFIX))
     corpus = training_text(texts)
@@ -60,8 +65,8 @@ def train_bpe(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Token
     characters, last = alphabet(
         corpus, learned.normalizer, vocab_size, len(special), lambda character: character + SUFFIX
     )
-    # The library numbers the pieces with a suffix in the order of a hash table; as special tokens they have fixed
-    # numbers, and so has all that follows.
+    # The library numbers the entries with a suffix in the order of a hash table. As special tokens they have fixed
+    # ids, so that all following ids are deterministic.
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=config.minimum_count,
@@ -78,38 +83,37 @@ def train_bpe(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Token
         models.BPE(learned.get_vocab(), merges, unk_token=unknown, end_of_word_suffix=SUFFIX, fuse_unk=False)
     )
     backend.add_special_tokens(special)
-    numbers = backend.get_vocab()
-    roles = {role: numbers[written] for role, written in config.specials.items()}
-    return Tokenizer(backend, roles, "the bpe tokenizer")
+    return _with_roles(config, backend)
 
 
-# Byte-level byte-pair encoding as GPT-2 has it: training on text (Radford et al. 2019).
-#
-# Every text has an encoding and comes back unchanged. GPT-2 has one special token, <|endoftext|>, which begins, ends
-# and pads; RoBERTa and BART have <s> <pad> </s> <unk> <mask> (Liu et al. 2019, Lewis et al. 2020).
-
-
-END = "<|endoftext|>"
-_ENTRIES: dict[str, tuple[list[str], list[str]]] = {
-    "gpt2": ([END], []),
+_SPECIAL_ENTRIES: dict[str, tuple[list[str], list[str]]] = {
+    "gpt2": (["<|endoftext|>"], []),
     "roberta": (["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]),
     "bert": ([*SPECIALS["bert"].values()], []),
 }
-"""The special tokens in front of all other entries, and those behind them."""
+"""Special tokens before and after all other entries, in the order of the pretrained vocabularies."""
 
 
 def train_byte_level_bpe(config: ByteBpeConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+    """Train GPT-2's byte-level byte-pair encoding (Radford et al. 2019), which encodes every text without loss.
 
-    UserError where there is no text, or no room for the 256 bytes.
+    GPT-2 has one special token, <|endoftext|>, which starts, ends and pads; RoBERTa and BART have <s> <pad> </s> <unk>
+    <mask> (Liu et al. 2019, Lewis et al. 2020).
+
+    Args:
+        config: The tokenizer's configuration.
+        texts: The training text.
+        vocab_size: Maximum number of entries, including special tokens.
+
+    Raises:
+        UserError: If there is no text, or if `vocab_size` is too small for the 256 bytes.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    # Published order: RoBERTa's mask is the last entry, the others are the first.
-    first, last = _ENTRIES[config.special_tokens]
+    first, last = _SPECIAL_ENTRIES[config.special_tokens]
     special = [*first, *last]
     if vocab_size < len(alphabet) + len(special):
         raise UserError(
-            f"tokenizer.vocab_size={vocab_size} has no room for the {len(alphabet)} bytes and {' '.join(special)}",
+            f"tokenizer.vocab_size={vocab_size} is too small for the {len(alphabet)} bytes and {' '.join(special)}",
             "set tokenizer.vocab_size=1000 or more",
         )
     backend = (qwen2_level if config.splitting == "qwen2" else byte_level)(models.BPE())
@@ -122,157 +126,157 @@ def train_byte_level_bpe(config: ByteBpeConfig, texts: Iterable[str], vocab_size
     )
     backend.train_from_iterator(training_text(texts), trainer)
     if config.special_tokens == "roberta":
-        # The mask takes the space before it with it, as in the published tokenizer.json.
+        # The mask absorbs the space before it, as in RoBERTa's tokenizer.json.
         backend.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
         roberta_around(backend)
     elif config.special_tokens == "bert":
         around(backend, "[CLS]", "[SEP]")
-    numbers = backend.get_vocab()
-    roles = {role: numbers[token] for role, token in config.specials.items()}
-    return Tokenizer(backend, roles, "the bytebpe tokenizer")
-
-
-# WordPiece as BERT has it: training on text.
-#
-# Text is cleaned, CJK characters stand alone, case and accents go (lowercase=true), words end at white space and
-# punctuation. A word is then cut greedily into the longest pieces of the vocabulary (Devlin et al. 2019).
-
-
-SPECIAL = SPECIALS["bert"]
-CONTINUATION = "##"
+    return _with_roles(config, backend)
 
 
 def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+    """Train BERT's WordPiece (Devlin et al. 2019).
 
-    UserError where there is no text, or no room for its characters.
+    Text is cleaned, CJK characters are separate words, case and accents are removed (lowercase=true), and words end at
+    white space and punctuation. A word is split greedily into the longest entries.
+
+    Args:
+        config: The tokenizer's configuration.
+        texts: The training text.
+        vocab_size: Maximum number of entries, including special tokens.
+
+    Raises:
+        UserError: If there is no text, or if `vocab_size` is too small for its characters.
     """
-    normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=config.lowercase
-    )
-    splitter = pre_tokenizers.BertPreTokenizer()
+    special = list(config.specials.values())
+    normalizer, splitter = bert_normalizer(config.lowercase), pre_tokenizers.BertPreTokenizer()
     corpus = training_text(texts)
     characters, continuing = alphabet(
         corpus,
         normalizer,
         vocab_size,
-        len(SPECIAL),
-        lambda character: None if _is_separate(character) else CONTINUATION + character,
+        len(special),
+        lambda character: None if _is_separate(character) else PREFIX + character,
     )
 
-    # The library numbers the "##c" pieces in the order of a hash table, another one in each process, and its ties
-    # follow the numbers. Given as special tokens they have fixed numbers, and so has all that follows.
+    # The library numbers the "##c" entries in the order of a hash table, which differs between processes, and breaks
+    # ties by number. As special tokens they have fixed ids, so that all following ids are deterministic.
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=config.minimum_count,
-        special_tokens=[*SPECIAL.values(), *continuing],
+        special_tokens=[*special, *continuing],
         initial_alphabet=characters,
         limit_alphabet=len(characters),
-        continuing_subword_prefix=CONTINUATION,
+        continuing_subword_prefix=PREFIX,
         show_progress=False,
     )
-    learned = tokenizers.Tokenizer(models.BPE(continuing_subword_prefix=CONTINUATION))
+    learned = tokenizers.Tokenizer(models.BPE(continuing_subword_prefix=PREFIX))
     learned.normalizer, learned.pre_tokenizer = normalizer, splitter
     learned.train_from_iterator(corpus, trainer)
 
     backend = wordpiece(learned.get_vocab(), config.lowercase)
-    backend.add_special_tokens(list(SPECIAL.values()))
-    numbers = backend.get_vocab()
-    roles = {name: numbers[token] for name, token in SPECIAL.items()}
-    return Tokenizer(backend, roles, "the wordpiece tokenizer")
+    backend.add_special_tokens(special)
+    return _with_roles(config, backend)
 
 
 def _is_separate(character: str) -> bool:
-    """Whether the splitter never leaves this character inside a word: punctuation, and CJK ideographs."""
+    """Whether the splitter makes this character a separate word: punctuation and CJK ideographs."""
     code = ord(character)
     ascii_symbol = 33 <= code < 127 and not character.isalnum()
     ideograph = unicodedata.name(character, "").startswith("CJK ")
     return ascii_symbol or ideograph or unicodedata.category(character).startswith("P")
 
 
-# Word-level and character-level vocabularies: a list of the commonest words, or characters, of a text.
-#
-# For teaching: what is not in the list is unknown, and nothing is cut into pieces. Words are cleaned and end as in
-# BERT (white space, punctuation); characters stand as they are, white space too.
-
-
 def train_words(config: WordConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """List at most `vocab_size` words; the same texts give the same list.
+    """List the most frequent words, cleaned and split as in BERT; others are unknown.
 
-    UserError where there is no text, or no room for a word.
+    Args:
+        config: The tokenizer's configuration.
+        texts: The training text.
+        vocab_size: Maximum number of entries, including special tokens.
+
+    Raises:
+        UserError: If there is no text or no frequent word, or if `vocab_size` is too small for a word.
     """
-    normalizer, splitter = _normalizer(config.lowercase), pre_tokenizers.BertPreTokenizer()
-    learned = tokenizers.Tokenizer(models.WordLevel())
-    learned.normalizer, learned.pre_tokenizer = normalizer, splitter
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=vocab_size, min_frequency=config.minimum_count, special_tokens=[], show_progress=False
-    )
-    learned.train_from_iterator(training_text(texts), trainer)
-    words = sorted(learned.get_vocab().items(), key=lambda item: item[1])
+    backend = tokenizers.Tokenizer(models.WordLevel())
+    backend.normalizer, backend.pre_tokenizer = bert_normalizer(config.lowercase), pre_tokenizers.BertPreTokenizer()
+    words = _frequent_words(backend, config, texts, vocab_size)
     if not words:
         raise UserError(
-            f"tokenizer.minimum_count={config.minimum_count}: no word of the text is in it so often",
+            f"tokenizer.minimum_count={config.minimum_count}: no word of the text is this frequent",
             "give tokenizer.minimum_count=1, or more text with data.path=",
         )
-    backend = _word_level(config, [word for word, _ in words], vocab_size, "words")
-    backend.normalizer, backend.pre_tokenizer = normalizer, splitter
-    return _tokenizer(config, backend)
+    backend.model = _word_level(config, words, vocab_size, "words")
+    return _finished(config, backend)
 
 
 def of_words(config: WordConfig, words: Sequence[str]) -> Tokenizer:
-    """The vocabulary of words that are known, behind the special tokens, in their order. Accents stay. A word that the
-    splitting cuts, or the cleaning changes, has an entry that no text leads to."""
+    """A vocabulary of special tokens and existing words, in their order. Accents are not stripped. A word that cleaning
+    or splitting changes has an entry that no text uses."""
     special = set(config.specials.values())
     entries = [word for word in words if word not in special]
-    backend = _word_level(config, entries, len(entries) + len(special), "words")
-    backend.normalizer, backend.pre_tokenizer = _normalizer(config.lowercase, False), pre_tokenizers.BertPreTokenizer()
-    return _tokenizer(config, backend)
-
-
-def _normalizer(lowercase: bool, strip_accents: bool | None = None) -> normalizers.Normalizer:
-    """BERT's. strip_accents: None: where text is lowercased."""
-    return normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
-    )
+    backend = tokenizers.Tokenizer(_word_level(config, entries, len(entries) + len(special), "words"))
+    backend.normalizer = bert_normalizer(config.lowercase, strip_accents=False)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return _finished(config, backend)
 
 
 def train_characters(config: CharacterConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """List at most `vocab_size` characters; the same texts give the same list.
+    """List the most frequent characters, including white space; others are unknown.
 
-    UserError where there is no text, or no room for a character.
+    Args:
+        config: The tokenizer's configuration.
+        texts: The training text.
+        vocab_size: Maximum number of entries, including special tokens.
+
+    Raises:
+        UserError: If there is no text, or if `vocab_size` is too small for a character.
     """
     normalizer = normalizers.Lowercase() if config.lowercase else None
-    # White space joins words in every text, whether training text has it within a document or not.
+    # Documents may contain no space, but joined texts do.
     counts: Counter[str] = Counter(" ")
-    for portion in training_text(texts):
-        for text in portion:
+    for batch in training_text(texts):
+        for text in batch:
             counts.update(text if normalizer is None else normalizer.normalize_str(text))
-    commonest = sorted(counts, key=lambda character: (-counts[character], character))
-    backend = _word_level(config, commonest, vocab_size, "characters")
+    characters = sorted(counts, key=lambda character: (-counts[character], character))
+    backend = tokenizers.Tokenizer(_word_level(config, characters, vocab_size, "characters"))
     if normalizer is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    return _tokenizer(config, backend)
+    return _finished(config, backend)
 
 
-def _word_level(config: ListedConfig, commonest: Sequence[str], vocab_size: int, units: str) -> tokenizers.Tokenizer:
-    """Special tokens first, then words or characters, the commonest first; sentinels last."""
+def _frequent_words(
+    backend: tokenizers.Tokenizer, config: WordConfig | SpelledConfig, texts: Iterable[str], vocab_size: int
+) -> list[str]:
+    """The most frequent words of texts, split by a backend."""
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocab_size, min_frequency=config.minimum_count, special_tokens=[], show_progress=False
+    )
+    backend.train_from_iterator(training_text(texts), trainer)
+    vocabulary = backend.get_vocab()
+    return sorted(vocabulary, key=vocabulary.__getitem__)
+
+
+def _word_level(config: ListedConfig, frequent: Sequence[str], vocab_size: int, units: str) -> models.WordLevel:
+    """Special tokens, then the most frequent words or characters, then sentinels."""
     special = list(dict.fromkeys(config.specials.values()))
     sentinels = [token for token, _ in sentinel_entries(config.sentinels if config.special_tokens == "t5" else 0)]
     reserved = len(special) + len(sentinels)
     if vocab_size <= reserved:
         fewer = ", or a smaller tokenizer.sentinels=" if sentinels else ""
         raise UserError(
-            f"tokenizer.vocab_size={vocab_size} has no room for {units} beside {reserved} special tokens",
+            f"tokenizer.vocab_size={vocab_size} is too small for {units} and {reserved} special tokens",
             f"set tokenizer.vocab_size=1000 or more{fewer}",
         )
-    entries = [*special, *commonest[: vocab_size - reserved], *sentinels]
+    entries = [*special, *frequent[: vocab_size - reserved], *sentinels]
     numbers = {word: number for number, word in enumerate(entries)}
-    return tokenizers.Tokenizer(models.WordLevel(numbers, unk_token=config.specials["unk"]))
+    return models.WordLevel(numbers, unk_token=config.specials["unk"])
 
 
-def _tokenizer(config: ListedConfig, backend: tokenizers.Tokenizer) -> Tokenizer:
+def _finished(config: ListedConfig, backend: tokenizers.Tokenizer) -> Tokenizer:
+    """Add the special tokens and the template of a vocabulary of words or characters."""
     specials, numbers = config.specials, backend.get_vocab()
     sentinels: Sequence[str] = [token for token in numbers if token.startswith("<extra_id_")]
     special = [*dict.fromkeys(specials.values()), *sorted(sentinels, key=numbers.__getitem__)]
@@ -283,70 +287,46 @@ def _tokenizer(config: ListedConfig, backend: tokenizers.Tokenizer) -> Tokenizer
         ends_with(backend, specials["eos"])
     elif config.special_tokens == "bert":
         around(backend, specials["cls"], specials["sep"])
-    roles = {role: numbers[token] for role, token in specials.items()}
+    return _with_roles(config, backend)
+
+
+def _with_roles(config: TokenizerConfig, backend: tokenizers.Tokenizer) -> Tokenizer:
+    numbers = backend.get_vocab()
+    roles = {role: numbers[token] for role, token in (config.specials or {}).items()}
     return Tokenizer(backend, roles, f"the {config.name} tokenizer")
 
 
-# A vocabulary of whole words that no word is outside of: one that is not listed is spelled.
-#
-# Text is cut into words as BERT cuts it, at white space and around punctuation; case and accents stay. A word that is
-# listed is one token. Another one is the longest listed word that it begins with, or nothing but the mark of a
-# beginning, and pieces of a byte each that continue it ("##", as in WordPiece): its characters are all there, for a
-# model that reads them (ELMo), while its first id says no more than that. Words are written in GPT-2's alphabet of
-# bytes, with its space in front. Of a word of more than 49 bytes the first 49 are kept.
-
-
 LONGEST = 49
-"""Bytes of a word that are kept."""
-_STARTS = "Ġ"  # how the alphabet of bytes writes a space
+"""Maximum number of bytes of a word; longer words are truncated."""
+_STARTS = "Ġ"  # a space in GPT-2's byte alphabet
 
 
 def train_spelled_wordpiece(config: SpelledConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """List the commonest words, at most `vocab_size` entries: special tokens first, then words by their count, then
-    what spells others. The same texts give the same list.
+    """List special tokens, the most frequent words, and the 257 entries that spell others.
 
-    UserError where there is no text, or no room for a word.
+    Text is split as in BERT, at white space and around punctuation, with case and accents. A word in the vocabulary is
+    one token. Any other word is its longest prefix in the vocabulary, at least the start mark, followed by one "##"
+    token per byte, so that no characters are lost for a model that reads them (ELMo). Words are written in GPT-2's byte
+    alphabet with a space before them.
+
+    Args:
+        config: The tokenizer's configuration.
+        texts: The training text.
+        vocab_size: Maximum number of entries, including special tokens and bytes.
+
+    Raises:
+        UserError: If there is no text, or if `vocab_size` is too small for a word.
     """
     continuing = [PREFIX + character for character in sorted(pre_tokenizers.ByteLevel.alphabet())]
     special = list(dict.fromkeys(config.specials.values()))
     reserved = len(special) + 1 + len(continuing)
     if vocab_size <= reserved:
         raise UserError(
-            f"tokenizer.vocab_size={vocab_size} has no room for words beside {reserved} special tokens and bytes",
+            f"tokenizer.vocab_size={vocab_size} is too small for words and {reserved} special tokens and bytes",
             "set tokenizer.vocab_size=2000 or more",
         )
-    learned = tokenizers.Tokenizer(models.WordLevel())
-    _cut(learned)
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=vocab_size, min_frequency=config.minimum_count, special_tokens=[], show_progress=False
-    )
-    learned.train_from_iterator(training_text(texts), trainer)
-    words = [word for word, _ in sorted(learned.get_vocab().items(), key=lambda item: item[1])]
-    entries = [*special, *words[: vocab_size - reserved], _STARTS, *continuing]
-    numbers = {word: number for number, word in enumerate(entries)}
-    backend = tokenizers.Tokenizer(
-        models.WordPiece(
-            numbers,
-            unk_token=config.specials["unk"],
-            continuing_subword_prefix=PREFIX,
-            max_input_chars_per_word=1 + LONGEST,
-        )
-    )
-    _cut(backend)
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace(Regex(f"^{PREFIX}"), ""), decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
-    )
-    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    return Tokenizer(
-        backend, {role: numbers[token] for role, token in config.specials.items()}, "the spelled tokenizer"
-    )
-
-
-def _cut(backend: tokenizers.Tokenizer) -> None:
-    """How it cuts text into words in the alphabet of bytes."""
-    backend.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
-    )
+    backend = tokenizers.Tokenizer(models.WordLevel())
+    backend.normalizer = bert_normalizer(lowercase=False, strip_accents=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.BertPreTokenizer(),
@@ -354,13 +334,23 @@ def _cut(backend: tokenizers.Tokenizer) -> None:
             pre_tokenizers.Split(Regex(f"(?<=^.{{{1 + LONGEST}}}).+"), "removed"),
         ]
     )
-
-
-# An existing tokenizer, from its folder.
+    words = _frequent_words(backend, config, texts, vocab_size)
+    entries = [*special, *words[: vocab_size - reserved], _STARTS, *continuing]
+    backend.model = models.WordPiece(
+        {word: number for number, word in enumerate(entries)},
+        unk_token=config.specials["unk"],
+        continuing_subword_prefix=PREFIX,
+        max_input_chars_per_word=1 + LONGEST,
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(Regex(f"^{PREFIX}"), ""), decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    return _with_roles(config, backend)
 
 
 def load(config: FolderConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Load it; the text and the size asked for are not read. UserError where the folder holds no tokenizer."""
+    """Load an existing tokenizer; `texts` and `vocab_size` are ignored. UserError if the folder has none."""
     folder = Path(config.path).expanduser()
     if has_tokenizer(folder) and not is_checkpoint(folder):
         return Tokenizer.load(folder, config.parse_special_tokens)
@@ -368,6 +358,6 @@ def load(config: FolderConfig, texts: Iterable[str], vocab_size: int) -> Tokeniz
         return Tokenizer.load(find(config.path), config.parse_special_tokens)
     except NoCheckpoint as error:
         raise UserError(
-            f"tokenizer.path={config.path}: {'no tokenizer in it' if folder.exists() else 'no such folder'}",
+            f"tokenizer.path={config.path}: {'it has no tokenizer' if folder.exists() else 'no such folder'}",
             "give a folder with tokenizer files (tokenizer.json, ...), or a run folder (runs/NAME)",
         ) from error

@@ -1,4 +1,4 @@
-"""Build a learner from configuration, tokenizer and checkpoint: the single way for every command."""
+"""Build a learner from configuration, tokenizer and checkpoint. Every command builds its learner here."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Built = TypeVar("Built", bound=ModelWithHeads)
 BuiltCo = TypeVar("BuiltCo", bound=ModelWithHeads, covariant=True)
 
 
-class Teaches(Protocol[BuiltCo]):
-    """The section that defines what is learned: an objective or a task; for a saved checkpoint, its heads."""
+class LearnerBuilder(Protocol[BuiltCo]):
+    """The configuration section of an objective or a task; for a saved checkpoint, its heads."""
 
     def learner(self, *arguments: Any) -> BuiltCo: ...
 
@@ -34,11 +34,11 @@ class Blueprint(Protocol[BuiltCo]):
     def seed(self) -> int: ...
 
     @property
-    def learns(self) -> Teaches[BuiltCo]: ...
+    def learns(self) -> LearnerBuilder[BuiltCo]: ...
 
     @property
     def tuned_by(self) -> Any:
-        """The section of the tuning method, which also has the `schemes`; None without one."""
+        """The `tuning` section, including its `schemes`; None without one."""
 
     @property
     def exits(self) -> tuple[int, ...]:
@@ -50,15 +50,24 @@ def assemble(
     tokenizer: Tokenizer | None,
     start: Weights | None = None,
     trained: Weights | None = None,
-    learns: Teaches[Built] | None = None,
+    learns: LearnerBuilder[Built] | None = None,
     earlier: Sequence[Weights] = (),
 ) -> tuple[Built, LoadReport | None]:
-    """The learner of a run on the default device, edited by its tuning method, and the report of what was loaded.
+    """Build a run's learner on the default device, apply its tuning method and load its weights.
 
-    start: weights that a run starts from, loaded before the edit; missing heads are new. trained: weights of this same
-    learner after the edit; every tensor is required. tokenizer: None for counting parameters only. learns: replaces the
-    configuration's section. earlier: runs that the tuning method builds on, before training. UserError if a checkpoint
-    does not fit, or if nothing is left to learn.
+    Args:
+        config: The configuration of a run, or the description in a checkpoint.
+        tokenizer: None if only parameters are counted.
+        start: Weights that the run starts from, loaded before tuning is applied. Missing heads stay as initialized.
+        trained: Weights of this learner after tuning was applied. Every tensor is required.
+        learns: Replaces the configuration's objective or task.
+        earlier: Weights of finished runs that the tuning method combines (adapter fusion).
+
+    Returns:
+        The learner, and the report of the loaded parts; None without `start` and `trained`.
+
+    Raises:
+        UserError: If a checkpoint does not fit, or if no parameter is trainable.
     """
     backbone, tuned_by = build(config.model, config.seed), config.tuned_by
     if tokenizer is not None:
@@ -75,7 +84,7 @@ def assemble(
         schemes = [build(scheme) for scheme in tuned_by.schemes]
         learner.tune(method, None if report is None else frozenset(report.new), schemes)
         if not any(parameter.requires_grad for parameter in learner.parameters()):
-            raise UserError(f"tuning={tuned_by.name}: nothing of this model learns", "give tuning=full")
+            raise UserError(f"tuning={tuned_by.name}: this model has no trainable parameter", "give tuning=full")
         if earlier:
             method.build_on(learner, [(weights.origin, weights.tensors) for weights in earlier])
     if trained is not None:

@@ -1,11 +1,14 @@
-"""What a checkpoint lost in a conversion: keys, values, layers, logits, token ids of strings.
+"""Compare a converted checkpoint with the original: keys, values, layers, logits, and token ids of strings; and compare
+an exported folder's tokenizer with transformers' AutoTokenizer.
 
-Shape letters: T tokens, H hidden width.
+Shape letters: B rows, L their padded length in tokens, T tokens, H hidden width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +21,7 @@ from lmtool.errors import CheckFailed
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
 from lmtool.nn.stack import Tap, TapPoint
+from lmtool.system.terminal import listing
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 from lmtool.weights.folders import read_settings
@@ -36,18 +40,28 @@ ADVERSARIAL = (
 
 
 ROUNDING = 1e-5
-"""What is predicted of a text may differ by so much: a last layer may work on fewer of its tokens."""
+"""Tolerance of lmtool's predictions for a text: the last layer may compute fewer of its tokens."""
 OTHER_CODE = 1e-3
-"""So much of the largest value may differ where another library computes it, in another order."""
+"""Tolerance relative to the largest value where another library computes it in another order."""
 
 
 @dataclass
 class CheckpointComparison:
-    """tensors: largest difference of each tensor on both sides. missing: tensors of the original that the copy lacks.
-    unused: tensors of the copy's file that nothing reads. tied: pairs of names of one tensor. layers, logits,
-    pair_logits: differences on a sample of two segments. texts: differences of predictions for texts ("texts") and
-    pairs ("pairs"), relative to the largest value, infinite if a text is tokenized or segmented differently.
-    strings: those with different ids."""
+    """Differences between an original checkpoint and a copy.
+
+    Attributes:
+        tensors: Largest difference of each tensor that both have.
+        missing: Tensors of the original that the copy lacks.
+        unused: Tensors of the copy's file that were not read.
+        tied: Pairs of names for the same tensor, as "first = second".
+        layers: Largest difference of the hidden states after each layer, on a sample with two segments.
+        logits: Largest difference of the logits on this sample, or None without logits.
+        pair_logits: The same for a head over text pairs.
+        texts: Largest relative differences of predictions for "texts" and "pairs"; infinite if a text gets other tokens
+            or segments.
+        strings: Adversarial strings that get other token ids.
+        strings_compared: Number of adversarial strings.
+    """
 
     tensors: dict[str, float]
     missing: list[str]
@@ -62,7 +76,7 @@ class CheckpointComparison:
 
     @property
     def same(self) -> bool:
-        """Whether nothing was lost: equal tensors, outputs and ids."""
+        """Whether tensors, outputs and token ids are equal."""
         numbers = [*self.tensors.values(), *self.layers.values(), self.logits or 0.0, self.pair_logits or 0.0]
         # NaN counts as a difference.
         equal = all(number == 0.0 for number in numbers) and all(number < ROUNDING for number in self.texts.values())
@@ -75,9 +89,9 @@ class CheckpointComparison:
         rows = [
             ("tensors", f"{len(self.tensors)} · largest difference {max(self.tensors.values(), default=0.0):.3g}"),
             *(("changed", change) for change in changed),
-            ("missing keys", _these(self.missing)),
-            ("unused keys", _these(self.unused)),
-            ("tied weights", _these(self.tied)),
+            ("missing keys", _count_and_names(self.missing)),
+            ("unused keys", _count_and_names(self.unused)),
+            ("tied weights", _count_and_names(self.tied)),
         ]
         if self.layers:
             each = " · ".join(f"{name} {value:.3g}" for name, value in self.layers.items())
@@ -89,14 +103,13 @@ class CheckpointComparison:
             each = " · ".join(f"{kind} {value:.3g}" for kind, value in self.texts.items())
             rows.append(("as read", f"largest differences, tokenized by the folder's files: {each}"))
         if self.strings_compared:
-            share = f"{len(self.strings)} of {self.strings_compared} adversarial strings get other ids"
-            rows.append(("tokenizer", share + (f": {self.strings[0]!r}" if self.strings else "")))
+            text = f"{len(self.strings)} of {self.strings_compared} adversarial strings get other ids"
+            rows.append(("tokenizer", text + (f": {self.strings[0]!r}" if self.strings else "")))
         return rows
 
 
-def _these(names: list[str]) -> str:
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return f"{len(names)}: {', '.join(names[:6])}{more}" if names else "none"
+def _count_and_names(names: list[str]) -> str:
+    return f"{len(names)}: {listing(names, 6)}" if names else "none"
 
 
 def compare_tensors(
@@ -113,8 +126,8 @@ def compare_tensors(
 
 @torch.no_grad()
 def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel, copy: CheckpointModel) -> None:
-    """Record the differences of each layer and of the logits, on a sample of random tokens, in two segments if the
-    model has them."""
+    """Record the differences of each layer and of the logits on a sample of random tokens, with two segments if the
+    model has segments."""
     backbone = original.backbone
     rows, longest = backbone.config.vocab_size, min(backbone.config.max_positions, 24)
     tokens = torch.arange(2 * longest - 5, dtype=torch.int64) * 7919 % rows
@@ -122,30 +135,30 @@ def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel,
     columns = {"segment": torch.arange(len(tokens)) % longest // (longest // 2 + 1)} if pairs else {}
     sample = Packed(tokens, (longest, longest - 5), columns)
     outputs = Packed(tokens.flip(0), sample.lengths) if isinstance(backbone, EncoderDecoder) else None
-    read = sample if outputs is None else outputs
-    seen: list[tuple[dict[str, Tensor], Tensor | None, Tensor | None]] = []
-    for parts in (original.eval(), copy.eval()):
+    last_stack = sample if outputs is None else outputs
+    results: list[tuple[dict[str, Tensor], Tensor | None, Tensor | None]] = []
+    for model in (original.eval(), copy.eval()):
         layers = _Layers()
-        hidden_TH = parts.hidden(sample, outputs, tap=layers)
-        logits = parts.logits(hidden_TH, read), parts.pair_logits(hidden_TH, read)
-        seen.append((layers.states | {"hidden": hidden_TH}, *logits))
-    (mine, *my_logits), (copied, *their_logits) = seen
-    comparison.layers = {name: difference(tensor, copied[name]) for name, tensor in mine.items()}
+        hidden_TH = model.hidden(sample, outputs, tap=layers)
+        logits = model.logits(hidden_TH, last_stack), model.pair_logits(hidden_TH, last_stack)
+        results.append((layers.states | {"hidden": hidden_TH}, *logits))
+    (states, *logits_before), (copied_states, *logits_after) = results
+    comparison.layers = {name: difference(tensor, copied_states[name]) for name, tensor in states.items()}
     comparison.logits, comparison.pair_logits = (
         difference(before, after) if before is not None and after is not None else None
-        for before, after in zip(my_logits, their_logits, strict=True)
+        for before, after in zip(logits_before, logits_after, strict=True)
     )
 
 
 def compare_tokenizers(comparison: CheckpointComparison, original: Tokenizer, copy: Tokenizer) -> None:
-    """Record the strings that the two encode differently."""
+    """Record the strings that the two tokenizers encode differently."""
     comparison.strings = different_ids(original, copy)
     comparison.strings_compared = len(ADVERSARIAL)
 
 
 def different_ids(original: Tokenizer, copy: Tokenizer) -> list[str]:
-    """The strings that the two encode differently. A folder and a checkpoint may disagree on whether special tokens are
-    parsed in texts; here both settings are compared."""
+    """The adversarial strings that the two tokenizers encode differently. Both are compared with and without parsing
+    special tokens in texts, since a folder and a checkpoint may differ in this setting."""
     ids = [
         [tokenizer.parsing(parse).encode_batch(ADVERSARIAL) for parse in (False, True)]
         for tokenizer in (original, copy)
@@ -157,22 +170,22 @@ def different_ids(original: Tokenizer, copy: Tokenizer) -> list[str]:
     ]
 
 
-def tied_names(parts: CheckpointModel) -> list[str]:
-    """Names of shared tensors, and of output layers that are the token table."""
+def tied_names(model: CheckpointModel) -> list[str]:
+    """Names of shared tensors, and of output layers tied to the token embedding."""
     first: dict[int, str] = {}
     tied = []
-    for name, parameter in parts.named_parameters(remove_duplicate=False):
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) in first:
             tied.append(f"{name} = {first[id(parameter)]}")
         first.setdefault(id(parameter), name)
-    for name, head in parts.heads.items():
+    for name, head in model.heads.items():
         if isinstance(head, LMHead) and head.output is None:
             tied.append(f"heads.{name} = backbone.embed.token.weight")
     return tied
 
 
 class _Layers(Tap):
-    """Records the states (T, H) after the embedding and each layer, by name."""
+    """Records the hidden states (T, H) after the embedding and after each layer, by name."""
 
     def __init__(self) -> None:
         self.states: dict[str, Tensor] = {}
@@ -183,7 +196,7 @@ class _Layers(Tap):
 
 
 def difference(tensor: Tensor, other: Tensor) -> float:
-    """The largest difference of two tensors; infinite if their shapes differ."""
+    """The largest absolute difference of two tensors; infinite if their shapes differ."""
     if tensor.shape != other.shape:
         return float("inf")
     if not tensor.numel():
@@ -191,15 +204,40 @@ def difference(tensor: Tensor, other: Tensor) -> float:
     return float((tensor.double() - other.double()).abs().max())
 
 
-# The result of transformers' AutoTokenizer, from the files of an exported folder alone; and a comparison with it, if
-# transformers is installed.
-#
-# Shape letters: B rows, L the longest of them in tokens.
+def relative_difference(tensor: Tensor, other: Tensor) -> float:
+    """`difference` relative to the largest absolute value, or to 1 if that is larger."""
+    return difference(tensor, other) / max(1.0, float(tensor.abs().max()))
+
+
+def same_tensors(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> bool:
+    """Whether two checkpoints have equal tensors under the same names."""
+    return expected.keys() == actual.keys() and all(tensor.equal(actual[name]) for name, tensor in expected.items())
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence the warnings and progress bars of transformers, and restore its settings afterwards."""
+    from transformers.utils import logging
+
+    verbosity, progress_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if progress_bars:
+            logging.enable_progress_bar()
 
 
 def tokenized(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """`AutoTokenizer.from_pretrained(folder)(texts, pairs, padding=True, truncation=True, return_tensors="pt")` for a
-    folder with a plain tokenizer class: (B, L) int64 tensors by the names in its `model_input_names`."""
+    """Encode texts as `AutoTokenizer.from_pretrained(folder)(texts, pairs, padding=True, truncation=True,
+    return_tensors="pt")` does for a folder with a generic tokenizer class, without transformers.
+
+    Returns: (B, L) int64 tensors by the names in the folder's `model_input_names`.
+    """
     settings = read_settings(folder)
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
@@ -214,41 +252,41 @@ def tokenized(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = 
 
 
 def compare_autotokenizer(folder: Path, tokenizer: Tokenizer) -> str:
-    """One line for the screen: AutoTokenizer encodes unusual strings as the tokenizer does, alone, as texts and as
-    pairs; or transformers is not installed. CheckFailed if it encodes one differently, or cannot read the folder."""
+    """Check that AutoTokenizer encodes unusual strings, texts and pairs as the tokenizer does.
+
+    Returns: one line for the screen. Raises CheckFailed if AutoTokenizer encodes a text differently or cannot read the
+    folder.
+    """
     if find_spec("transformers") is None:
         return "AutoTokenizer: not compared, transformers is not installed"
-    # Imported here: it takes seconds, and lmtool does without it.
-    from transformers import AutoTokenizer, logging
+    # Imported here because it takes seconds and is optional.
+    from transformers import AutoTokenizer
 
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # a text may be longer than the model reads
     try:
-        reference = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        special = tokenizer.pieces(sorted(tokenizer.special_ids))
-        texts = [*ADVERSARIAL, *(f"a {token} b{token}c  {token}" for token in special)]
-        original_logits = tokenizer.parsing(not read_settings(folder).get("split_special_tokens")).encode_batch(texts)
-        expected = [ids.tolist() for ids in original_logits]
-        compared = {"strings": (expected, reference(texts, add_special_tokens=False)["input_ids"])}
-        for kind, columns in (("texts", (texts,)), ("pairs", (texts, texts[::-1]))):
-            rows = tokenized(folder, *columns)
-            real = rows["attention_mask"].bool()
-            for name, values in reference(*columns, truncation=True).items():
-                actual = [row[mask].tolist() for row, mask in zip(rows[name], real, strict=True)]
-                compared[f"{name} of {kind}"] = (actual, values)
-    except Exception as problem:  # transformers raises of any kind
+        with quiet_transformers():  # it warns if a text exceeds the model's length
+            reference = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            special = tokenizer.pieces(sorted(tokenizer.special_ids))
+            texts = [*ADVERSARIAL, *(f"a {token} b{token}c  {token}" for token in special)]
+            parses_special = not read_settings(folder).get("split_special_tokens")
+            ids = [row.tolist() for row in tokenizer.parsing(parses_special).encode_batch(texts)]
+            results = {"strings": (ids, reference(texts, add_special_tokens=False)["input_ids"])}
+            for kind, columns in (("texts", (texts,)), ("pairs", (texts, texts[::-1]))):
+                rows = tokenized(folder, *columns)
+                real = rows["attention_mask"].bool()
+                for name, expected in reference(*columns, truncation=True).items():
+                    actual = [row[mask].tolist() for row, mask in zip(rows[name], real, strict=True)]
+                    results[f"{name} of {kind}"] = (actual, expected)
+    except Exception as problem:  # transformers raises many kinds of errors
         raise CheckFailed(
-            f"{folder}: AutoTokenizer cannot read it: {problem}", "keep the checkpoint, and report it"
+            f"{folder}: AutoTokenizer cannot read it: {problem}", "keep the checkpoint, and report this"
         ) from problem
-    finally:
-        logging.set_verbosity(verbosity)
-    for kind, (mine, other) in compared.items():
-        different = [text for text, *rows in zip(texts, mine, other, strict=True) if rows[0] != rows[1]]
+    for kind, (actual, expected) in results.items():
+        different = [text for text, *rows in zip(texts, actual, expected, strict=True) if rows[0] != rows[1]]
         if different:
             raise CheckFailed(
-                f"{folder}: AutoTokenizer reads {len(different)} of {len(texts)} unusual {kind} in another way, such "
-                f"as {different[0]!r}",
-                "keep the checkpoint, and report it",
+                f"{folder}: AutoTokenizer encodes {len(different)} of {len(texts)} unusual {kind} differently, for "
+                f"example {different[0]!r}",
+                "keep the checkpoint, and report this",
             )
     return (
         f"AutoTokenizer: {type(reference).__name__} gives the same ids to {len(texts)} unusual strings, texts and pairs"

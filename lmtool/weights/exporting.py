@@ -1,4 +1,4 @@
-"""Export: a checkpoint as a folder that transformers loads. Import: a published model as a checkpoint."""
+"""Write a checkpoint as a folder that transformers loads (export), or a pretrained model as a checkpoint (import)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WOR
 
 @dataclass(frozen=True)
 class Export:
-    """Content of the exported folder. exported: our tensors that it contains. left_out: parts that it does not."""
+    """Content of the exported folder. architecture: class in transformers. tensors: under transformers' names.
+    exported: the same tensors under our names. left_out: parts of the checkpoint that are not exported."""
 
     architecture: str
     config: JsonObject
@@ -47,15 +48,22 @@ class Export:
 def export_of(
     model: ModelConfig, tensors: Mapping[str, Tensor], task: Mapping[str, object] | None, tokenizer: Tokenizer
 ) -> Export:
-    """A checkpoint's tensors in transformers' format. task: the section of a task's checkpoint, with its labels.
+    """Convert a checkpoint to transformers' format.
 
-    UserError if transformers has no format for the family, its variant or the task's head.
+    Args:
+        model: The model's configuration.
+        tensors: All tensors of the checkpoint.
+        task: The `task` section of a finetuned checkpoint, including its labels; None without a task.
+        tokenizer: The checkpoint's tokenizer, for the ids of special tokens.
+
+    Raises:
+        UserError: If transformers lacks the family, the variant or the task's head.
     """
     module = builder_module(entry_of(model))
     if not hasattr(module, "HF_FORMAT"):
         instead = "" if model.contextual else "; format=vectors writes its vectors as text"
         hint = f"export a model of a family that transformers has{instead}"
-        raise UserError(f"model={model.name} has no published form", hint)
+        raise UserError(f"model={model.name} has no counterpart in transformers", hint)
     declared: HFFormat = module.HF_FORMAT
     renamed, head = dict(tensors), None
     if task is not None:
@@ -66,7 +74,7 @@ def export_of(
             for name, tensor in tensors.items()
         }
     heads = {part_of(name).removeprefix("heads.") for name in renamed if name.startswith("heads.")}
-    # Without its task, a task head has no meaning.
+    # Without its task section, a task head cannot be interpreted.
     usable = heads - (set(HEADS) - {head.name if head is not None else ""})
     model_class = declared.class_of_heads(usable)
     needed = model_class.heads
@@ -76,7 +84,7 @@ def export_of(
         part_names.add("heads.lm")
     exported = {name: tensor for name, tensor in renamed.items() if part_of(name) in part_names}
     hf_tensors = their_names(model, exported)
-    # Tensors that keep our name have no place there.
+    # Tensors that still have our names do not exist in transformers.
     exported = {name: tensor for name, tensor in exported.items() if name not in hf_tensors}
     hf_tensors = {name: tensor for name, tensor in hf_tensors.items() if not name.startswith(("heads.", "backbone."))}
     untied = declared.unties and declared.tied.output in hf_tensors
@@ -98,8 +106,8 @@ def export_of(
 
 
 def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat) -> TaskHead:
-    """The transformers head for the task's head. UserError if there is none, or if the family's classifier reads texts
-    differently."""
+    """The transformers head for a task's head. UserError if there is none, or if the family's classifier in
+    transformers pools texts differently."""
     name, form, head = task["name"], form_of(model, task), head_of_task(task)
     if head is None or not any(head.name in entry.heads for entry in declared.classes):
         reason = f"transformers has no class for task.kind={task.get('kind')}"
@@ -107,7 +115,7 @@ def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat)
             unlike = (f"{hf_form}: {why}" for hf_form, why in declared.unlike.items() if hf_form.endswith(head.suffix))
             reason = next(unlike, f"transformers has no ...{head.suffix} of it")
         raise UserError(
-            f"heads.{name} has no place in a published model={model.name}: {reason}",
+            f"heads.{name} cannot be exported for model={model.name}: {reason}",
             "use the run with lmtool: lmtool predict, or lmtool.load in Python",
         )
     if head.tokens:
@@ -118,9 +126,9 @@ def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat)
             field.name for field in fields(form) if getattr(form, field.name) != getattr(hf_form, field.name)
         ]
         raise UserError(
-            f"heads.{name} has no place in transformers' ...{head.suffix} of model={model.name}, which has another "
+            f"heads.{name} does not fit transformers' ...{head.suffix} of model={model.name}, which has another "
             f"{' and '.join(differences)}",
-            f"use the run with lmtool, or finetune with task.head=transformers task.pooling={hf_form.place} and no "
+            f"use the run with lmtool, or finetune with task.head=transformers task.pooling={hf_form.pooling} and no "
             "task.head_layers",
         )
     return head
@@ -135,19 +143,19 @@ def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> JsonObject:
-    """Content of generation_config.json. `vocab_size` in config.json counts the rows of the token table, as
-    transformers requires for loading; rows after the vocabulary are suppressed."""
+    """Content of generation_config.json. `vocab_size` in config.json is the number of embedding rows, as transformers
+    requires for loading; rows after the last vocabulary entry are suppressed."""
     keys: JsonObject = {**special_ids(model, tokenizer)}
     if tokenizer.vocab_size < model.vocab_size:
         keys["suppress_tokens"] = list(range(tokenizer.vocab_size, model.vocab_size))
     if isinstance(model, T5Config) and model.num_layers < model.layers_of_decoder:
-        keys["use_cache"] = False  # transformers makes as many places for T5's decoder as the encoder has layers
+        keys["use_cache"] = False  # transformers' cache for T5's decoder has as many layers as the encoder
     return keys
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A tuned checkpoint without what its method needs only in training. config: its configuration."""
+    """A tuned checkpoint without tensors that are only needed for training. config: its configuration."""
 
     tensors: dict[str, Tensor]
     config: JsonObject
@@ -155,8 +163,8 @@ class Folded:
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """How AutoTokenizer should encode texts. segments: whether the two texts of a pair get different segments.
-    max_length: longest text in tokens. split_special_tokens: whether special tokens in texts are treated as text."""
+    """How AutoTokenizer should encode texts. segments: return token_type_ids. max_length: maximum number of tokens.
+    split_special_tokens: treat special tokens in texts as plain text."""
 
     segments: bool
     max_length: int
@@ -167,8 +175,7 @@ class TokenizerSettings:
         names = ["input_ids", *(["token_type_ids"] if self.segments else []), "attention_mask"]
         return {
             "model_max_length": self.max_length,
-            # Without these names a plain tokenizer class returns no segments; older transformers returned them for all
-            # models.
+            # Without these names a generic tokenizer class returns no segments, or in older transformers always.
             "model_input_names": names,
             **({"split_special_tokens": True} if self.split_special_tokens else {}),
         }
@@ -177,11 +184,22 @@ class TokenizerSettings:
 def write_export(
     export: Export, model: ModelConfig, tokenizer: Tokenizer, reading: TokenizerSettings, card: str, output: Path
 ) -> None:
-    """Write the folder, all of it or nothing. UserError if it cannot be written, or if transformers would encode texts
-    for the model differently."""
+    """Write the folder atomically.
+
+    Args:
+        export: The content in transformers' format.
+        model: The model's configuration.
+        tokenizer: Saved into the folder.
+        reading: Settings for AutoTokenizer.
+        card: Text of README.md.
+        output: The folder; must be new or empty.
+
+    Raises:
+        UserError: If it cannot be written, or if transformers would encode texts for the model differently.
+    """
 
     def fill(draft: Path) -> None:
-        save_tensors(export.tensors, draft / "model.safetensors")
+        save_tensors(export.tensors, draft / MODEL)
         _write_json(draft / CONFIG, export.config)
         write_reading(draft, tokenizer, reading, card)
         require_same_ids(draft, model, tokenizer)
@@ -200,8 +218,8 @@ def write_reading(draft: Path, tokenizer: Tokenizer, reading: TokenizerSettings,
 
 
 def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raise UserError if transformers uses a built-in tokenizer for the folder's model regardless of its files, and
-    that one encodes texts differently."""
+    """Raise UserError if transformers ignores the folder's tokenizer files in favor of the model's built-in tokenizer
+    class, and this class encodes texts differently."""
     kind = class_of(folder, Settings.of(folder))
     if not isinstance(kind, TokenizerClass):
         return
@@ -209,19 +227,27 @@ def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> 
         different = different_ids(tokenizer, Tokenizer.load(folder))
         reason = f"gives other ids to {len(different)} of {len(ADVERSARIAL)} unusual strings" if different else None
     except UserError:
-        reason = f"has {kind.model} pieces of its own"
+        reason = f"uses a {kind.model} vocabulary"
     if reason is not None:
         raise UserError(
-            f"the tokenizer has no place in a published model={model.name}: transformers takes {kind.names[0]} for it, "
+            f"the tokenizer cannot be exported with model={model.name}: transformers uses {kind.names[0]}, "
             f"which {reason}",
-            f"train with the tokenizer of its recipe (lmtool show recipe={model.name}), or give the run such a "
-            "vocabulary: lmtool import tokenizer=FOLDER; lmtool itself uses the run as it is",
+            f"train with the tokenizer of its recipe (lmtool show recipe={model.name}), or replace the vocabulary: "
+            "lmtool import tokenizer=FOLDER; lmtool itself can use the run unchanged",
         )
 
 
 def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None:
-    """Write a tuned checkpoint without the files for resuming, all of it or nothing; readers of the copy verify it.
-    folded: replaces its weights and configuration. UserError if the folder is not empty or cannot be written."""
+    """Write a tuned checkpoint atomically, without the files for resuming.
+
+    Args:
+        tuned: The checkpoint's folder. The copy is verified when it is read.
+        output: The new folder.
+        folded: Replaces the checkpoint's weights and configuration.
+
+    Raises:
+        UserError: If `output` is not empty or cannot be written.
+    """
 
     def fill(draft: Path) -> None:
         manifest = read_manifest(tuned)
@@ -239,11 +265,12 @@ def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None
 def require_new(output: Path) -> None:
     """Raise UserError if `output` is a file or a folder with content."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"output={output} is there already and not empty", "give a new folder")
+        raise UserError(f"output={output} exists and is not empty", "give a new folder")
 
 
 def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
-    """Create a folder with the files that `fill` writes, all or nothing. UserError if it exists with content."""
+    """Create a folder with the files that `fill` writes, or nothing on failure. UserError if it exists and is not
+    empty."""
     require_new(output)
     draft = draft_of(output)
     try:
@@ -253,13 +280,13 @@ def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
             output.rmdir()
         draft.rename(output)
     except OSError as error:
-        raise UserError(f"output={output}: {error.strerror or error}", "give a folder that can be written") from error
+        raise UserError(f"output={output}: {error.strerror or error}", "give a writable folder") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write_json(path: Path, content: Mapping[str, object]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _write_json(path: Path, content: object, ascii_only: bool = False) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=ascii_only) + "\n", encoding="utf-8")
 
 
 COMMAND = "import"
@@ -267,11 +294,17 @@ COMMAND = "import"
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """What an import writes.
+    """The content of an imported checkpoint.
 
-    source: where the weights come from. settings: the configuration of a published folder (`HFFolder.saved_config`, of
-    a classifier `classifier_config`). tuning: the tuning method's section, if the tensors were tuned. base: the base of
-    a tuned model, whose tensors are left out. files: content of further JSON files, by name.
+    Attributes:
+        tensors: Under our names.
+        model: The model's configuration.
+        tokenizer: None if the source has none.
+        source: Where the weights come from.
+        settings: The configuration of a Hugging Face folder (`HFFolder.saved_config`, or `classifier_config`).
+        tuning: The `tuning` section if the tensors were tuned.
+        base: The base of a tuned model; its tensors are left out.
+        files: Content of additional JSON files, by name.
     """
 
     tensors: Mapping[str, Tensor]
@@ -284,7 +317,8 @@ class ImportedModel:
     files: Mapping[str, object] = field(default_factory=dict)
 
     def config(self, output: Path) -> dict[str, object]:
-        """The content of config.json. The source is masked except its revision: a commit only looks like a key."""
+        """Content of config.json. Secrets in the source are masked, except in its revision: a commit hash only looks
+        like a secret."""
         source = {**masked_data(dict(self.source)), "revision": self.source.get("revision")}
         config: dict[str, object] = {"version": saved.VERSION, "command": COMMAND, "seed": 0, "source": source}
         config["model"] = json.loads(self.model.model_dump_json())
@@ -297,7 +331,7 @@ class ImportedModel:
 
 
 def write_import(imported: ImportedModel, output: Path) -> None:
-    """Write the checkpoint folder, all of it or nothing. UserError if it is not empty or cannot be written."""
+    """Write the checkpoint folder atomically. UserError if it is not empty or cannot be written."""
     base = {} if imported.base is None else {BASE: imported.base.to_plain()}
     files = {**base, **imported.files}
     write_checkpoint(imported.config(output), imported.tensors, imported.tokenizer, output, files)
@@ -310,17 +344,25 @@ def write_checkpoint(
     output: Path,
     files: Mapping[str, object],
 ) -> None:
-    """Write a checkpoint of step 0, all of it or nothing. files: content of further JSON files, by name.
+    """Write a checkpoint of step 0 atomically.
 
-    UserError if the folder is not empty or cannot be written.
+    Args:
+        config: Content of config.json.
+        tensors: Under our names.
+        tokenizer: Saved into the folder unless None.
+        output: The new folder.
+        files: Content of additional JSON files, by name.
+
+    Raises:
+        UserError: If the folder is not empty or cannot be written.
     """
 
     def fill(draft: Path) -> None:
         save_tensors(tensors, draft / MODEL)
-        (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        _write_json(draft / CONFIG, config, ascii_only=True)
         (draft / STATE).write_text(json.dumps({"step": 0}) + "\n", encoding="utf-8")
         for name, content in files.items():
-            (draft / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            _write_json(draft / name, content, ascii_only=True)
         if tokenizer is not None:
             tokenizer.save(draft)
         write_manifest(draft, {"step": 0})

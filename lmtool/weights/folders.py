@@ -1,4 +1,4 @@
-"""Published weights: a local folder in Hugging Face's layout, or `hf://org/name@revision` through the hub's cache."""
+"""Pretrained models in Hugging Face's format: a local folder, or `hf://org/name@revision` through the hub's cache."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from lmtool.system.environment import answers
 from lmtool.system.secrets import masked
 from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of
 
-# Files of a repository on the hub, through huggingface_hub's cache: `hf://org/name@revision`.
-#
-# Imports huggingface_hub where it is needed only: half a second.
+# huggingface_hub takes half a second to import, so functions import it only where they need it.
 
 
 class MissingFile(UserError):
@@ -33,7 +31,8 @@ class MissingFile(UserError):
 
 @dataclass(frozen=True)
 class Address:
-    """A repository at a revision. typed: the key and value that name it (`checkpoint=hf://org/name`), for errors."""
+    """A repository on the hub at a revision. typed: the override that names it (`checkpoint=hf://org/name`), for error
+    messages."""
 
     typed: str
     repository: str
@@ -47,19 +46,28 @@ class Address:
 
         match = re.fullmatch(r"hf://((?:[\w.-]+/)?[\w.-]+)(?:@([\w./-]+))?", text)
         if match is None:
-            raise UserError(f"{key}={text}: no address that lmtool reads", hint)
+            raise UserError(f"{key}={text} is not an address of the form hf://org/name@revision", hint)
         try:
             validate_repo_id(match[1])
         except HFValidationError as problem:
-            raise UserError(f"{key}={text}: no name on the hub: {_short(problem)}", hint) from problem
-        # A revision is a path in the cache.
+            raise UserError(f"{key}={text} is not a valid repository name: {_short(problem)}", hint) from problem
+        # The cache uses the revision as a path.
         if match[2] is not None and not all(part.strip(".") for part in match[2].split("/")):
-            raise UserError(f"{key}={text}: {match[2]} is no branch, tag or commit", hint)
+            raise UserError(f"{key}={text}: {match[2]} is not a branch, tag or commit", hint)
         return cls(f"{key}={text}", match[1], match[2] or "main")
 
     def file(self, name: str, offline: bool, revision: str | None = None) -> Path:
-        """A file in the cache, downloaded if necessary. offline: never connect. revision: another one. MissingFile if
-        there is none, UserError if the hub refuses it."""
+        """Return the path of a file in the cache, and download it if necessary.
+
+        Args:
+            name: The file's path in the repository.
+            offline: Never connect to the hub.
+            revision: Overrides the address's revision.
+
+        Raises:
+            MissingFile: If the file does not exist or cannot be downloaded.
+            UserError: If the hub denies access.
+        """
         import huggingface_hub
         from huggingface_hub import constants, errors
 
@@ -68,22 +76,22 @@ class Address:
         if isinstance(cached, str):
             return Path(cached)
         file = f"{self.typed}: {name} of {self.repository}@{revision}"
-        again = "type the command once with a network and without offline=true, or give a local folder"
+        hint = "run the command once with a network and without offline=true, or give a local folder"
         if offline or constants.HF_HUB_OFFLINE:
-            raise MissingFile(f"{file}: offline=true, and not in the hub's cache", again)
+            raise MissingFile(f"{file}: offline=true, and not in the hub's cache", hint)
         if not self._reachable:
             # Without a network the library retries for half a minute.
-            raise MissingFile(f"{file}: no network, and not in the hub's cache", again)
+            raise MissingFile(f"{file}: no network, and not in the hub's cache", hint)
         try:
             return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=revision))
         except errors.LocalEntryNotFoundError as problem:
-            raise MissingFile(f"{file}: {_short(problem)}", again) from problem
+            raise MissingFile(f"{file}: {_short(problem)}", hint) from problem
         except errors.EntryNotFoundError as problem:
-            raise MissingFile(f"{file}: no such file there", again) from problem
+            raise MissingFile(f"{file}: no such file in the repository", hint) from problem
         except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as problem:
             raise UserError(
                 f"{self.typed}: {name}: {_short(problem)}",
-                "see that the name and the revision are right, or give a local folder",
+                "check the name and the revision, or give a local folder",
             ) from problem
 
     @cached_property
@@ -99,26 +107,27 @@ def _short(problem: Exception) -> str:
 
 CONFIG, SETTINGS = "config.json", "tokenizer_config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""The files that hold weights, the preferred ones first."""
+"""Weight files, in order of preference."""
 TOKENIZER = (
     "tokenizer.json", SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", CONFIG,
 )  # fmt: skip
-"""The files that say what a tokenizer does; config.json may name its class."""
+"""Files that define a tokenizer; config.json may name its class."""
 _GIVE = "give a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
 _MOST_BYTES = 10_000_000
 Read = TypeVar("Read")
 
 
 def families() -> dict[str, str]:
-    """Our model by the `model_type` of a config.json. A family that is built on another one has none of it."""
-    types = {entry.name: vars(entry.config).get("published_type") for entry in entries("model")}
-    return {published: name for name, published in types.items() if published is not None}
+    """Our model names by the `model_type` of config.json. A family that shares another's model_type is left out."""
+    types = {entry.name: vars(entry.config).get("hf_model_type") for entry in entries("model")}
+    return {model_type: name for name, model_type in types.items() if model_type is not None}
 
 
 @dataclass(frozen=True)
 class HFFolder:
-    """A folder and its config.json. checkpoint: as typed. revision: the commit on the hub, None for a local folder."""
+    """A folder in Hugging Face's format. checkpoint: as typed. path: of the folder. config: its config.json. revision:
+    the commit on the hub, None for a local folder."""
 
     checkpoint: str
     path: Path
@@ -126,84 +135,88 @@ class HFFolder:
     revision: str | None = None
 
     def family(self) -> Any:
-        """The module of its model family. UserError for a family that lmtool does not have."""
-        given = self.config.get("model_type")
-        name = families().get(given) if isinstance(given, str) else None
+        """The module of the model family. UserError if lmtool lacks the family."""
+        model_type = self.config.get("model_type")
+        name = families().get(model_type) if isinstance(model_type, str) else None
         entry = None if name is None else lookup("model", name)
         module = None if entry is None else builder_module(entry)
         if not hasattr(module, "from_hf_config"):
             known = ", ".join(sorted(families()))
             raise UserError(
-                f"checkpoint={self.checkpoint}: model_type={given!r} in its config.json; lmtool reads {known}", _GIVE
+                f"checkpoint={self.checkpoint}: unsupported model_type={model_type!r} in config.json; lmtool supports "
+                f"{known}",
+                _GIVE,
             )
         return module
 
     def model_section(self) -> JsonObject:
-        """Its `model` section, ready for decoding. UserError for an unsupported variant."""
+        """The `model` section of our configuration, not decoded. UserError for an unsupported variant."""
         family = self.family()
         return self._readable(lambda: dict(family.from_hf_config(self.config)))
 
     def _readable(self, read: Callable[[], Read]) -> Read:
-        """Decode part of its config.json; UserError with the checkpoint's name if that fails."""
+        """Decode part of config.json. UserError with the checkpoint's name if that fails."""
         try:
             return read()
         except UserError as error:
             raise UserError(f"checkpoint={self.checkpoint}: {error.message}", error.hint) from error
         except (KeyError, TypeError, ValueError) as problem:
             raise UserError(
-                f"checkpoint={self.checkpoint}: its config.json cannot be read: {problem!r}", "copy it again"
+                f"checkpoint={self.checkpoint}: config.json cannot be read: {problem!r}", "copy it again"
             ) from problem
 
     def saved_config(self) -> JsonObject:
-        """The configuration that our checkpoint would have: model, tokenizer, generation settings, and a classifier's
-        task."""
+        """The configuration of an equivalent lmtool checkpoint: model, tokenizer, generation settings, and the task of
+        a finetuned model."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
         generation = self._generation()
         config |= {"generation": generation} if generation else {}
-        task = self._task() if head_of_class(self.config) is not None and self._unlike() is None else None
+        task = self._task() if head_of_class(self.config) is not None and self._unsupported_head() is None else None
         return config if task is None else {**config, "task": task}
 
     def classifier_config(self) -> JsonObject:
-        """`saved_config` of a classifier that reads texts as in transformers: special tokens in texts are parsed, and
-        texts are truncated at the tokenizer's length. UserError if lmtool has no such task."""
+        """`saved_config` of a finetuned model with transformers' defaults for texts: special tokens in texts are
+        parsed, and texts are truncated at the tokenizer's length. UserError if lmtool lacks the task."""
         self.require_read_head()
         problem = self._readable(lambda: refusal(self.config))
         if problem is not None:
-            raise UserError(f"checkpoint={self.checkpoint}: {problem}", "finetune it on a task: its head is new then")
+            raise UserError(f"checkpoint={self.checkpoint}: {problem}", "finetune it on a task, with a new head")
         config, settings = {**self.saved_config(), "task": self._task()}, read_settings(self.path)
         if config["task"]["kind"] == "multiple_choice" and NUM_CHOICES not in self.config:
             raise UserError(
-                f"checkpoint={self.checkpoint}: its config.json does not say how many choices a row has",
-                f'write "{NUM_CHOICES}": 4 there, in a copy, if there are four',
+                f"checkpoint={self.checkpoint}: config.json lacks the number of choices per row",
+                f'add "{NUM_CHOICES}": 4 to config.json in a copy of the folder, for four choices',
             )
         entry = lookup("model", config["model"]["name"])
         assert entry is not None
-        # A family without a position table has no longest text.
+        # A family without learned positions has no maximum length.
         longest = config["model"].get("max_positions", entry.config.model_fields["max_positions"].default)
         lengths = [longest, settings.get("model_max_length")]
         return {
             **config,
             "tokenizer": {**config["tokenizer"], "parse_special_tokens": not settings.get("split_special_tokens")},
-            # An unlimited tokenizer has the length 10^30.
+            # transformers writes 10^30 for an unlimited tokenizer.
             "max_length": min(
                 int(length) for length in lengths if isinstance(length, int | float) and 1 <= length <= 10**9
             ),
         }
 
     def require_read_head(self) -> None:
-        """Raise UserError if its class has a head that lmtool does not support."""
-        unlike = self._unlike()
-        if unlike is not None:
+        """Raise UserError if the folder's class has a head that lmtool does not support."""
+        unsupported = self._unsupported_head()
+        if unsupported is not None:
             raise UserError(
-                f"checkpoint={self.checkpoint}: its config.json names {unlike}",
-                "finetune it on a task: lmtool finetune takes its backbone, and the head is new",
+                f"checkpoint={self.checkpoint}: config.json names {unsupported}",
+                "finetune it on a task: lmtool finetune loads the backbone and adds a new head",
             )
 
-    def _unlike(self) -> str | None:
-        """Its class and why that head is unsupported, or None."""
-        names, unlike = self.config.get("architectures"), self.family().HF_FORMAT.unlike
-        known = [name for name in names if name in unlike] if isinstance(names, list) else []
-        return f"{known[0]}, whose head lmtool does not read: {unlike[known[0]]}" if known else None
+    def _unsupported_head(self) -> str | None:
+        """The folder's class and why lmtool does not support its head, or None."""
+        names, reasons = self.config.get("architectures"), self.family().HF_FORMAT.unlike
+        unsupported = [name for name in names if name in reasons] if isinstance(names, list) else []
+        if not unsupported:
+            return None
+        return f"{unsupported[0]}, whose head lmtool does not support: {reasons[unsupported[0]]}"
 
     def _generation(self) -> JsonObject:
         """Default generation settings as fields of `GenerationConfig`: from generation_config.json or, in old folders,
@@ -212,7 +225,7 @@ class HFFolder:
         return published_settings(read_object(self.checkpoint, file) if file.is_file() else self.config)
 
     def label_names(self) -> list[str]:
-        """Its label names, in order."""
+        """The label names in order."""
         return self._readable(lambda: label_names(self.config))
 
     def _task(self) -> JsonObject | None:
@@ -220,8 +233,8 @@ class HFFolder:
 
 
 def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
-    """The published folder named by `checkpoint=`, with config.json and tokenizer available; None for anything else,
-    such as a run of lmtool. UserError if it cannot be downloaded or read."""
+    """The Hugging Face folder named by `checkpoint=`, with config.json and tokenizer files downloaded; None for
+    anything else, such as a run of lmtool. UserError if it cannot be downloaded or read."""
     if "://" in checkpoint:
         return _from_hub(checkpoint, offline)
     path = Path(checkpoint).expanduser()
@@ -230,33 +243,43 @@ def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
     if (path / ADAPTER).is_file() and not any((path / name).is_file() for name in WEIGHTS):
         return None
     for name in TOKENIZER:
-        if os.path.lexists(path / name) and not (path / name).is_file():  # it would be read as if there were none
-            raise UserError(f"checkpoint={checkpoint}: {path / name} is no regular file", "copy the folder again")
+        if os.path.lexists(path / name) and not (path / name).is_file():  # otherwise it would be ignored silently
+            raise UserError(f"checkpoint={checkpoint}: {path / name} is not a regular file", "copy the folder again")
     config = read_object(checkpoint, path / CONFIG)
     return None if isinstance(config.get("model"), dict) else HFFolder(checkpoint, path, HFConfig(config))
 
 
 def weight_file(folder: HFFolder, offline: bool = False) -> Path:
-    """The file with its weights, or the index of several, downloaded if necessary. UserError if there is none."""
+    """The weight file, or the index of several, downloaded if necessary. UserError if there is none."""
     for name in WEIGHTS:
         path = fetched(folder, name, offline, required=False)
         if path is not None:
             return path
     raise UserError(
-        f"checkpoint={folder.checkpoint}: {_missing(folder, offline)} holds no weights: none of {', '.join(WEIGHTS)}",
-        _GIVE if folder.revision is None or not offline else "type the command once without offline=true",
+        f"checkpoint={folder.checkpoint}: {_location(folder, offline)} has no weights: none of {', '.join(WEIGHTS)}",
+        _GIVE if folder.revision is None or not offline else "run the command once without offline=true",
     )
 
 
-def _missing(folder: HFFolder, offline: bool) -> str:
+def _location(folder: HFFolder, offline: bool) -> str:
     return "the hub's cache (offline=true)" if folder.revision is not None and offline else str(folder.path)
 
 
 def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -> Path | None:
-    """A file of the folder, by its name or sub-folder and name. None if it does not exist and is not required."""
+    """The path of a file in the folder or in a subfolder, downloaded if necessary.
+
+    Args:
+        folder: The Hugging Face folder.
+        name: File name, or subfolder/file name.
+        offline: Never connect to the hub.
+        required: Raise an error if the file does not exist; otherwise return None.
+
+    Raises:
+        UserError: If the name leaves the folder, or if a required file is missing.
+    """
     parts = name.split("/")
     if len(parts) > 2 or any(part in ("", ".", "..") or Path(part).name != part for part in parts):
-        raise UserError(f"checkpoint={folder.checkpoint}: {name!r} is no file name in its folder", "copy it again")
+        raise UserError(f"checkpoint={folder.checkpoint}: {name!r} is not a file in the folder", "copy it again")
     path = folder.path / name
     if path.is_file():
         return path
@@ -268,12 +291,12 @@ def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -
             if required:
                 raise
     if required:
-        raise UserError(f"checkpoint={folder.checkpoint}: {_missing(folder, offline)} lacks {name}", "copy it again")
+        raise UserError(f"checkpoint={folder.checkpoint}: {_location(folder, offline)} lacks {name}", "copy it again")
     return None
 
 
 def tokenizer_folder(path: str, offline: bool = False) -> Path:
-    """The cached folder with the tokenizer files of `tokenizer.path=hf://...`. UserError if there are none, or they
+    """The cached folder with the tokenizer files of `tokenizer.path=hf://...`. UserError if there are none or they
     cannot be downloaded."""
     give = "give a local folder with tokenizer.json, or hf://org/name@revision"
     address = Address.of("tokenizer.path", path, give)
@@ -281,7 +304,7 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
     absent: list[MissingFile] = []
     for name in TOKENIZER:
         try:
-            # The cache has one folder per commit; all files come from the first one's.
+            # The cache has one folder per commit; all files come from the commit of the first file.
             folder = address.file(name, offline, None if folder is None else folder.name).parent
         except MissingFile as problem:
             absent.append(problem)
@@ -293,7 +316,7 @@ def tokenizer_folder(path: str, offline: bool = False) -> Path:
 def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
     address = Address.of("checkpoint", checkpoint, _GIVE)
     path = address.file(CONFIG, offline)
-    # The cache has one folder per commit: later reads use the same one, even if the branch moves.
+    # The cache has one folder per commit: later reads use the same commit even if the branch moves.
     commit = path.parent.name
     for name in (*TOKENIZER, GENERATION):
         with suppress(MissingFile):
@@ -308,17 +331,22 @@ def read_settings(folder: Path) -> JsonObject:
 
 
 def read_object(checkpoint: str, path: Path) -> JsonMapping:
-    """A JSON file of a folder. UserError if it is not a JSON object."""
+    """Read a JSON object from a file in a folder. UserError if the file holds anything else."""
+    data = read_json_file(checkpoint, path)
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: not a JSON object", "copy the folder again")
+    return data
+
+
+def read_json_file(checkpoint: str, path: Path) -> object:
+    """Read a JSON file in a folder. UserError if it is too large or not JSON."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UserError(
                 f"checkpoint={checkpoint}: {path} has more than {_MOST_BYTES} bytes", "copy the folder again"
             )
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}", "copy the folder again") from error
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: {error}", "copy the folder again") from error
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: it holds no JSON object", "copy the folder again")
-    return data

@@ -1,4 +1,4 @@
-"""`lmtool.load`: a checkpoint as a model over padded tensors, with its tokenizer.
+"""`lmtool.load`: a checkpoint as a model over padded tensors, with its tokenizer; and merging of tuned checkpoints.
 
 Shape letters: B rows, L their padded length, T real tokens, H hidden width, V vocabulary, C classes.
 """
@@ -33,7 +33,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import shifted
 from lmtool.models.heads.lm import LMHead
 from lmtool.system.terminal import counted
-from lmtool.tokenizers.published import has_tokenizer
+from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
@@ -43,15 +43,18 @@ from lmtool.weights.heads import CheckpointModel
 from lmtool.weights.loading import LoadReport
 from lmtool.weights.reading import Weights, layout_warnings, read
 
-# Imported for their registration: families and tuning methods.
-
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """hidden: (B, L, H) of the last layer, the decoder's if there are two stacks; zero at padding. logits: (B, L, V) of
-    a language model, (B, L) of replaced tokens, (B, C) of a task's head, (B, L, C) of one that scores tokens, or
-    None. pair_logits: (B, 2) of a head over pairs: the second text follows or is from another document (next
-    sentence), or precedes the first (sentence order); None without one."""
+    """The output of `PaddedModel`.
+
+    Attributes:
+        hidden: (B, L, H) hidden states of the last layer, of the decoder in an encoder-decoder; zero at padding.
+        logits: (B, L, V) of a language model, (B, L) of replaced token detection, (B, C) of a task that scores texts,
+            (B, L, C) of a task that scores tokens; None without such a head.
+        pair_logits: (B, 2) of a head over text pairs: the second text follows or is from another document (next
+            sentence), or precedes the first (sentence order); None without such a head.
+    """
 
     hidden: Tensor
     logits: Tensor | None
@@ -60,8 +63,15 @@ class ModelOutput:
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """model: in evaluation mode. tokenizer: as in training; None if the checkpoint has none. config: of the model.
-    report: which parts of the checkpoint were loaded. saved: the checkpoint's configuration."""
+    """A loaded checkpoint.
+
+    Attributes:
+        model: In evaluation mode.
+        tokenizer: As in training; None if the checkpoint has none.
+        config: The model's configuration.
+        report: Which parts of the checkpoint were loaded.
+        saved: The checkpoint's configuration, not decoded.
+    """
 
     model: PaddedModel
     tokenizer: Tokenizer | None
@@ -71,17 +81,25 @@ class LoadedCheckpoint:
 
     @property
     def task(self) -> JsonMapping | None:
-        """The section of the task it was trained for, or None."""
+        """The `task` section of a finetuned checkpoint, or None."""
         task = self.saved.get("task")
         return task if isinstance(task, dict) else None
 
     def generate(self, prompts: Sequence[str], seed: int = 0, **settings: Any) -> list[str]:
-        """The model's text for each prompt: a decoder's continuation, an encoder-decoder's answer. settings: fields of
-        `GenerationConfig` (max_new_tokens, temperature, beams, ...). UserError if it generates no text."""
+        """Generate text for each prompt: a decoder's continuation, an encoder-decoder's answer.
+
+        Args:
+            prompts: The input texts.
+            seed: Of sampling.
+            settings: Fields of `GenerationConfig` (max_new_tokens, temperature, beams, ...).
+
+        Raises:
+            UserError: If the checkpoint has no tokenizer or no language modeling head.
+        """
         head = dict(self.model.parts.heads.items()).get("lm")
         if self.tokenizer is None or not isinstance(head, LMHead):
-            missing = "tokenizer" if self.tokenizer is None else "head that writes text"
-            raise UserError(f"the checkpoint has no {missing}", "give one that a language model was trained in")
+            missing = "tokenizer" if self.tokenizer is None else "language modeling head"
+            raise UserError(f"the checkpoint has no {missing}", "give the checkpoint of a generative language model")
         writer = writer_of(self.model.parts.backbone, head, self.tokenizer, self.task)
         ids = writer.prompts(prompts, [("prompts", number) for number in range(len(prompts))])
         config = GenerationConfig(**settings).with_published(self.saved.get("generation", {}))
@@ -90,7 +108,7 @@ class LoadedCheckpoint:
 
 
 class PaddedModel(nn.Module):
-    """A backbone and heads over padded rows, packed internally. start: first token of a decoder's text, if known."""
+    """A backbone and heads over padded rows, packed internally. start: the decoder's start token, or None."""
 
     def __init__(self, parts: CheckpointModel, start: int | None = None):
         super().__init__()
@@ -103,15 +121,23 @@ class PaddedModel(nn.Module):
         decoder_input_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
     ) -> ModelOutput:
-        """input_ids: (B, L) int64. attention_mask: (B, L), nonzero at real tokens; None: everywhere. A row's real
-        tokens are contiguous, and positions count from the first. decoder_input_ids: (B, L') of an encoder-decoder,
-        already shifted, all real; None for a task's head, whose decoder reads the same text. token_type_ids: (B, L),
-        1 in the second text of a pair; None: 0 everywhere. ValueError for a wrong shape, and for segments that the
-        model lacks."""
+        """Compute hidden states and logits.
+
+        Args:
+            input_ids: (B, L) int64.
+            attention_mask: (B, L), nonzero at real tokens; None if all are real. The real tokens of a row are
+                contiguous, and positions count from the first of them.
+            decoder_input_ids: (B, L') for an encoder-decoder, already shifted, without padding; None for a task's
+                head, whose decoder reads the same text.
+            token_type_ids: (B, L), 1 in the second text of a pair; None for 0 everywhere.
+
+        Raises:
+            ValueError: If a shape is wrong, or if the model lacks a segment.
+        """
         two_stacks = self.parts.backbone.config.architecture == "encoder_decoder"
         shares_input = two_stacks and self.parts.task is not None and self.start is not None
         if two_stacks != (decoder_input_ids is not None) and not shares_input:
-            raise ValueError(f"decoder_input_ids are {'missing' if two_stacks else 'for an encoder-decoder only'}")
+            raise ValueError(f"decoder_input_ids are {'missing' if two_stacks else 'for encoder-decoders only'}")
         real_BL = _real(input_ids, attention_mask)
         inputs = _packed(input_ids, real_BL, self._segments(input_ids, token_type_ids))
         outputs = None
@@ -133,16 +159,22 @@ class PaddedModel(nn.Module):
             return None
         if segments_BL.shape != ids_BL.shape:
             raise ValueError(f"token_type_ids have the shape {tuple(segments_BL.shape)}, the ids {tuple(ids_BL.shape)}")
-        known = max(self.parts.backbone.config.segment_types, 1)
-        if segments_BL.numel() and not 0 <= int(segments_BL.min()) <= int(segments_BL.max()) < known:
-            raise ValueError(f"token_type_ids up to {int(segments_BL.max())}; the model has {known} segments")
+        segment_types = max(self.parts.backbone.config.segment_types, 1)
+        if segments_BL.numel() and not 0 <= int(segments_BL.min()) <= int(segments_BL.max()) < segment_types:
+            raise ValueError(f"token_type_ids up to {int(segments_BL.max())}; the model has {segment_types} segments")
         return segments_BL.to(ids_BL.device)
 
 
 def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> LoadedCheckpoint:
-    """Load a checkpoint for inspection and use: a run or a checkpoint of lmtool, a published folder or hf://org/name.
+    """Load a checkpoint for inference.
 
-    UserError if it cannot be read, if a part of the backbone is missing, or for a head that lmtool does not have.
+    Args:
+        checkpoint: A run or checkpoint of lmtool, a folder in Hugging Face's format, or hf://org/name.
+        device: The torch device.
+        offline: Never connect to the hub.
+
+    Raises:
+        UserError: If the checkpoint cannot be read, lacks a part of the backbone, or has an unsupported head.
     """
     checkpoint = str(checkpoint)
     folder = hf_folder(checkpoint, offline)
@@ -167,8 +199,8 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A checkpoint's description of its model, for `assemble`. tensors: determine its heads. task: the section of a
-    task, with the form of its head."""
+    """The `assemble` blueprint of a saved model. tensors: determine its heads. task: the `task` section of a finetuned
+    checkpoint, with the form of its head."""
 
     model: ModelConfig
     tensors: Mapping[str, Tensor]
@@ -179,7 +211,7 @@ class SavedModel:
 
     @property
     def learns(self) -> SavedModel:
-        """Its heads."""
+        """The model itself: `learner` builds its heads."""
         return self
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer | None, seed: int) -> CheckpointModel:
@@ -199,7 +231,7 @@ def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tenso
 
 
 def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
-    """The configuration in a checkpoint, at least of its model; not decoded."""
+    """The configuration in a checkpoint, not decoded; it has at least a `model` section."""
     folder = hf_folder(checkpoint, offline)
     if folder is not None:
         return folder.saved_config()
@@ -207,12 +239,12 @@ def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
     missing = [plugin for plugin in saved.get("plugins") or () if plugin not in plugins.typed()]
     if missing:
         hint = f"lmtool.config.plugins.load({missing!r}) first, if you trust it"
-        raise UserError(f"checkpoint={checkpoint} was made with the plugin {missing[0]}, which is not loaded", hint)
+        raise UserError(f"checkpoint={checkpoint} needs the plugin {missing[0]}, which is not loaded", hint)
     return saved
 
 
 def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any:
-    """A component's section, strictly decoded."""
+    """A component's section, decoded strictly. UserError if it is invalid."""
     try:
         return choice.validate(saved.get(choice.group))
     except ValidationError as error:
@@ -222,9 +254,9 @@ def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any
 
 
 def _real(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """(B, L) bool: real tokens. ValueError for wrong shapes, and for rows with gaps."""
+    """(B, L) bool: real tokens. ValueError for wrong shapes and for gaps between real tokens."""
     if ids_BL.ndim != 2:
-        raise ValueError(f"ids have the shape {tuple(ids_BL.shape)}; (rows, length) is read")
+        raise ValueError(f"ids have the shape {tuple(ids_BL.shape)}; expected (rows, length)")
     if mask_BL is None:
         return torch.ones_like(ids_BL, dtype=torch.bool)
     if mask_BL.shape != ids_BL.shape:
@@ -232,7 +264,7 @@ def _real(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
     real_BL = mask_BL.to(ids_BL.device) != 0
     starts = real_BL[:, :1].sum(1) + (real_BL[:, 1:] & ~real_BL[:, :-1]).sum(1)
     if (starts > 1).any():
-        raise ValueError(f"attention_mask: row {int((starts > 1).nonzero()[0])} has a hole between its tokens")
+        raise ValueError(f"attention_mask: row {int((starts > 1).nonzero()[0])} has a gap between its tokens")
     return real_BL
 
 
@@ -248,12 +280,9 @@ def _padded(values: Tensor, real_BL: Tensor) -> Tensor:
     return padded
 
 
-# A tuned checkpoint merged into a plain model, or without what its method needs only in training.
-
-
 def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
-    """The weights with those of the tuning method merged in; unchanged if it added none. saved: the checkpoint's
-    configuration. UserError if the method cannot be merged."""
+    """Merge the tensors that the tuning method added into the model's weights. saved: the checkpoint's configuration.
+    UserError if the method cannot be merged."""
     model = saved_model(weights.origin, saved, weights.tensors)
     if model.tuned_by is None:
         return weights
@@ -263,18 +292,18 @@ def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
         _merge(planned, weights.origin)
         return weights
     parts, _ = assemble(model, None, trained=weights)
-    # Heads that are only used in training are not in the model of a checkpoint.
+    # `CheckpointModel` lacks heads that are only used in pretraining.
     rest = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
     _merge(parts, weights.origin)
     tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
-    left = [name for name in tensors if name in planned.added]
-    if left:
-        more = f" and {counted(len(left) - 1, 'more tensor')}" if len(left) > 1 else ""
+    unmerged = [name for name in tensors if name in planned.added]
+    if unmerged:
+        more = f" and {counted(len(unmerged) - 1, 'more tensor')}" if len(unmerged) > 1 else ""
         raise UserError(
-            f"checkpoint={weights.origin}: {left[0]}{more}, which its tuning method added, cannot be merged into "
+            f"checkpoint={weights.origin}: {unmerged[0]}{more}, which its tuning method added, cannot be merged into "
             f"model={model.model.name}",
-            "format=delta exports them beside their base; start from that base, or from a run whose method merges "
-            "(tuning=lora)",
+            "format=delta exports them separately from their base; start from that base, or from a run whose tuning "
+            "method can be merged (tuning=lora)",
         )
     return replace(weights, tensors={**rest, **tensors}, merged=True)
 
@@ -287,11 +316,16 @@ def _merge(parts: ModelWithHeads, origin: str) -> None:
         raise UserError(f"checkpoint={origin}: {error.message}", error.hint) from error
 
 
-def folded(weights: Weights, own_tensors: Mapping[str, Tensor], saved: Mapping[str, object]) -> Folded | None:
-    """A tuned checkpoint in which what only training needs (the map of a prefix) is replaced by its result; None if
-    there is no such thing.
+def folded(weights: Weights, checkpoint_tensors: Mapping[str, Tensor], saved: Mapping[str, object]) -> Folded | None:
+    """Replace tensors that are only needed for training (a prefix encoder) by their result.
 
-    weights: complete. own_tensors: the checkpoint's own tensors. saved: its configuration.
+    Args:
+        weights: The complete weights, including the base.
+        checkpoint_tensors: The tensors that the tuned checkpoint stores itself.
+        saved: The checkpoint's configuration.
+
+    Returns:
+        The checkpoint's new content; None if nothing changes.
     """
     model = saved_model(weights.origin, saved, weights.tensors)
     if model.tuned_by is None:
@@ -302,6 +336,6 @@ def folded(weights: Weights, own_tensors: Mapping[str, Tensor], saved: Mapping[s
     if config == model.tuned_by:
         return None
     state = parts.state_dict()
-    tensors = {name: tensor for name, tensor in own_tensors.items() if name not in before}
+    tensors = {name: tensor for name, tensor in checkpoint_tensors.items() if name not in before}
     tensors |= {name: state[name] for name in sorted(parts.added)}
     return Folded(tensors, {**saved, "tuning": config.model_dump(mode="json")})

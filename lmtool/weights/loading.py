@@ -1,4 +1,4 @@
-"""Start a learner from a checkpoint's tensors and report the outcome; the base of a tuned run."""
+"""Load a checkpoint's tensors into a learner and report the outcome; the base of a tuned run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ from lmtool.system.files import Damaged
 from lmtool.system.secrets import masked
 from lmtool.types import part_of
 
-# Starting a learner from a checkpoint's tensors.
-#
-# Tensors are named `backbone.` (what finetuning starts from), `heads.NAME.` and `objective.`. The backbone is loaded
-# completely or not at all: a partial load is an error. A head is loaded if the checkpoint has one of the same name and
-# shape; only heads may be new, which is reported.
+# Tensor names start with `backbone.`, `heads.NAME.` or `objective.`. The backbone must be loaded completely. A head is
+# loaded if the checkpoint has one of the same name and shapes; otherwise it stays as initialized, which is reported.
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Parts by name ("backbone", "heads.pooler", ...), with their number of values. ignored: parts of a published
-    folder that are not read (`ignored_keys`)."""
+    """Number of values by part ("backbone", "heads.pooler", ...). loaded: copied into the learner. dropped: only in the
+    checkpoint. new: as initialized. ignored: keys and files of a Hugging Face folder that are not read
+    (`ignored_keys`)."""
 
     loaded: dict[str, int]
     dropped: dict[str, int]
@@ -41,14 +39,14 @@ class LoadReport:
     def sentence(self) -> str:
         """One line for the screen."""
 
-        def these(parts: dict[str, int]) -> str:
+        def described(parts: dict[str, int]) -> str:
             return ", ".join(f"{name} ({count:,})" for name, count in parts.items()) or "nothing"
 
-        return f"taken: {these(self.loaded)}; dropped: {these(self.dropped)}; new: {these(self.new)}"
+        return f"loaded: {described(self.loaded)}; dropped: {described(self.dropped)}; new: {described(self.new)}"
 
 
 def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Tensors grouped by part, in their order."""
+    """Tensors grouped by part, in order."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         parts.setdefault(part_of(name), {})[name] = tensor
@@ -68,11 +66,17 @@ def mismatched(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> l
 
 
 def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, require_all: bool = False) -> LoadReport:
-    """Copy a checkpoint's tensors into a learner, whose heads get separate tables if the checkpoint has them.
+    """Copy a checkpoint's tensors into a learner. Its output layers are untied if the checkpoint's are.
 
-    origin: the checkpoint in error messages. require_all: every trainable part must be present (to evaluate or to
-    predict); a part of constants only (BART's zeros) may be missing. Raises UserError if the backbone, or with
-    `require_all` any part, does not fit.
+    Args:
+        learner: The module to load into.
+        tensors: The checkpoint's tensors under our names.
+        origin: Name of the checkpoint in error messages.
+        require_all: Every trainable part must be present (to evaluate or predict). A part with only constants (BART's
+            zero bias) may be missing.
+
+    Raises:
+        UserError: If the backbone, or with `require_all` any part, does not fit.
     """
     for name, module in learner.named_modules():
         table = tensors.get(f"{name}.output.weight")
@@ -90,7 +94,7 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, re
             more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
             raise UserError(
                 f"checkpoint={origin} does not fit the model: {mismatches[0]}{more}",
-                "its configuration and its weights disagree: copy it again, or give another checkpoint=",
+                "its configuration and weights do not match: copy it again, or give another checkpoint=",
             )
         else:
             new[part] = sum(tensor.numel() for tensor in expected_part.values())
@@ -103,24 +107,26 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, re
     return LoadReport(sizes(expected, loaded_parts), sizes(found, set(found) - loaded_parts), new)
 
 
-# The base of a tuned run: the weights that its checkpoints leave out, because the method leaves them as they were.
-#
-# base.json {"checkpoint": as it was typed, "path" or "revision": where that was then, "parts": of which tensors are
-# left out, "sha256": of those tensors, "tokenizer": sha256 of what the run's tokenizer does}
-#
-# What learns, what the method added and the heads of what is learned stand in the checkpoint; everything else is read
-# from the base, and only where its hash is the same. Runs from random weights, of tuning=full, and from weights that
-# were merged from a tuned run have no base: their checkpoints hold everything.
-
-
 BASE = "base.json"
 
 
 @dataclass(frozen=True)
 class Base:
-    """checkpoint: as typed. path: its folder at that time; revision: its commit on the hub. parts: parts whose tensors
-    come from the base, unless the tuned checkpoint has them. sha256: of those tensors, see `digest`. tokenizer:
-    fingerprint of the run's tokenizer. names: of those tensors, not stored in the file."""
+    """The base of a tuned run: the checkpoint whose unchanged weights the run's checkpoints leave out.
+
+    A tuned checkpoint stores trainable tensors, tensors added by the tuning method, and the heads of its task; all
+    others are read from the base if their hash is unchanged. Checkpoints of runs from random weights, of tuning=full
+    and from merged weights are complete and have no base.
+
+    Attributes:
+        checkpoint: As typed.
+        path: The base's folder when the run started, or None.
+        revision: The base's commit on the hub, or None.
+        parts: Parts whose tensors come from the base, unless the tuned checkpoint has them.
+        sha256: `digest` of those tensors.
+        tokenizer: Fingerprint of the run's tokenizer.
+        names: Names of those tensors, not stored in base.json.
+    """
 
     checkpoint: str
     path: str | None
@@ -132,36 +138,42 @@ class Base:
 
     @property
     def addresses(self) -> list[str]:
-        """Values of `checkpoint=` that may name it, the most specific first."""
+        """Values of `checkpoint=` that may name the base, the most specific first."""
         if self.revision is not None:
             return [f"{self.checkpoint.partition('@')[0]}@{self.revision}"]
         return [*([] if self.path is None else [self.path]), self.checkpoint]
 
     def address(self) -> str | None:
         """The first address that exists, or None."""
-        for place in self.addresses:
-            if "://" in place or os.path.exists(os.path.expanduser(place)):
-                return place
+        for path in self.addresses:
+            if "://" in path or os.path.exists(os.path.expanduser(path)):
+                return path
         return None
 
-    def base_tensors(self, tensors: Mapping[str, Tensor], own_names: Collection[str]) -> dict[str, Tensor]:
-        """The base's tensors that a tuned checkpoint lacks. own_names: names of the tensors it has."""
+    def base_tensors(self, tensors: Mapping[str, Tensor], tuned_names: Collection[str]) -> dict[str, Tensor]:
+        """The base's tensors that a tuned checkpoint lacks. tuned_names: names of the tensors it has."""
         return {
-            name: tensor for name, tensor in tensors.items() if part_of(name) in self.parts and name not in own_names
+            name: tensor for name, tensor in tensors.items() if part_of(name) in self.parts and name not in tuned_names
         }
 
     def require_same(self, base_tensors: Mapping[str, Tensor], address: str, checkpoint: str) -> None:
-        """Raise UserError unless these tensors are the base's. address: their origin. checkpoint: the tuned one."""
-        found = digest(base_tensors)
-        if found != self.sha256:
+        """Raise UserError if the base has changed.
+
+        Args:
+            base_tensors: The tensors left out of the tuned checkpoint, as they are now.
+            address: Where they were read.
+            checkpoint: The tuned checkpoint.
+        """
+        actual = digest(base_tensors)
+        if actual != self.sha256:
             raise UserError(
-                f"checkpoint={checkpoint} was tuned on other weights than those of {address}: sha256 "
-                f"{self.sha256[:16]} then, {found[:16]} there",
-                f"bring {self.checkpoint} back as it was when the run began",
+                f"checkpoint={checkpoint} was tuned on other weights than those in {address}: sha256 was "
+                f"{self.sha256[:16]}, is now {actual[:16]}",
+                f"restore {self.checkpoint} as it was when the run started",
             )
 
     def to_plain(self) -> JsonObject:
-        """Content of base.json. The commit is not masked: it only looks like a key."""
+        """Content of base.json. The commit is not masked: it only looks like a secret."""
         plain = asdict(self)
         del plain["names"]
         path = None if self.path is None else masked(self.path)
@@ -169,16 +181,16 @@ class Base:
 
 
 def left_to_base(learner: BaseLearner, report: LoadReport) -> frozenset[str]:
-    """Names of a new tuned learner's tensors that stay as they are in its starting checkpoint: the loaded ones, except
-    trainable ones and the task's heads, whose thresholds are calibrated."""
+    """Names of the tensors that a new tuned learner shares with its base: the loaded ones, except trainable ones and
+    the task's heads, whose thresholds are calibrated."""
     if learner.tuning is None:
         return frozenset()
     changed_names = learner.tuning.delta(learner) | {
         name for group in learner.parameter_groups() for name, _ in group.parameters
     }
     named = dict(learner.named_parameters(remove_duplicate=False))
-    learned = {id(named[name]) for name in changed_names if name in named}
-    changed_names |= {name for name, parameter in named.items() if id(parameter) in learned}
+    trained = {id(named[name]) for name in changed_names if name in named}
+    changed_names |= {name for name, parameter in named.items() if id(parameter) in trained}
     parts = set(report.loaded) - {f"heads.{term}" for term in learner.weights}
     frozen = {name for name in learner.state_dict() if name not in changed_names and part_of(name) in parts}
     # A method that freezes no parameter has no base, even if the model has constants.
@@ -186,7 +198,7 @@ def left_to_base(learner: BaseLearner, report: LoadReport) -> frozenset[str]:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, types, shapes and bytes, ordered by name, regardless of the file."""
+    """sha256 over names, types, shapes and bytes of tensors, ordered by name."""
     total = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -201,7 +213,7 @@ def saved_base(folder: Path) -> Base | None:
         if BASE not in read_manifest(folder).files:
             return None
     except Damaged:
-        return None  # whoever reads its tensors says so
+        return None  # reported when the tensors are read
     plain = read_json(folder, BASE)
     try:
         return TypeAdapter(Base).validate_python({key: value for key, value in plain.items() if key != "names"})

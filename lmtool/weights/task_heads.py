@@ -1,4 +1,8 @@
-"""Task heads in transformers' format, and a classifier's config.json. Imports no torch."""
+"""Task heads in transformers: one class per kind of output, and the keys of its config.json. Imports no torch.
+
+To add one: a line in `HEADS`, the class with its tensors in `HF_FORMAT.classes` of each family, and the `task` section
+of such a folder in `task_of`.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,25 @@ from dataclasses import dataclass
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.published import unnamed
-
-# Task heads in transformers, one class per kind of output.
-#
-# To add one: a line in `HEADS`, its class with its tensors in `HF_FORMAT.classes` of each family that has it, and the
-# `task` section of such a folder, below.
-
+from lmtool.system.terminal import counted
 
 CLASSIFIER, QUESTION_ANSWERING, WORDS = "classifier", "question_answering", "token_classifier"
 CHOICES = "multiple_choice"
 DECISIONS = {"thresholds": "transformers decides at .5", "null_threshold": "transformers compares with 0"}
-"""Tensors of a head that turn scores into decisions, and what there is instead of them in transformers: they change no
-logits, and have no place in a published folder."""
+"""Tensors of a head that turn scores into decisions, and what transformers does instead. They change no logits and are
+not exported."""
 
 
 @dataclass(frozen=True)
 class TaskHead:
-    """name: of the head in our tensors if no task is known. suffix: end of the transformers class; XLNet's class for
-    question answering appends "Simple". kinds: task kinds whose heads are exported as this one. tokens: whether it
-    has logits for each token instead of a whole text."""
+    """A kind of head in transformers.
+
+    Attributes:
+        name: Of the head in our tensors if there is no `task` section.
+        suffix: Suffix of the transformers class; XLNet's class for question answering appends "Simple".
+        kinds: Kinds of tasks whose heads are exported as this one.
+        tokens: Whether it scores each token, not the whole text.
+    """
 
     name: str
     suffix: str
@@ -45,11 +49,11 @@ HEADS: dict[str, TaskHead] = {
 }
 """By name."""
 UNPUBLISHED: tuple[str, ...] = ("span_classification",)
-"""Kinds whose heads transformers has no class for; one that is named nowhere is taken for a kind of classification."""
+"""Kinds of tasks without a class in transformers. Unknown kinds, of plugins, are exported as classification."""
 
 
 def head_of_class(config: JsonMapping) -> TaskHead | None:
-    """The task head of a config.json's class; None if it names no class, or one without a task head."""
+    """The task head of the class in config.json; None without a class or for a class without a task head."""
     classes = config.get("architectures")
     for name in classes if isinstance(classes, list) else ():
         for head in HEADS.values():
@@ -59,30 +63,24 @@ def head_of_class(config: JsonMapping) -> TaskHead | None:
 
 
 def head_of_task(task: JsonMapping) -> TaskHead | None:
-    """The transformers head for a `task` section, by its kind; None if there is none."""
+    """The transformers head for a `task` section; None if there is none."""
     kind = task.get("kind")
     if kind in UNPUBLISHED:
         return None
     return next((head for head in HEADS.values() if kind in head.kinds), HEADS[CLASSIFIER])
 
 
-# A classifier's config.json and its task, both ways.
-#
-# transformers saves every head under its class: `...ForSequenceClassification` reads texts or pairs and predicts one
-# value (one label) or a class (two or more labels, named in `id2label`); if `problem_type` says so, any number of
-# classes, each with a probability of at least .5.
-
-
-# What the labels alone say: one, or several.
+# `...ForSequenceClassification` in transformers is a regression with one label and a classification with several (named
+# in `id2label`), unless `problem_type` says multi-label: any number of classes with a probability of at least .5.
 _REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
 _MULTI_LABEL = "multi_label_classification"
 NUM_CHOICES = "num_choices"
-"""Our key of a config.json: how many choices a row has, of which transformers' class says nothing."""
+"""Our key in config.json: the number of choices per row, which transformers' class does not store."""
 
 
 def task_of(config: JsonMapping) -> JsonObject | None:
-    """The `task` section for a config.json with a task head; None if lmtool has no such task (see `refusal`). Files
-    from 2019 name no class and are taken for classifiers, which only their tensors can tell."""
+    """The `task` section for a config.json with a task head; None if lmtool lacks the task (see `refusal`). Files from
+    2019 name no class and are treated as classifiers; only their tensors show whether they are."""
     if refusal(config) is not None:
         return None
     head = head_of_class(config)
@@ -109,18 +107,20 @@ def task_of(config: JsonMapping) -> JsonObject | None:
 
 
 def refusal(config: JsonMapping) -> str | None:
-    """Why lmtool has no task for a head, or None."""
+    """Why lmtool does not support a finetuned model's task, or None."""
     head = head_of_class(config)
     if head is not None and head.name in (QUESTION_ANSWERING, CHOICES):
         return None
-    count, given = len(label_names(config)), config.get("problem_type")
+    count, problem_type = len(label_names(config)), config.get("problem_type")
     if head is not None and head.name == WORDS:
-        return None if count > 1 else f"its config.json has labels: {count}; words have two tags or more"
+        return (
+            None if count > 1 else f"config.json has {counted(count, 'label')}; token classification needs two or more"
+        )
     kind = _REGRESSION if count == 1 else _CLASSIFICATION
-    if count and given in (None, kind, _MULTI_LABEL):
+    if count and problem_type in (None, kind, _MULTI_LABEL):
         return None
-    known = f"{_REGRESSION} of one label, {_CLASSIFICATION} of several, {_MULTI_LABEL}"
-    return f"its config.json says problem_type={given} with labels: {count}; lmtool has {known}"
+    supported = f"{_REGRESSION} with one label, {_CLASSIFICATION} with several, {_MULTI_LABEL}"
+    return f"config.json has problem_type={problem_type} and {counted(count, 'label')}; lmtool supports {supported}"
 
 
 def is_multi_label(config: JsonMapping) -> bool:
@@ -130,8 +130,8 @@ def is_multi_label(config: JsonMapping) -> bool:
 
 
 def label_names(config: JsonMapping) -> list[str]:
-    """Class names in order. Without `id2label` there are `num_labels` unnamed ones, or two. UserError unless the ids
-    are 0, 1, ..."""
+    """Class names in order. Without `id2label` there are `num_labels` unnamed classes, by default two. UserError unless
+    the ids are 0, 1, ..."""
     names = config.get("id2label")
     if not names:
         count = config.get("num_labels")
@@ -144,21 +144,14 @@ def label_names(config: JsonMapping) -> list[str]:
 
 
 def labels_of(task: JsonMapping) -> JsonObject:
-    """The keys of config.json for what a `task` section predicts: classes by id, one value, or the best of several
-    choices."""
+    """The keys of config.json for the labels or choices of a `task` section."""
     if task.get("kind") == "multiple_choice":
         return {NUM_CHOICES: task["choices"]}
     names = task.get("labels") or [task.get("label") or unnamed(0)]
     if task.get("kind") == "token_classification":
         return _numbered(names)
-    return {
-        "problem_type": _MULTI_LABEL
-        if "thresholds" in task
-        else _CLASSIFICATION
-        if task.get("labels")
-        else _REGRESSION,
-        **_numbered(names),
-    }
+    kind = _CLASSIFICATION if task.get("labels") else _REGRESSION
+    return {"problem_type": _MULTI_LABEL if "thresholds" in task else kind, **_numbered(names)}
 
 
 def _numbered(names: Sequence[str]) -> JsonObject:

@@ -89,9 +89,9 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("predict checkpoint=nowhere text=a output=/dev", ["output=/dev: a folder", "output=/dev/predictions.jsonl"]),
     ("predict checkpoint=nowhere text=a output=no/x", ["output=no/x: no folder no", "mkdir -p no"]),
     ("predict checkpoint=nowhere text=a output=/dev/null", ["output=/dev/null: a device; a file is written"]),
-    ("finetune task=sst2 checkpoint=hf://../x", ["checkpoint=hf://../x: no name on the hub"]),
-    ("finetune task=sst2 checkpoint=hf://a--b/c", ["checkpoint=hf://a--b/c: no name on the hub"]),
-    ("predict text=a checkpoint=hf://a/b@../../c", ["../../c is no branch, tag or commit"]),
+    ("finetune task=sst2 checkpoint=hf://../x", ["checkpoint=hf://../x is not a valid repository name"]),
+    ("finetune task=sst2 checkpoint=hf://a--b/c", ["checkpoint=hf://a--b/c is not a valid repository name"]),
+    ("predict text=a checkpoint=hf://a/b@../../c", ["../../c is not a branch, tag or commit"]),
     (
         "pretrain --plugin ./my.py",
         ["--plugin ./my.py: a path", "--plugin my, which python imports"],

@@ -273,7 +273,7 @@ def test_a_published_classifier_learns_further(family: str, place: Path, capsys:
     make_classifier(family, place / "published", 2, ["POSITIVE", "NEGATIVE"])
     finetune("further", "checkpoint=published", "max_steps=1", "optimizer.lr=1e-20", "max_length=100")
     out = capsys.readouterr().out
-    assert "heads.sst2" in out.split("taken: ")[1].split(";")[0]
+    assert "heads.sst2" in out.split("loaded: ")[1].split(";")[0]
     assert "POSITIVE = positive" in out
     run("export", "checkpoint=runs/further", "output=folder")
     pairs = asked()
@@ -309,7 +309,7 @@ def test_heads_as_in_the_paper_and_as_in_transformers(
     run("export", "checkpoint=runs/paper", "output=paper", status=2)
     error = capsys.readouterr().err
     assert (
-        f"heads.sst2 has no place in transformers' ...ForSequenceClassification of model={family}, which has another "
+        f"heads.sst2 does not fit transformers' ...ForSequenceClassification of model={family}, which has another "
         f"{differing}" in error
     )
     assert "task.head=transformers" in error and not Path("paper").exists()
@@ -329,7 +329,7 @@ def test_what_is_no_classifier_is_refused(place: Path, capsys: pytest.CaptureFix
     config = json.loads(path.read_text()) | {"problem_type": None, "architectures": ["BertForMultipleChoice"]}
     path.write_text(json.dumps(config))
     run("predict", "checkpoint=several", "text=a", status=2)
-    assert "does not say how many choices a row has" in capsys.readouterr().err
+    assert "lacks the number of choices per row" in capsys.readouterr().err
     path.write_text(json.dumps({**config, "architectures": None}))
     run("predict", "checkpoint=several", "text=a", "device=cpu")
     assert "LABEL_" in capsys.readouterr().out
@@ -367,7 +367,7 @@ def test_a_bare_model_with_two_tables(place: Path, capsys: pytest.CaptureFixture
     error = capsys.readouterr().err
     assert "has no head that predicts words" in error and "hint: lmtool finetune task=NAME checkpoint=bare" in error
     finetune("run", "checkpoint=bare", "max_steps=1", "max_length=32", "device=cpu")
-    assert "taken: backbone" in capsys.readouterr().out
+    assert "loaded: backbone" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

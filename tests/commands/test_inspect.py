@@ -208,7 +208,7 @@ def test_the_generator_of_a_run_fills_the_masks(place: Path, capsys: pytest.Capt
     run = pretrain("filled", "objective=rtd")
     assert inspect("pretrain", "objective=rtd", f"checkpoint={run}", *DATA, "n=2", "output=seen.jsonl") == 0
     printed = capsys.readouterr().out
-    assert "weights of the generator: taken: backbone" in printed and "new: nothing" in printed
+    assert "weights of the generator: loaded: backbone" in printed and "new: nothing" in printed
     assert "replaced share of tokens: defined as masked share x" in printed
     for example in map(json.loads, Path("seen.jsonl").read_text().splitlines()):
         original = {place["position"]: place["label"] for place in example["targets"]["mlm"]}

@@ -47,7 +47,7 @@ def test_all_that_does_not_go_together_is_named(typed, messages, tmp_path, monke
 
 
 def test_components_name_their_published_type_once():
-    types = [kind for entry in entries("model") if (kind := vars(entry.config).get("published_type")) is not None]
+    types = [kind for entry in entries("model") if (kind := vars(entry.config).get("hf_model_type")) is not None]
     assert len(types) == len(set(types)) == len(families()) and families()["llama"] == "llama"
     assert all(issubclass(entry.config, ModelConfig) for entry in entries("model"))
     assert all(issubclass(entry.config, LearnedConfig) for group in ("task", "objective") for entry in entries(group))

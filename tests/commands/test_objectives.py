@@ -67,7 +67,7 @@ def test_a_task_beside_text(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "is finished" in capsys.readouterr().out
 
     finetune("second", "checkpoint=runs/first", "task.name=mood", 'task.labels=["0","1"]', "max_steps=2")
-    assert "taken: backbone" in (out := capsys.readouterr().out) and "heads.mood (66); dropped: heads.masked_lm" in out
+    assert "loaded: backbone" in (out := capsys.readouterr().out) and "heads.mood (66); dropped: heads.masked_lm" in out
     finetune("third", "checkpoint=runs/first", "max_steps=2")
     assert "heads.pooler (1,056); dropped" in (out := capsys.readouterr().out) and "new: heads.sst2 (66)" in out
     assert cli.main(["evaluate", "checkpoint=runs/first", "cache_dir=cache", "device=cpu"]) == 0

@@ -51,7 +51,9 @@ def test_a_base_that_transformers_does_not_read(place: Path, capsys: pytest.Capt
     )  # fmt: skip
     capsys.readouterr()
     run("export", "checkpoint=runs/run", "output=adapter", "format=peft", status=2)
-    assert "transformers reads no backbone of published into LlamaForQuestionAnswering" in capsys.readouterr().err
+    assert (
+        "transformers does not load the backbone of published into LlamaForQuestionAnswering" in capsys.readouterr().err
+    )
     _, report = transformers.AutoModelForQuestionAnswering.from_pretrained("published", output_loading_info=True)
     assert "transformer.embed_tokens.weight" in report["missing_keys"]
     run("export", "checkpoint=runs/run", "output=merged")
@@ -68,7 +70,7 @@ def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.Ca
     more = ["tuning.projections=[q_proj,v_proj,fc_out]", "tuning.rank=3"] if method == "lora" else []
     finetune("run", *TUNED, f"tuning={method}", "task.head=transformers", *more)
     run("export", "checkpoint=runs/run", "output=adapter", "format=peft")
-    assert "beside the weights of published" in capsys.readouterr().out
+    assert "besides the weights of published" in capsys.readouterr().out
     settings = json.loads(Path("adapter/adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == "published" and settings["task_type"] == "SEQ_CLS"
     loaded = lmtool.load("runs/run")
@@ -138,8 +140,8 @@ def test_a_tuned_language_model_is_imported_and_used(place: Path, capsys: pytest
     finetune("on", "checkpoint=ours", "max_steps=1", "max_length=24")
     config = json.loads(Path("adapter/adapter_config.json").read_text())
     for change, message in (
-        ({"base_model_name_or_path": None}, "names no base_model_name_or_path"),
-        ({"peft_type": "LOHA"}, 'peft_type: given "LOHA" (text); lmtool reads LORA, IA3'),
+        ({"base_model_name_or_path": None}, "has no base_model_name_or_path"),
+        ({"peft_type": "LOHA"}, 'peft_type: given "LOHA" (text); lmtool supports LORA, IA3'),
     ):
         Path("adapter/adapter_config.json").write_text(json.dumps({**config, **change}))
         capsys.readouterr()
@@ -148,4 +150,4 @@ def test_a_tuned_language_model_is_imported_and_used(place: Path, capsys: pytest
     make("bert", place / "other")
     Path("adapter/adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "other"}))
     run("import", "checkpoint=adapter", "output=x", status=2)
-    assert "its update of transformer.h.0.attn.c_proj is of no linear map in its base" in capsys.readouterr().err
+    assert "it updates transformer.h.0.attn.c_proj, which is not a linear layer of its base" in capsys.readouterr().err

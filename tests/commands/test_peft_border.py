@@ -140,16 +140,16 @@ SAVED: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
     "a norm": ("bert", "labels", "LoraConfig", {**LORA, "modules_to_save": ["LayerNorm"]}, ""),
     "both tables": ("llama", "text", "LoraConfig", {**LORA, "modules_to_save": ["embed_tokens", "lm_head"]}, ""),
     "one table": (
-        "llama", "text", "LoraConfig", {**LORA, "modules_to_save": ["embed_tokens"]}, "the table of tokens learned",
+        "llama", "text", "LoraConfig", {**LORA, "modules_to_save": ["embed_tokens"]}, "the token embedding was trained",
     ),
     "an output layer": (
-        "llama", "text", "LoraConfig", {**LORA, "target_modules": ["q_proj", "lm_head"]}, "update of lm_head is of no",
+        "llama", "text", "LoraConfig", {**LORA, "target_modules": ["q_proj", "lm_head"]}, "lm_head, which is not",
     ),
     "a table's update": (
         "llama", "text", "LoraConfig", {**LORA, "target_modules": ["q_proj", "embed_tokens"]}, "tokens.lora_embedding",
     ),
     "no bias to add to": (
-        "llama", "labels", "LoraConfig", {**LORA, "lora_bias": True}, "q_proj has a bias, which the map lacks",
+        "llama", "labels", "LoraConfig", {**LORA, "lora_bias": True}, "q_proj has a bias, which the layer lacks",
     ),
     "pissa": ("bert", "labels", "LoraConfig", {**LORA, "init_lora_weights": "pissa"}, "weights=pissa changes"),
     "trained tokens": ("llama", "text", "LoraConfig", {**LORA, "trainable_token_indices": [1]}, "no trained tokens"),
@@ -265,7 +265,7 @@ def test_keys_that_nothing_reads_are_listed(folders, capsys):
     content = json.loads(Path("adapter/adapter_config.json").read_text())
     Path("adapter/adapter_config.json").write_text(json.dumps({**content, "use_next": None, "next_size": 4}))
     run("import", "checkpoint=adapter", "output=ours")
-    assert "not read in its adapter_config.json: next_size\n" in capsys.readouterr().out
+    assert "not read in adapter_config.json: next_size\n" in capsys.readouterr().out
 
 
 TUNED: dict[str, dict[str, Any]] = {
@@ -319,7 +319,7 @@ QUICKLY = [
 ]  # fmt: skip
 NOT_ALIKE = {
     **{("xlnet", name): "is no linear module, which PEFT could reach" for name in TUNED},
-    ("deberta", "ia3"): "are added behind deberta.encoder.layer.0.attention.self.in_proj",
+    ("deberta", "ia3"): "after deberta.encoder.layer.0.attention.self.in_proj",
     **{("transformer", name): "scales the vectors of tokens" for name in ("prompt", "p-tuning")},
     **{(family, name): "prefixes of decoders" for family in SEQ2SEQ for name in ("prefix", "deep p-tuning")},
     **{("gpt1", name): "takes no keys of earlier tokens" for name in ("prefix", "deep p-tuning")},
@@ -362,7 +362,7 @@ def test_a_base_of_lmtool_is_exported_first(folders, capsys):
     run("import", f"checkpoint={folders('gpt', 'text')}", "output=first")
     tuned_checkpoint(Path("first"), TUNED["dora"], Path("tuned"))
     run("export", "checkpoint=tuned", "output=adapter", "format=peft")
-    assert "its base is a run of lmtool: transformers reads it after" in capsys.readouterr().out
+    assert "the base is a run of lmtool: for transformers, run" in capsys.readouterr().out
     code = Path("adapter/README.md").read_text().split("```python\n")[1].split("```")[0]
     run(*code.partition("# before: lmtool ")[2].partition("\n")[0].split())
     names: dict[str, Any] = {}
@@ -376,7 +376,7 @@ def test_without_peft_the_export_says_so(folders, capsys, monkeypatch):
     tuned_checkpoint(folders("bert", "labels"), TUNED["lora"], Path("tuned"))
     monkeypatch.setattr("lmtool.weights.conversion.tuned.find_spec", lambda package: None)
     run("export", "checkpoint=tuned", "output=adapter", "format=peft")
-    assert "not opened with PEFT, which is not installed here: pip install peft" in capsys.readouterr().out
+    assert "not compared with PEFT, which is not installed: pip install peft" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("change", ["another scale", "a lost head"])

@@ -145,7 +145,7 @@ WRONG = [
     ("pretrain seed=1,2", "seed"),
     ("evaluate", "profile evaluate: runs a few steps of pretrain or finetune"),
     ("finetune task=glue task.path=rows checkpoint=none model=bert_tiny", "is a run of every task in it"),
-    ("pretrain model=bert_tiny output=text.txt", "output=text.txt is there already"),
+    ("pretrain model=bert_tiny output=text.txt", "output=text.txt exists and is not empty"),
     ("pretrain model=bert_tiny name=before", "name=before: that run is there already, finished"),
     ("pretrain model=bert_tiny run_dir=runs/before", "run_dir=runs/before: that run is there already, finished"),
     (

@@ -75,7 +75,7 @@ def test_a_run_with_another_vocabulary(model: str, place: Path, capsys: pytest.C
     vocabulary("vocabulary", *KINDS[model], *other, "tokenizer.vocab_size=320")
     report = replaced("runs/first", "vocabulary")
     out = capsys.readouterr().out
-    assert "keep different parts" not in out or model == "t5_tiny"
+    assert "remove different parts" not in out or model == "t5_tiny"
     assert f"{report['kept']} kept" in out and "before ·" in out and "validation text of data=text" in out
     before, after = lmtool.load("runs/first"), lmtool.load("replaced")
     old, new = Tokenizer.load("vocabulary"), after.tokenizer
@@ -101,7 +101,7 @@ def test_a_run_with_another_vocabulary(model: str, place: Path, capsys: pytest.C
         finetune("third", "checkpoint=replaced", "max_steps=1")
         vocabulary("words", "tokenizer=word", "tokenizer.vocab_size=99")
         assert replaced("replaced", "words", "again")["dropped"] > 0
-        assert "keep different parts" in capsys.readouterr().out
+        assert "remove different parts" in capsys.readouterr().out
 
 
 def test_what_cannot_be_replaced(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,14 +119,17 @@ def test_what_cannot_be_replaced(place: Path, capsys: pytest.CaptureFixture[str]
         Path("gpt", file.name).write_bytes(file.read_bytes())
     capsys.readouterr()
     for words, problem in (
-        (["checkpoint=gpt", "tokenizer=larger"], "checkpoint=gpt: its tokenizer has 350 tokens, its table 330 rows"),
+        (
+            ["checkpoint=gpt", "tokenizer=larger"],
+            "checkpoint=gpt: its tokenizer has 350 tokens, its embedding 330 rows",
+        ),
         (["checkpoint=runs/tuned", "tokenizer=words"], "checkpoint=runs/tuned was finetuned"),
         (["checkpoint=bert", "tokenizer=words"], "tokenizer=words: the tokenizer has no cls token"),
         (["checkpoint=t5", "tokenizer=words"], "has no sentinel token, which objective=span_corruption needs"),
         (["checkpoint=bert", "tokenizer=nowhere"], "tokenizer=nowhere: no such folder"),
         (["checkpoint=bert", "tokenizer=rows"], "tokenizer=rows: no tokenizer in it"),
         (["checkpoint=bert", "tokenizer=damaged"], "damaged/tokenizer.json:1: not a readable tokenizer"),
-        (["checkpoint=bert", "tokenizer=bert", "output=full"], "output=full is there already"),
+        (["checkpoint=bert", "tokenizer=bert", "output=full"], "output=full exists and is not empty"),
         (["checkpoint=bert", *TEXT[:2]], "no tokenizer= is given"),
         (["checkpoint=bert", "tokenizer=bert", "data=text", "data.path=none.txt"], "data.path"),
     ):

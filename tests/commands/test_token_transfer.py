@@ -73,4 +73,4 @@ def test_families_without_such_a_class_are_refused(place: Path, capsys: pytest.C
     assert not hasattr(transformers, "OpenAIGPTForTokenClassification")
     tagger_words = ["task=ner", "task.path=tags", "checkpoint=none", "model=transformer_tiny", "max_steps=2"]
     finetune("other", *tagger_words, status=2)
-    assert "model=transformer has no state that stands for a word" in capsys.readouterr().err
+    assert "model=transformer has no hidden state for each token" in capsys.readouterr().err

@@ -97,7 +97,7 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     right = sum(row["gold"] == row["prediction"] for row in predictions) / len(predictions)
     assert right == pytest.approx(result["value"])
     screen = capsys.readouterr().out
-    assert "taken: backbone" in screen and "new: heads.sst2" in screen and "majority" in screen
+    assert "loaded: backbone" in screen and "new: heads.sst2" in screen and "majority" in screen
     assert yaml.safe_load((folder / "config.yaml").read_text())["task"]["labels"] == ["negative", "positive"]
 
     assert cli.main(["evaluate", f"checkpoint={folder}", "output=scored.jsonl", "precision=fp32"]) == 0

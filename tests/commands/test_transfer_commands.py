@@ -99,7 +99,7 @@ def test_published_folders_are_trained_on(place: Path, capsys: pytest.CaptureFix
     make("bert", place / "published")
     finetune("run", "checkpoint=published", "max_steps=2", "offline=true")
     out = capsys.readouterr().out
-    assert "taken: backbone" in out and "dropped: heads.masked_lm" in out and "new: heads.sst2" in out
+    assert "loaded: backbone" in out and "dropped: heads.masked_lm" in out and "new: heads.sst2" in out
     finetune("other", "checkpoint=published", "model=gpt_tiny", "max_steps=2", status=2)
     assert "model.name=gpt, but the checkpoint has model.name=bert" in capsys.readouterr().err
     folder = pretrain_on("published", place)

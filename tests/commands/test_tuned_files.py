@@ -118,7 +118,7 @@ def test_every_command_takes_it(place: Path, capsys: pytest.CaptureFixture[str])
     [
         ({"parts": 5}, "base.json: parts: Input should be a valid tuple"),
         ({"sha256": None}, "base.json: sha256: Input should be a valid string"),
-        ({"checkpoint": "~nobody/\0"}, "and that is gone"),
+        ({"checkpoint": "~nobody/\0"}, "which do not exist"),
         ({"checkpoint": "runs/low"}, "is its own base"),
     ],
 )
@@ -143,16 +143,16 @@ def test_another_base_is_refused_with_both_hashes(place: Path, capsys: pytest.Ca
         capsys.readouterr()
         run(*words, status=2)
         error = capsys.readouterr().err
-        assert "holds what was tuned of runs/words alone, and that is gone" in error
+        assert "was tuned on runs/words and needs its weights, which do not exist" in error
         assert "ln -s FOLDER runs/words" in error
     pretrain("words", "objective=mlm", "max_steps=2", "seed=1")
     for words in (("predict", "checkpoint=runs/low", "text=x"), ("resume", "runs/low")):
         capsys.readouterr()
         run(*words, status=2)
         error = capsys.readouterr().err
-        there = error.partition(" then, ")[2][:16]
-        assert f"sha256 {saved['sha256'][:16]} then" in error and there != saved["sha256"][:16]
-        assert set(there) <= set("0123456789abcdef") and "bring runs/words back" in error
+        there = error.partition(" is now ")[2][:16]
+        assert f"sha256 was {saved['sha256'][:16]}" in error and there != saved["sha256"][:16]
+        assert set(there) <= set("0123456789abcdef") and "restore runs/words" in error
     shutil.rmtree("runs/words")
     Path("runs/words").symlink_to(place / "elsewhere")
     run("predict", "checkpoint=runs/low", "text=x")
@@ -176,7 +176,7 @@ def test_exported_complete_and_alone(place: Path, capsys: pytest.CaptureFixture[
     expected = predictions("runs/low", capsys)
     run("export", "checkpoint=runs/low", "output=complete")
     run("export", "checkpoint=runs/low", "output=alone", "format=delta")
-    assert "beside the weights of runs/words" in capsys.readouterr().out
+    assert "besides the weights of runs/words" in capsys.readouterr().out
     assert {"model.safetensors", "base.json", "tokenizer.json"} <= {file.name for file in Path("alone").iterdir()}
     assert not Path("alone/optimizer.safetensors").exists()
     assert predictions("alone", capsys) == expected
@@ -214,7 +214,7 @@ def test_a_tuned_run_is_a_start(place: Path, capsys: pytest.CaptureFixture[str])
     assert json.loads((Path("runs/further") / LAST / "base.json").read_text())["checkpoint"] == "runs/head"
     assert predictions("runs/further", capsys) == Path("runs/further/predictions.jsonl").read_text()
     run("export", "checkpoint=runs/words", "output=x", "format=delta", status=2)
-    assert "checkpoint=runs/words holds all its weights" in capsys.readouterr().err
+    assert "checkpoint=runs/words is complete" in capsys.readouterr().err
 
 
 def test_runs_without_a_base_stand_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ def vectors(place: Path) -> Path:
 def test_a_file_is_imported_and_exported(vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["import", "checkpoint=glove.txt", "output=other"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "29 words of 6 numbers" in said and "1 lines of words that came before" in said
-    assert "1 words that text is cut within, such as well-known" in said and "no word has a capital letter" in said
+    assert "29 words of 6 numbers" in said and "1 lines with words of earlier lines" in said
+    assert "1 words that the tokenizer splits, such as well-known" in said and "no word has a capital letter" in said
     loaded = lmtool.load("glove")
     assert loaded.config.vocab_size == len(WORDS) + 5
     ids = torch.tensor([loaded.tokenizer.encode("The cat saw Zorro.").tolist()])
@@ -79,11 +79,11 @@ def test_a_cnn_over_given_vectors(vectors: Path) -> None:
             "reads each word by itself",
             "task.head=paper",
         ),
-        (["export", "checkpoint=glove", "output=out"], "has no published form", "format=vectors"),
+        (["export", "checkpoint=glove", "output=out"], "has no counterpart in transformers", "format=vectors"),
         (["pretrain", "model=word_vectors_tiny", "objective=mlm"], "mlm trains models that read context", "skip_gram"),
         (["pretrain", "model=cnn_tiny", "objective=skip_gram"], "vectors of single tokens", "objective=mlm"),
         (["pretrain", "model=cnn_tiny", "objective=clm"], "clm trains a decoder", "objective=mlm"),
-        (["import", "checkpoint=glove", "output=out", "model=bert"], "no table of token vectors", "model=cnn"),
+        (["import", "checkpoint=glove", "output=out", "model=bert"], "no token embedding with a separate", "model=cnn"),
         (["import", "checkpoint=glove.txt", "output=out", "tokenizer=glove"], "a file of word vectors", "replace that"),
     ],
 )

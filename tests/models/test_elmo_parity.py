@@ -145,5 +145,5 @@ def test_initial_weights_are_those_of_the_published_code():
 
 
 def test_a_filter_wider_than_a_word_is_refused():
-    with pytest.raises(ValueError, match="a width of 7 is more than word_length=6"):
+    with pytest.raises(ValueError, match="a width of 7 exceeds word_length=6"):
         ElmoConfig(word_length=6)

@@ -231,5 +231,5 @@ def test_base_has_the_published_parameters():
 def test_clusters_beyond_the_vocabulary_are_left_out():
     assert isinstance(model_of()[1], AdaptiveLMHead) and model_of()[1].sizes == [11, 19, 31]
     assert not isinstance(model_of(cutoffs=())[1], AdaptiveLMHead)
-    with pytest.raises(ValueError, match="do not rise"):
+    with pytest.raises(ValueError, match="not in increasing order"):
         TransformerXlConfig(cutoffs=(30, 11))

@@ -216,15 +216,15 @@ def test_added_special_tokens_of_an_old_roberta_are_no_text(tmp_path: Path) -> N
         ({"strip_accents": 1}, "strip_accents=1 is not true or false"),
         (
             {"tokenizer_class": "RemBertTokenizer"},
-            "tokenizer_class='RemBertTokenizer'; lmtool builds the tokenizers of",
+            "tokenizer_class='RemBertTokenizer'; lmtool supports",
         ),
-        ({"tokenizer_class": "GPT2Tokenizer"}, "has no vocab.json and merges.txt, which GPT2Tokenizer reads"),
-        ({"tokenizer_class": "PreTrainedTokenizerFast"}, "is described by tokenizer.json, and"),
-        ({"mask_token": 5}, "5 is no token"),
-        ({"mask_token": ""}, "mask_token='' is no token"),
+        ({"tokenizer_class": "GPT2Tokenizer"}, "has no vocab.json and merges.txt, which GPT2Tokenizer needs"),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, "needs tokenizer.json, which"),
+        ({"mask_token": 5}, "5 is not a token"),
+        ({"mask_token": ""}, "mask_token='' is not a token"),
         ({"mask_token": "\ud800"}, "not a readable tokenizer: 'utf-8' codec"),
-        ({"unk_token": "<none>"}, "it has no <none>"),
-        ({"extra_special_tokens": 5}, "5 is no list of tokens"),
+        ({"unk_token": "<none>"}, "<none> is missing"),
+        ({"extra_special_tokens": 5}, "5 is not a list of tokens"),
         ({"added_tokens_decoder": {"x": {"content": "y"}}}, "its added tokens have no ids"),
         ({"added_tokens_decoder": {"9999": {"content": "y"}}}, "y cannot have the id 9999"),
     ],
@@ -242,5 +242,5 @@ def test_pieces_of_another_kind_than_the_class_reads(tmp_path: Path) -> None:
     make(tmp_path)
     reader.from_pretrained(tmp_path).save_pretrained(tmp_path)
     change_settings(tmp_path, tokenizer_class="BertTokenizer")
-    with pytest.raises(UserError, match="its pieces are BPE; the folder names the class BertTokenizer, whose are"):
+    with pytest.raises(UserError, match="a BPE vocabulary; the folder's class BertTokenizer needs"):
         Tokenizer.load(tmp_path)

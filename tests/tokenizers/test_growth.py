@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Regex, normalizers
 
 from lmtool.errors import UserError
-from lmtool.tokenizers import published
-from lmtool.tokenizers.published import require_bounded, require_bounded_characters
+from lmtool.tokenizers import folders
+from lmtool.tokenizers.folders import require_bounded, require_bounded_characters
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 WORDS = {"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}
@@ -50,7 +50,7 @@ def sequence(key: str, *steps: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_rules_that_multiply_a_text_are_refused_before_they_run(parts: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tokenizer\.json: .* may write more than 1,000 characters for one"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: .* may replace one character by more than 1,000"):
         Tokenizer.load(write(tmp_path, **parts))
 
 
@@ -66,7 +66,7 @@ def test_no_text_grows_more_than_it_is_said_to() -> None:
             rules.append({"type": "Replace", "pattern": kind, "content": content})
         most, written = 1.0, list[str]()
         for rule in rules:
-            most *= published._growth(rule, written)
+            most *= folders._growth(rule, written)
         text = "".join(chance.choices("ab", k=20))
         # Where nothing stands is one place more than there are characters.
         assert len(normalizers.Sequence(steps).normalize_str(text)) <= most * (len(text) + 1), rules
@@ -74,7 +74,7 @@ def test_no_text_grows_more_than_it_is_said_to() -> None:
 
 def test_one_step_is_no_growth_to_speak_of(tmp_path: Path) -> None:
     assert len(Tokenizer.load(write(tmp_path, normalizer=TEN)).encode("a")) == 1
-    with pytest.raises(UserError, match="its map of characters may write more than 1,000 for one"):
+    with pytest.raises(UserError, match="the character map may replace one character by more than 1,000"):
         require_bounded_characters(tmp_path, struct.pack("<I", 4) + b"trie" + b"a" * 2000)
     for rule in ("Lowercase", [], {"type": "Sequence"}, {"type": "Precompiled"}, {"type": "Replace", "content": 5}):
         require_bounded(tmp_path, {"normalizer": rule})  # what is no rule the library names
@@ -94,7 +94,7 @@ def test_one_step_is_no_growth_to_speak_of(tmp_path: Path) -> None:
 def test_a_vocabulary_without_entries_is_refused(files: dict[str, Any], tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(UserError, match="not a readable tokenizer: its vocabulary has no entries"):
+    with pytest.raises(UserError, match="not a readable tokenizer: the vocabulary has no entries"):
         Tokenizer.load(tmp_path)
 
 

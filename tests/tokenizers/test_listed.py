@@ -70,10 +70,10 @@ def test_roles_files_offsets_and_special_looking_text(config: ListedConfig, tmp_
 
 
 def test_no_room_and_nothing_to_list_are_refused() -> None:
-    with pytest.raises(UserError, match="vocab_size=103 has no room for words beside 103 special tokens") as caught:
+    with pytest.raises(UserError, match="vocab_size=103 is too small for words and 103 special tokens") as caught:
         build(WordConfig(special_tokens="t5"), TEXTS, 103)
     assert "tokenizer.sentinels=" in str(caught.value.hint)
-    with pytest.raises(UserError, match="minimum_count=9: no word of the text is in it so often"):
+    with pytest.raises(UserError, match="minimum_count=9: no word of the text is this frequent"):
         build(WordConfig(minimum_count=9), ["every word of it once"], 400)
     for config in (WordConfig(), CharacterConfig()):
         with pytest.raises(UserError, match="no characters"):

@@ -33,7 +33,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.configs import ByteBpeConfig, FolderConfig, SentencePieceConfig, WordPieceConfig
-from lmtool.tokenizers.published import FILES, has_tokenizer
+from lmtool.tokenizers.folders import FILES, has_tokenizer
 from lmtool.tokenizers.sentencepiece import train_model
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.breadth import slow_but
@@ -277,7 +277,7 @@ def test_a_file_too_large_for_a_tokenizer_is_not_read(tmp_path: Path) -> None:
 def test_broken_files_are_named(tmp_path: Path) -> None:
     assert not has_tokenizer(tmp_path) and len(set(FILES)) == len(FILES)
     write(tmp_path / "vocab.txt", "a\nb\n")
-    with pytest.raises(UserError, match=r"vocab\.txt: not a readable tokenizer: it has no \[UNK\]"):
+    with pytest.raises(UserError, match=r"vocab\.txt: not a readable tokenizer: \[UNK\] is missing"):
         Tokenizer.load(tmp_path)
     (tmp_path / "vocab.txt").unlink()
     for content in (b"", b"\x00\xff", b"\x0a\xff\xff\xff\xff", b"hello, world"):
@@ -287,5 +287,5 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "spiece.model").unlink()
     write(tmp_path / "vocab.json", '{"a": 0, "b": 1}')
     write(tmp_path / "merges.txt", "#version: 0.2\na b c\n")
-    with pytest.raises(UserError, match=r"merges\.txt: .*'a b c' is no pair"):
+    with pytest.raises(UserError, match=r"merges\.txt: .*'a b c' is not a pair"):
         Tokenizer.load(tmp_path)

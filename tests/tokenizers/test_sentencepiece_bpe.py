@@ -106,11 +106,11 @@ def test_a_folder_of_llama_has_the_ids_of_transformers_and_of_the_library(tmp_pa
             if text[:1] not in (" ", "\u2581"):  # transformers puts no space before one
                 assert ids.tolist() == library.encode(text), text
     (tmp_path / "tokenizer.model").write_bytes(train_model(SentencePieceConfig(sentinels=4), TEXTS, 300))
-    with pytest.raises(UserError, match=r"tokenizer\.model: .* its pieces are no BPE model"):
+    with pytest.raises(UserError, match=r"tokenizer\.model: .* not a BPE model"):
         Tokenizer.load(tmp_path)
 
 
 def test_too_small_a_vocabulary_is_refused() -> None:
-    with pytest.raises(UserError, match=r"vocab_size=20 has no room: .* special tokens take \d+ entries") as caught:
+    with pytest.raises(UserError, match=r"vocab_size=20 is too small: .* special tokens need \d+ entries") as caught:
         build(CONFIG, TEXTS, 20)
     assert "src/" not in str(caught.value) and "tokenizer.vocab_size=1000" in str(caught.value.hint)

@@ -59,5 +59,5 @@ def test_spellings_are_bytes_and_texts_have_signs_of_their_own(tokenizer):
 
 
 def test_a_vocabulary_without_room_for_words_is_refused():
-    with pytest.raises(UserError, match="has no room for words beside 260"):
+    with pytest.raises(UserError, match="is too small for words and 260"):
         build(SpelledConfig(), TEXTS, 260)

@@ -196,7 +196,7 @@ def test_no_text_is_refused(config):
 
 @pytest.mark.parametrize(("config", "size"), [(WordPieceConfig(), 8), (ByteBpeConfig(), 200), (BpeConfig(), 3)])
 def test_too_small_a_vocabulary_is_refused(config, size):
-    with pytest.raises(UserError, match=f"vocab_size={size} has no room"):
+    with pytest.raises(UserError, match=f"vocab_size={size} is too small"):
         build(config, TEXTS, size)
 
 
@@ -232,7 +232,7 @@ def test_small_vocabularies_stay_within_their_size():
 
 
 def test_a_folder_without_a_tokenizer_is_named_by_its_key(tmp_path):
-    for path, problem in ((tmp_path, "no tokenizer in it"), (tmp_path / "x", "no such folder")):
+    for path, problem in ((tmp_path, "it has no tokenizer"), (tmp_path / "x", "no such folder")):
         with pytest.raises(UserError, match=f"tokenizer.path={path}: {problem}"):
             build(FolderConfig(path=str(path)), (), 400)
 

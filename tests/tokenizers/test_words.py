@@ -30,7 +30,7 @@ def test_words_apart_have_the_ids_of_their_texts(lowercase, parse, tmp_path, mon
     build(WordPieceConfig(lowercase=lowercase), TEXTS, 300).save(tmp_path / "saved")
     tokenizer = Tokenizer.load(tmp_path / "saved", parse)
     assert tokenizer.splits_on_spaces and tokenizer.parse_special_tokens == parse
-    monkeypatch.setattr(texts, "_MOST", 2000)
+    monkeypatch.setattr(texts, "_CACHED_WORDS", 2000)
     corpus, encode = [*ADVERSARIAL, *TEXTS[:4], *fuzzed(3000)], FlatEncoder(tokenizer)
     for start in range(0, len(corpus), 500):
         portion = corpus[start : start + 500]
@@ -38,7 +38,7 @@ def test_words_apart_have_the_ids_of_their_texts(lowercase, parse, tmp_path, mon
         expected = tokenizer.encode_batch(portion)
         assert lengths.tolist() == [len(row) for row in expected]
         assert flat.tolist() == [number for row in expected for number in row.tolist()]
-        assert len(encode._ids) <= 2000
+        assert len(encode._cache) <= 2000
     assert encode([])[0].tolist() == [] and encode([""])[1].tolist() == [0]
 
 

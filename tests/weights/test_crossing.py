@@ -54,8 +54,8 @@ def test_states_of_the_same_mask_stay(family, name, resized, new):
     lost = {"objective.more"} | ({"backbone.embed.segment.weight"} if name == "distilbert" else set())
     assert set(conversion.left_out) == lost
     own = conversion.model.state_dict()
-    assert own.keys() == {*conversion.taken, *conversion.resized, *conversion.new}
-    assert all(torch.equal(own[key], tensors[key]) for key in conversion.taken)
+    assert own.keys() == {*conversion.copied, *conversion.resized, *conversion.new}
+    assert all(torch.equal(own[key], tensors[key]) for key in conversion.copied)
     assert {key for key in own if key.startswith("heads.")} == {key for key in tensors if key.startswith("heads.")}
 
 
@@ -64,7 +64,7 @@ def test_the_mask_changes_and_the_rest_stays():
     conversion = convert_architecture(source, "llama_encoder", source.state_dict())
     assert conversion.masks == ("Causal", "Full") and largest_difference(source, conversion) == 0
     own = {name: tensor for name, tensor in source.state_dict().items() if name.startswith("backbone.")}
-    assert conversion.taken == list(own) and not conversion.new and not conversion.resized
+    assert conversion.copied == list(own) and not conversion.new and not conversion.resized
     assert not conversion.left_out
     tokens = Packed(torch.arange(7), (7,))
     states, whole = source.hidden(tokens), conversion.model.hidden(tokens)
@@ -72,39 +72,39 @@ def test_the_mask_changes_and_the_rest_stays():
     model = model_of(type(conversion.config), "masked_lm", num_key_value_heads=2)
     back = convert_architecture(model, "llama", model.state_dict())
     assert back.masks == ("Full", "Causal") and {name.split(".")[1] for name in back.left_out} == {"masked_lm"}
-    assert back.taken == list(own) and all(torch.equal(model.state_dict()[n], back.model.state_dict()[n]) for n in own)
+    assert back.copied == list(own) and all(torch.equal(model.state_dict()[n], back.model.state_dict()[n]) for n in own)
 
 
 def test_biases_that_are_lacking_are_zero():
     source = model_of(LlamaConfig, "lm", num_key_value_heads=2)
     conversion = convert_architecture(source, "qwen2", source.state_dict())
     assert largest_difference(source, conversion) == 0 and len(conversion.new) == 2 * 3
-    with pytest.raises(UserError, match=r"layers\.\*\.self_attn.q_proj has no bias, and had one; [^;]*; [^;]*$"):
+    with pytest.raises(UserError, match=r"layers\.\*\.self_attn.q_proj loses its bias; [^;]*; [^;]*$"):
         convert_architecture(model_of(type(conversion.config), "lm", num_key_value_heads=2), "llama", {})
 
 
 @pytest.mark.parametrize(
     ("family", "name", "message"),
     [
-        (BertConfig, "bert", "model=bert is the checkpoint's own family"),
-        (BertConfig, "robrta", "model=robrta is no family"),
+        (BertConfig, "bert", "the checkpoint is already of model=bert"),
+        (BertConfig, "robrta", "model=robrta does not exist"),
         (
             BertConfig,
             "modernbert",
-            r"another way; layers.* is PreNormLayer, and was .*; layers.*.ffn is GatedF.* \(and .* more\)",
+            r"differently; layers.* is PreNormLayer, was .*; layers.*.ffn is GatedF.* \(and .* more\)",
         ),
         (
             BertConfig,
             "gpt",
-            r"embed.norm \(LayerNorm\) is in the checkpoint alone; layers.* is PreNormLayer, and was PostN",
+            r"embed.norm \(LayerNorm\) is only in the checkpoint; layers.* is PreNormLayer, was PostN",
         ),
-        (BertConfig, "gpt1", r"layers.*.ffn has activation=gelu tanh, and had gelu"),
-        (BertConfig, "albert", "its layers are run in another way"),
-        (BertConfig, "bart", "no single stack of layers"),
-        (ModernbertConfig, "llama", "run in another way"),
-        (AlbertConfig, "bert", "another way"),
-        (DebertaV3Config, "bert", "another way"),
-        (GptConfig, "llama", r"\.norm1 is RMSNorm, and was LayerNorm; layers.*.ffn is GatedFeedForward, and was Feed"),
+        (BertConfig, "gpt1", r"layers.*.ffn has activation=gelu tanh, had gelu"),
+        (BertConfig, "albert", "its layers are run differently"),
+        (BertConfig, "bart", "not a single stack of layers"),
+        (ModernbertConfig, "llama", "run differently"),
+        (AlbertConfig, "bert", "differently"),
+        (DebertaV3Config, "bert", "differently"),
+        (GptConfig, "llama", r"\.norm1 is RMSNorm, was LayerNorm; layers.*.ffn is GatedFeedForward, was Feed"),
     ],
 )
 def test_other_formulas_are_refused(family, name, message):
@@ -115,5 +115,5 @@ def test_other_formulas_are_refused(family, name, message):
 def test_a_position_that_the_family_cannot_have_is_refused():
     source = model_of(BertConfig, positions=RotaryPositionsConfig())
     assert largest_difference(source, convert_architecture(source, "roberta", {})) == pytest.approx(0, abs=1e-5)
-    with pytest.raises(UserError, match="embed.segment is in the checkpoint alone"):
+    with pytest.raises(UserError, match="embed.segment is only in the checkpoint"):
         convert_architecture(source, "distilbert", {})

@@ -18,6 +18,7 @@ from lmtool.errors import UserError
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights import reading
 from lmtool.weights.folders import hf_folder, tokenizer_folder
+from lmtool.weights.peft.adapter import adapter_folder
 from lmtool.weights.reading import read
 from tests.weights.published_folders import make
 
@@ -60,7 +61,7 @@ def test_shards_and_bin_hold_the_same(folder: Path) -> None:
         read(str(folder))
     index["weight_map"][names[0]] = "../../model.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match="is no file name"):
+    with pytest.raises(UserError, match="is not a file"):
         read(str(folder))
 
 
@@ -69,7 +70,7 @@ def test_what_is_no_file_is_not_read_as_if_there_were_none(folder: Path, name: s
     (folder / name).unlink(missing_ok=True)
     for make_it in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nowhere")):
         make_it(folder / name)
-        with pytest.raises(UserError, match=f"{name} is no regular file"):
+        with pytest.raises(UserError, match=f"{name} is not a regular file"):
             hf_folder(str(folder))
         (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink()
 
@@ -95,17 +96,19 @@ def test_a_bin_with_anything_else_is_refused(folder: Path, content: str) -> None
     torch.save({"code": {"a": Payload()}, "list": [torch.ones(1)], "cut": {"a": torch.ones(99)}}[content], path)
     if content == "cut":
         path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(UserError, match=r"pytorch_model\.bin: (no file of tensors|it holds more than tensors)"):
+    with pytest.raises(
+        UserError, match=r"pytorch_model\.bin: (not a file with only tensors|contains more than tensors)"
+    ):
         read(str(folder))
 
 
 def test_a_truncated_file_is_named(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(UserError, match=r"model\.safetensors: no whole safetensors file"):
+    with pytest.raises(UserError, match=r"model\.safetensors: not a complete safetensors file"):
         read(str(folder))
     path.unlink()
-    with pytest.raises(UserError, match="holds no weights: none of model.safetensors, "):
+    with pytest.raises(UserError, match="has no weights: none of model.safetensors, "):
         read(str(folder))
 
 
@@ -118,7 +121,7 @@ def test_unknown_keys_are_listed_and_never_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "mamba"}, "model_type='mamba' in its config.json; lmtool reads albert, bart, bert"),
+        ({"model_type": "mamba"}, "model_type='mamba' in config.json; lmtool supports albert, bart, bert"),
         ({"model_type": None}, "model_type=None"),
         ({"hidden_act": "relu"}, "hidden_act='relu'; model=bert has gelu"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
@@ -136,11 +139,11 @@ def test_weights_of_other_sizes_than_the_configuration_says(folder: Path) -> Non
     change(folder, num_hidden_layers=3)
     with pytest.raises(UserError, match=r"layers\.2\.self_attn\.q_proj\.weight is missing") as caught:
         lmtool.load(str(folder))
-    assert caught.value.hint is not None and "disagree" in caught.value.hint
+    assert caught.value.hint is not None and "do not match" in caught.value.hint
 
 
 def test_broken_configurations_are_named(folder: Path) -> None:
-    for content, message in (("{", r"config\.json:1: not JSON"), ("[]", "no JSON object")):
+    for content, message in (("{", r"config\.json:1: not JSON"), ("[]", "not a JSON object")):
         (folder / "config.json").write_text(content)
         with pytest.raises(UserError, match=message):
             hf_folder(str(folder))
@@ -191,8 +194,24 @@ def test_the_hub_cache_is_read_without_a_socket(
     with pytest.raises(UserError, match="no network, and not in the hub's cache"):
         read("hf://some/other")
     for wrong in ("hf://a/b/c", "s3://bucket/name", "hf://some/bert@"):
-        with pytest.raises(UserError, match="no address that lmtool reads"):
+        with pytest.raises(UserError, match="is not an address"):
             hf_folder(wrong, offline=True)
+
+
+def test_an_adapter_on_the_hub_is_read_without_a_socket(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    commit = cache(adapter, tmp_path / "cache")
+    for address in ("hf://some/bert", f"hf://some/bert@{commit}"):
+        folder = adapter_folder(address, offline=True)
+        assert folder is not None and folder.name == commit and (folder / "adapter_config.json").is_file()
+    assert adapter_folder("hf://some/other", offline=True) is None
+    assert adapter_folder(str(adapter)) == adapter and adapter_folder(str(original)) is None
+    assert not no_network
 
 
 def test_a_tokenizer_on_the_hub_is_read_without_a_socket(
@@ -214,7 +233,7 @@ def test_a_tokenizer_on_the_hub_is_read_without_a_socket(
     with pytest.raises(UserError, match="no network, and not in the hub's cache"):
         tokenizer_folder("hf://some/other")
     assert len(no_network) == 1, "the hub is tried once"
-    with pytest.raises(UserError, match="no address that lmtool reads"):
+    with pytest.raises(UserError, match="is not an address"):
         tokenizer_folder("hf://a/b/c")
 
 
@@ -223,9 +242,7 @@ def test_offline_names_what_is_missing(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     cache(original, tmp_path, "model.safetensors")
-    with pytest.raises(
-        UserError, match=r"the hub's cache \(offline=true\) holds no weights: none of model.safetensors"
-    ):
+    with pytest.raises(UserError, match=r"the hub's cache \(offline=true\) has no weights: none of model.safetensors"):
         read("hf://some/bert", offline=True)
     assert not no_network
 
@@ -240,5 +257,5 @@ def test_a_file_larger_than_the_memory_limit_is_refused_by_its_size(
         raise MemoryError
 
     monkeypatch.setattr(reading, "safe_open", refuse)
-    with pytest.raises(UserError, match="GiB do not fit into the memory that this process may use"):
+    with pytest.raises(UserError, match="GiB exceed the memory limit of this process"):
         reading.read_file(path)

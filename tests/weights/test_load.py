@@ -66,7 +66,7 @@ def test_shapes_are_checked(tmp_path: Path) -> None:
             model(*wrong)
     holes = mask.clone()
     holes[0, 3] = 0
-    with pytest.raises(ValueError, match="row 0 has a hole"):
+    with pytest.raises(ValueError, match="row 0 has a gap"):
         model(ids, holes)
 
 

@@ -66,7 +66,7 @@ def test_every_family_there_and_back(family: str, tmp_path: Path) -> None:
     assert close(given[real], expected[real]) and not close(before[real], expected[real], 1e-2)
     restored = adapter.read_adapter(tmp_path / "adapter").restored(ours.base)
     # Queries, keys and values that are one map there come back with more ranks.
-    joined = len(ours.base.maps[0].parts)
+    joined = len(ours.base.linears[0].parts)
     assert restored.section["rank"] == (3 * joined - 3 if joined == 3 else 3) and not restored.changed
     again, _ = tuned(tmp_path / "published", **restored.section)
     assert again.model.parts.added == restored.added.keys()
@@ -78,20 +78,20 @@ def test_every_family_there_and_back(family: str, tmp_path: Path) -> None:
 def test_maps_that_are_no_modules_there_are_refused(tmp_path: Path) -> None:
     make("xlnet", tmp_path / "published")
     _, ours = tuned(tmp_path / "published", rank=2, projections=("q_proj", "fc_in"))
-    with pytest.raises(UserError, match="layers.0.self_attn.q_proj of this model is no linear module"):
+    with pytest.raises(UserError, match="PEFT cannot edit layers.0.self_attn.q_proj"):
         adapter.write_adapter(ours, "published", None, {}, tmp_path / "adapter", lambda draft: None)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"r": 3}, r"h.0.attn.c_attn is \(108, 2\) x \(2, 36\); the map has 108 outputs and 36 inputs, rank 3"),
+        ({"r": 3}, r"h.0.attn.c_attn is \(108, 2\) x \(2, 36\); expected 108 outputs, 36 inputs, rank 3"),
         ({"rank_pattern": {".*": 5}}, "36 inputs, rank 5"),
-        ({"target_modules": ["c_fc"]}, "it updates transformer.h.0.attn.c_attn, which is none of target_modules"),
-        ({"modules_to_save": ["attn"]}, "which is none of target_modules"),
-        ({"target_modules": ["c_attn", "c_fc"]}, "an update of transformer.h.0.mlp.c_fc, and there are no tensors"),
+        ({"target_modules": ["c_fc"]}, "it updates transformer.h.0.attn.c_attn, which is not in target_modules"),
+        ({"modules_to_save": ["attn"]}, "which is not in target_modules"),
+        ({"target_modules": ["c_attn", "c_fc"]}, "targets transformer.h.0.mlp.c_fc, but the adapter has no tensors"),
         ({"use_dora": True}, "it has transformer.h.0.attn.c_attn without lora_magnitude_vector"),
-        ({"target_modules": "("}, r"'\(' is no regular expression: missing \)"),
+        ({"target_modules": "("}, r"'\(' is not a regular expression: missing \)"),
     ],
 )
 def test_tensors_that_are_not_those_of_the_configuration(change: Any, message: str, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_modules_ranks_and_scales_are_those_of_peft() -> None:
     [
         ({"r": "x"}, 'r: given "x" (text); allowed: a whole number, at least 1'),
         ({"r": 0}, "r: given 0 (whole number); allowed: a whole number, at least 1"),
-        ({"peft_type": ["LORA"]}, 'peft_type: given ["LORA"] (list); lmtool reads LORA, IA3, PROMPT_TUNING'),
+        ({"peft_type": ["LORA"]}, 'peft_type: given ["LORA"] (list); lmtool supports LORA, IA3, PROMPT_TUNING'),
         ({"peft_type": None}, "peft_type: given null"),
         ({"lora_alpha": float("nan")}, "lora_alpha: given NaN (number); allowed: a number, above 0"),
         ({"target_modules": None}, "target_modules: given null"),
@@ -160,8 +160,8 @@ def test_modules_ranks_and_scales_are_those_of_peft() -> None:
         ({"base_model_name_or_path": 3}, "base_model_name_or_path: given 3"),
         ({"task_type": "SEQ_CLASS"}, 'task_type: given "SEQ_CLASS" (text); allowed: SEQ_CLS'),
         ({"peft_type": "PREFIX_TUNING"}, "num_virtual_tokens: it is missing; allowed: a whole number, at least 1"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights=pissa_niter_4 changes the weights of the base"),
-        ({"arrow_config": {"top_k": 2}}, "lmtool has no Arrow"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights=pissa_niter_4 changes the base's weights"),
+        ({"arrow_config": {"top_k": 2}}, "lmtool does not support Arrow"),
     ],
 )
 def test_a_configuration_of_other_types_is_one_line(change: dict[str, Any], message: str) -> None:
@@ -202,11 +202,11 @@ def test_prompts_that_peft_reads_elsewhere_are_refused(
 ):
     added = {f"backbone.{'embed.' if name == 'virtual' else ''}{name}.weight": torch.zeros(2, 64)}
     config = lookup("model", model).config(num_layers=1, hidden_size=32, num_heads=2)
-    with pytest.raises(UserError, match="with this head in another way"):
+    with pytest.raises(UserError, match="with this head differently"):
         adapter.prompt_to_peft(Tuned({"name": "prompt"}, added, HFBase(config, {}, {}, ()), task_type, learned))
 
 
 def test_a_method_without_a_layout_names_another_export() -> None:
-    with pytest.raises(UserError, match="tuning=adapter has no layout in PEFT") as refused:
+    with pytest.raises(UserError, match="tuning=adapter has no counterpart in PEFT") as refused:
         adapter.writer_of("adapter")
     assert "format=delta" in str(refused.value.hint)

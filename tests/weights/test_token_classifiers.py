@@ -15,4 +15,4 @@ def test_the_task_in_a_config_json():
     }  # fmt: skip
     speech = task_of({**config, "id2label": {"0": "NOUN", "1": "VERB"}})
     assert speech["scheme"] == "none" and speech["metrics"] == ["accuracy"]
-    assert "labels: 1" in refusal({**config, "id2label": {"0": "NOUN"}})
+    assert "1 label;" in refusal({**config, "id2label": {"0": "NOUN"}})

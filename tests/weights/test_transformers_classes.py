@@ -22,7 +22,7 @@ from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models import llama
 from lmtool.models.base import Backbone
-from lmtool.models.family import HFClass, over_words
+from lmtool.models.family import HFClass, token_classifier
 from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler
 from lmtool.weights.conversion.parity import parity
@@ -205,7 +205,7 @@ def test_what_is_exported(family: str, name: str, tmp_path: Path, capsys: pytest
     assert all(".pooler." in f".{key}" for key in drawn) and (
         name.endswith("Model") or family == "bigbird" or not drawn
     )
-    assert ("which draws what the checkpoint has not" in screen) == bool(drawn)
+    assert ("which initializes missing tensors" in screen) == bool(drawn)
     task = next((TASKS[head] for head in published.heads if head in HEADS), {})
     labels = task.get("labels")
     assert labels is None or list(theirs.config.id2label.values()) == labels
@@ -224,7 +224,7 @@ def test_a_map_that_is_wrong_in_both_directions_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only the other side sees it: what lmtool reads again is what it wrote."""
-    wrong = over_words("LlamaForTokenClassification", "classifier")
+    wrong = token_classifier("LlamaForTokenClassification", "classifier")
     declared = replace(llama.HF_FORMAT, classes=(wrong, *llama.HF_FORMAT.classes[1:]))
     declared = replace(declared, outside=(*declared.outside, "classifier."))
     for name in ("to_hf", "from_hf"):
@@ -236,7 +236,7 @@ def test_a_map_that_is_wrong_in_both_directions_is_noticed(
     captured = capsys.readouterr()
     screen = " ".join(captured.out.split())
     assert "missing keys none" in screen and "logits largest difference 0 " in screen
-    assert "draws what the checkpoint has not: score.bias, score.weight · unexpected classifier.bias" in screen
+    assert "initializes missing tensors: score.bias, score.weight · unexpected classifier.bias" in screen
     assert "is not what was exported" in captured.err
 
 
@@ -249,10 +249,10 @@ def test_what_transformers_cannot_open_is_said(tmp_path: Path, monkeypatch: pyte
     broken = parity(tmp_path, "BertForTokenClassification", original, tokenizer)
     assert not broken.same and "OSError" in broken.row()[1] and "\n" not in broken.row()[1]
     other = parity(tmp_path, "BertForNothing", original, tokenizer)
-    assert other.same and other.row()[1] == f"lmtool alone: transformers {transformers.__version__} has no such class"
+    assert other.same and other.row()[1] == f"lmtool only: transformers {transformers.__version__} has no such class"
     monkeypatch.setitem(sys.modules, "transformers", None)
     absent = parity(tmp_path, "BertForTokenClassification", original, tokenizer)
-    assert absent.same and "lmtool alone: transformers is not installed here" in absent.row()[1]
+    assert absent.same and "lmtool only: not compared, transformers is not installed" in absent.row()[1]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_what_transformers_cannot_open_is_said(tmp_path: Path, monkeypatch: pyte
 )
 def test_a_head_without_a_class_is_refused(family: str, kind: str, reason: str) -> None:
     tokenizer = build(FAMILIES[family][1], TEXTS, ROWS)
-    with pytest.raises(UserError, match=f"heads.x has no place in a published model={family}: {reason}"):
+    with pytest.raises(UserError, match=f"heads.x cannot be exported for model={family}: {reason}"):
         export_of(config_of(family), {}, {"kind": kind, "name": "x"}, tokenizer)
 
 
@@ -411,7 +411,7 @@ HEADLESS = (
     "BigBirdForMultipleChoice", "BigBirdForQuestionAnswering", "XLNetForQuestionAnswering", "T5ForTokenClassification",
 )  # fmt: skip
 REFUSED = {
-    **{name: f"names {name}, whose head lmtool does not read" for name in HEADLESS},
+    **{name: f"names {name}, whose head lmtool does not support" for name in HEADLESS},
     "T5EncoderModel": "its weights hold no decoder: T5EncoderModel",
     "BartForCausalLM": "is_decoder=True",
     "MarianForCausalLM": "is_decoder=True",
@@ -463,7 +463,7 @@ def test_what_transformers_saves(family: str, name: str, variant: str, tmp_path:
     tokenizer.save(tmp_path)
     refused = REFUSED.get(name)
     if variant == "untied" and config.is_encoder_decoder:
-        refused = refused or "lmtool has one table of tokens"
+        refused = refused or "lmtool has one token embedding"
     if refused is not None:
         with pytest.raises(UserError, match=refused):
             lmtool.load(tmp_path)

@@ -50,6 +50,7 @@ LISTED: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("gpt", GENERATION, {"num_beams": 4, "max_length": 20, "x": 1}, "generation_config.json: x, num_beams=4"),
     ("gpt", GENERATION, {"repetition_penalty": 1.2, "temperature": None}, "repetition_penalty=1.2"),
     ("gpt", GENERATION, {"eos_token_id": [0, 5], "use_cache": False}, "generation_config.json: eos_token_id=[0, 5]"),
+    ("bert", CONFIG, {"eos_token_id": [0, 5]}, None),
     ("gpt", GENERATION, {"suppress_tokens": [328, 329], "eos_token_id": 0}, None),  # the last rows of the table
     ("gpt", GENERATION, {"suppress_tokens": [3]}, "suppress_tokens=[3]"),
 ]
@@ -69,6 +70,8 @@ def test_old_folders_say_in_config_json_how_they_generate(place: Path) -> None:
     (place / "gpt" / GENERATION).unlink()
     change(place / "gpt" / CONFIG, {"num_beams": 4, "do_sample": False, "task_specific_params": {}})
     assert read("gpt").ignored == ("config.json: num_beams=4",)
+    change(place / "gpt" / CONFIG, {"eos_token_id": [0, 5], "forced_bos_token_id": 3})
+    assert read("gpt").ignored == ("config.json: eos_token_id=[0, 5], num_beams=4, forced_bos_token_id=3",)
 
 
 def test_files_are_listed_unless_they_are_known(place: Path) -> None:
@@ -112,7 +115,9 @@ def test_a_layout_of_texts_that_lmtool_has_not(place: Path) -> None:
     pieces = [{"SpecialToken": {"id": end["id"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     layout = {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": {end["id"]: end}}
     (place / "llama/tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": layout}))
-    with pytest.warns(UserWarning, match=r"not read: tokenizer\.json: its layout of texts, '<\|endoftext\|> a'"):
+    with pytest.warns(
+        UserWarning, match=r"not read: tokenizer\.json: special tokens around texts, '<\|endoftext\|> a'"
+    ):
         lmtool.load("llama")
 
 

@@ -41,14 +41,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([*LINES, "dog 1 2 3"], "vectors.txt:5: 3 numbers behind the word; the first line has 4"),
-        ([*LINES, "dog 1 2 3 4 5"], "vectors.txt:5: 5 numbers behind the word; the first line has 4"),
-        (["3 5", *LINES], "vectors.txt:2: 4 numbers behind the word; the first line has 5"),
-        ([*LINES, "dog 1 2 x 4"], "vectors.txt:5: 1 numbers behind the word; the first line has 4"),
-        ([*LINES, "dog 1 2 nan 4"], "vectors.txt:5: a number that is not finite"),
-        (["a text, not vectors"], "vectors.txt:1: no word and its vector: 0 numbers at the end"),
-        (["cat 1"], "vectors.txt:1: no word and its vector: 1 numbers at the end"),
-        ([""], "no word in it"),
+        ([*LINES, "dog 1 2 3"], "vectors.txt:5: 3 numbers after the word; the first line has 4"),
+        ([*LINES, "dog 1 2 3 4 5"], "vectors.txt:5: 5 numbers after the word; the first line has 4"),
+        (["3 5", *LINES], "vectors.txt:2: 4 numbers after the word; the first line has 5"),
+        ([*LINES, "dog 1 2 x 4"], "vectors.txt:5: 1 numbers after the word; the first line has 4"),
+        ([*LINES, "dog 1 2 nan 4"], "vectors.txt:5: a number is not finite"),
+        (["a text, not vectors"], "vectors.txt:1: not a word with its vector: 0 numbers at the end"),
+        (["cat 1"], "vectors.txt:1: not a word with its vector: 1 numbers at the end"),
+        ([""], "contains no words"),
     ],
 )
 def test_bad_lines(tmp_path: Path, lines: list[str], message: str) -> None:

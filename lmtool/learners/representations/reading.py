@@ -35,7 +35,7 @@ def longest_of(loaded: LoadedCheckpoint) -> int:
 def pooling_of(loaded: LoadedCheckpoint) -> tuple[Pooling, str]:
     """The pooling that a checkpoint stands for, and why: its task's head reads it; else the mean."""
     if loaded.task is not None and "pooling" in loaded.task:
-        return form_of(loaded.config, loaded.task).place, "as its task reads a text"
+        return form_of(loaded.config, loaded.task).pooling, "as its task reads a text"
     return "mean", "the checkpoint names none"
 
 
@@ -70,7 +70,7 @@ def embedder(
     why, notes = "", list[str]()
     if encoder is not None:
         pooling, why = encoder.task_fields(checkpoint)["pooling"], f"the checkpoint's {encoder.file}"
-        notes = [f"layers={layers} is read without {name}" for name in encoder.further]
+        notes = [f"layers={layers} is read without {name}" for name in encoder.extra_steps]
     if pooling == "auto":
         pooling, why = pooling_of(loaded)
     layout, longest = layout_of(loaded), longest_of(loaded)
@@ -102,7 +102,7 @@ def _of_sentences(
     longest = min(longest_of(loaded), encoder.max_length or longest_of(loaded))
     notes = [f"of the prompts {', '.join(encoder.prompts)} none is put before the texts"] if encoder.prompts else []
     stated = f"layers=last of {states.depth} · pooling={' + '.join(encoder.modes)} (the checkpoint's {encoder.file})"
-    stated += "".join(f" · {name}" for name in encoder.further)
+    stated += "".join(f" · {name}" for name in encoder.extra_steps)
     # The modules pool; the name is for the caller that asks whether there is a vector a text.
     embeds = Embedder(states, tokenizer, layout, "mean", False, longest, batch_tokens, modules)
     return replace(embeds, prompt=encoder.prompt, notes=tuple(notes)), stated

@@ -49,7 +49,7 @@ class SentenceModules(nn.Module):
         self.modes = encoder.modes
         self.behind = nn.ModuleList()
         width = len(self.modes) * hidden_size
-        for module in encoder.behind:
+        for module in encoder.modules:
             if not isinstance(module, Dense):
                 self.behind.append(_Normalize())
                 continue

@@ -1,4 +1,7 @@
-"""What every head shares: a tap for observers, losses as sums, and a cross entropy that never holds all its logits."""
+"""Base class of heads, losses as sums, and a cross entropy that does not store all logits.
+
+Shape letters: M targets, C classes, H hidden width, V vocabulary (rows of the table), W width of the table.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.nn.regions import region
-
-# The base of every head that predicts: a tap for observers.
-#
-# Shape letters: M targets, C classes, H hidden width, V rows of the table, W its width.
 
 
 @dataclass(frozen=True)
@@ -30,17 +29,17 @@ class TokenLogits:
 
 
 class HeadObserver:
-    """Observes a head's predictions in a forward pass. only: nothing else of the forward is needed; a head that
-    computes its loss without holding its logits then returns 0."""
+    """Observes a head's predictions in a forward pass. only: the loss is not needed, so heads that compute it in chunks
+    return 0."""
 
     only: bool = False
 
     def __call__(self, head: PredictingHead, logits: Tensor | TokenLogits) -> None:
-        """logits: (M, C) or (M,), or those over a vocabulary."""
+        """Called with (M, C) or (M,) logits, or with logits over a vocabulary that are not computed yet."""
 
 
 class PredictingHead(nn.Module):
-    """Base class of the heads that predict. tap: None by default."""
+    """Base class of heads that predict. tap: an observer, or None."""
 
     tap: HeadObserver | None
 
@@ -55,18 +54,13 @@ class PredictingHead(nn.Module):
         return logits
 
 
-# Losses as sums, which the loop divides once, and a cross entropy that never holds all its logits.
-#
-# Shape letters: M targets, H hidden width, V vocabulary, C classes.
-
-
-# Rows of logits per matrix product, and per softmax: the rows of a softmax should stay in a CPU's cache, where this
-# takes 0.5 to 0.6 of the time of the plain implementation at (1000 x 256) x 30522 in bf16, and the same for narrow or
-# small ones. On CUDA it bounds the memory.
+# Rows of logits per matrix product and per softmax. On a CPU, the rows of a softmax should fit into the cache: this
+# takes 0.5 to 0.6 of the time of the plain implementation at (1000 x 256) x 30522 in bf16. On CUDA it bounds the
+# memory.
 _CHUNKS = {"cpu": (512, 32), "cuda": (1024, 1024)}
 
-# Its logarithm is still exact in fp32, whose smallest normal number is 1.2e-38.
-_SMALLEST_SHARE = 1e-30
+# Its logarithm is exact in fp32, whose smallest normal number is 1.2e-38.
+_SMALLEST_PROBABILITY = 1e-30
 
 
 def loss_sum(
@@ -76,8 +70,17 @@ def loss_sum(
     class_weights: Tensor | None = None,
     focal_gamma: float = 0.0,
 ) -> Tensor:
-    """Sum of cross entropies in fp32, a scalar. class_weights: (C,). focal_gamma: if not 0, each loss is weighted by (1
-    - p)^gamma, p the probability of its label (Lin et al. 2017, section 3); without smoothing."""
+    """Sum of cross entropies in fp32, a scalar.
+
+    Args:
+        logits_MC: The logits.
+        labels_M: The classes.
+        label_smoothing: Fraction of the target spread over all classes.
+        class_weights: (C,) factors of the losses.
+        focal_gamma: If not 0, each loss is weighted by (1 - p)^gamma, where p is the probability of its label (Lin et
+            al.
+            2017, section 3), without smoothing.
+    """
     if not focal_gamma:
         wide = _wide(logits_MC)
         return F.cross_entropy(wide, labels_M, class_weights, reduction="sum", label_smoothing=label_smoothing)
@@ -93,8 +96,15 @@ def binary_losses(
     gamma: float = 0.0,
     positive_weights: Tensor | None = None,
 ) -> Tensor:
-    """(N, C) binary cross entropies in fp32, one per class. labels: 0 or 1, floats. label_smoothing: fraction of a
-    label spread over both. gamma: of the focal loss. positive_weights: (C,) of the losses for label 1."""
+    """(N, C) binary cross entropies in fp32.
+
+    Args:
+        logits_NC: The logits.
+        labels_NC: 0.0 or 1.0.
+        label_smoothing: Fraction of a label spread over both values.
+        gamma: Of the focal loss; 0 for none.
+        positive_weights: (C,) factors of the losses for label 1.
+    """
     logits_NC = _wide(logits_NC)
     targets_NC = labels_NC * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else labels_NC
     losses_NC = F.binary_cross_entropy_with_logits(logits_NC, targets_NC, pos_weight=positive_weights, reduction="none")
@@ -117,10 +127,12 @@ def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
 def linear_loss_sum(
     hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, labels_M: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """`loss_sum(F.linear(hidden, weight, bias), labels, label_smoothing)` in chunks of rows, without keeping logits
-    or their gradient: the gradients of the inputs are computed in the forward pass (as in Hsu et al. 2024, Liger
-    Kernel) and scaled in the backward. Products in autocast's type; softmax and sums in fp32. Differentiable
-    once."""
+    """`loss_sum(F.linear(hidden, weight, bias), labels, label_smoothing)` in chunks of rows.
+
+    Logits and their gradient are not stored: the gradients of the inputs are computed in the forward pass (as in Hsu et
+    al. 2024, Liger Kernel) and scaled in the backward. Products are computed in autocast's type, softmax and sums in
+    fp32. Differentiable once.
+    """
     return _LinearLossSum.apply(hidden_MH, weight_VH, bias_V, labels_M, _product_type(hidden_MH), label_smoothing)
 
 
@@ -160,11 +172,11 @@ class ForwardGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError("the gradient of a loss over a vocabulary can be taken once only")
-        (scale,), kept = gradients, ctx.gradients
+            raise RuntimeError("the gradient of a loss over a vocabulary can be computed only once")
+        (scale,), saved = gradients, ctx.gradients
         # Scaled in place: a second tensor of the vocabulary's size costs as much as the product.
         ctx.gradients = None
-        return (*(None if gradient is None else gradient.mul_(scale) for gradient in kept), None, None, None)
+        return (*(None if gradient is None else gradient.mul_(scale) for gradient in saved), None, None, None)
 
 
 class _LinearLossSum(ForwardGradient):
@@ -218,10 +230,10 @@ def _to_gradient(
     # One exponential, in the fused softmax. On a CPU in place: 4 of 12 ms less at (150, 30522) in fp32 on one thread,
     # with the pass that `_normalizer` spares.
     probabilities = torch.softmax(wide, -1, out=wide) if wide.device.type == "cpu" else wide.softmax(-1)
-    normaliser = _normalizer(probabilities, labels, picked, highest)
-    total = (1 - smoothing) * (normaliser - picked).sum()
+    normalizer = _normalizer(probabilities, labels, picked, highest)
+    total = (1 - smoothing) * (normalizer - picked).sum()
     if smoothing:
-        total = total + smoothing * (normaliser - mean).sum()
+        total = total + smoothing * (normalizer - mean).sum()
     probabilities.scatter_add_(1, labels, probabilities.new_full((len(labels), 1), smoothing - 1.0))
     if smoothing:
         probabilities -= smoothing / probabilities.shape[1]
@@ -233,11 +245,11 @@ def _to_gradient(
 
 
 def _normalizer(probabilities: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
-    """(R, 1) log of the sum of the exponentials, from a class's logit and probability: its label's or, if that
-    probability is too small, the largest one, at least 1/V. CUDA would have to synchronize to decide, a compiler to
-    know in advance. picked, highest: the logits."""
-    share = probabilities.gather(1, labels)
-    reads = share.device.type == "cpu" and not torch.compiler.is_compiling()
-    if reads and share.numel() and float(share.min()) > _SMALLEST_SHARE:
-        return picked - share.log()
+    """(R, 1) log of the sum of exponentials, from the logit and probability of the label or, if this probability is too
+    small, of the most probable class. Only a CPU can check this without a synchronization. picked, highest: the
+    logits."""
+    probability = probabilities.gather(1, labels)
+    readable = probability.device.type == "cpu" and not torch.compiler.is_compiling()
+    if readable and probability.numel() and float(probability.min()) > _SMALLEST_PROBABILITY:
+        return picked - probability.log()
     return highest - probabilities.amax(-1, keepdim=True).log()

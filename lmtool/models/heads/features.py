@@ -1,9 +1,8 @@
-"""What heads read of several layers of a backbone, not of its last one alone.
+"""Features for heads from several layers of a backbone.
 
-The layers are numbered as transformers' `output_hidden_states` has them: 0 behind the embedding, then one a layer, the
-last one behind the final norm.
+Layers are numbered as in transformers' `output_hidden_states`: 0 is the embedding, the last one follows the final norm.
 
-Shape letters: T tokens, M of them that are read, H hidden width, L layers that are read.
+Shape letters: T tokens, M selected tokens, H hidden width, L selected layers.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from lmtool.nn.context import AttentionKind, AttentionObserver
 from lmtool.nn.stack import Side, Tap, TapPoint
 
 LAYERS = "layers"
-"""Its name among the heads of a model."""
+"""Name among the heads of a model."""
 
 
 class LayerFeatures(nn.Module, ABC):
-    """The states of some layers as one vector a token. first, depth: numbers of the lowest and of the highest of them.
-    states: how wide the vector is, as a multiple of H."""
+    """Combines the states of several layers into one vector per token. first, depth: numbers of the lowest and the
+    highest layer. states: width of the vector as a multiple of H."""
 
     states: int = 1
 
@@ -35,12 +34,12 @@ class LayerFeatures(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """L times (M, H), the lowest layer first, to (M, states * H)."""
+        """L tensors (M, H), lowest layer first, to (M, states * H)."""
 
 
 class ScalarMix(LayerFeatures):
-    """gamma * sum_j softmax(weight)_j h_j over all layers, the embedding too (Peters et al. 2018, "Deep Contextualized
-    Word Representations", equation 1). The weights are equal and gamma is 1 at the start."""
+    """gamma * sum_j softmax(weight)_j h_j over the embedding and all layers (Peters et al. 2018, "Deep Contextualized
+    Word Representations", equation 1). Initially, weights are equal and gamma is 1."""
 
     def __init__(self, depth: int):
         super().__init__(0, depth)
@@ -53,8 +52,8 @@ class ScalarMix(LayerFeatures):
 
 
 def layer_mix(model: nn.Module) -> JsonObject:
-    """`layer_mix` of a model that reads a learned mix: the share of each layer (`weights`, the embedding first) and
-    `gamma`. Empty without one."""
+    """`layer_mix` of a model with a learned mix: `weights` of the embedding and each layer, and `gamma`. Empty without
+    one."""
     mix = next((module for module in model.modules() if isinstance(module, ScalarMix)), None)
     if mix is None:
         return {}
@@ -62,7 +61,7 @@ def layer_mix(model: nn.Module) -> JsonObject:
 
 
 class LastFour(LayerFeatures):
-    """The last four layers side by side (Devlin et al. 2019, section 5.3)."""
+    """The last four layers, concatenated (Devlin et al. 2019, section 5.3)."""
 
     states = 4
 
@@ -74,8 +73,8 @@ class LastFour(LayerFeatures):
 
 
 class LayerRecorder(Tap):
-    """Keeps what `features` reads in a forward: of the layers of one side, below the last, the tokens that are read.
-    tap: another one that sees and replaces before it."""
+    """Records the selected tokens' states of the layers that `features` needs, except the last layer. tap: another tap,
+    called first."""
 
     def __init__(self, features: LayerFeatures, side: Side, read_M: Tensor | None = None, tap: Tap | None = None):
         self.features, self.side, self.read_M, self.tap = features, side, read_M, tap
@@ -98,5 +97,5 @@ class LayerRecorder(Tap):
         return None if self.tap is None else self.tap.attention(point, kind)
 
     def read(self, last_MH: Tensor) -> Tensor:
-        """(M, states * H). last_MH: what the forward gave."""
+        """(M, states * H) features. last_MH: the output of the forward pass."""
         return self.features([*self.states, last_MH])

@@ -1,7 +1,7 @@
-"""Heads that predict tokens, with the embedding's table, passed at each call, or with a separate one.
+"""Heads that predict tokens, and ELECTRA's heads. Tied heads get the token embedding as argument.
 
-Shape letters: M predicting positions, H hidden width, V rows of the table, W its width: H, unless embeddings are
-factorized.
+Shape letters: T tokens, M predicting positions, H hidden width, V rows of the table, W its width: H, unless embeddings
+are factorized.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ROWS = 256
 
 
 class LMHead(PredictingHead):
-    """logits = table hidden, without a bias (GPT-2). Call it on predicting rows only.
+    """logits = table hidden, without a bias (GPT-2). To be called on predicting positions only.
 
-    output: a separate table, None if the token table is used.
+    output: the output layer if it is untied from the token embedding, otherwise None.
     """
 
     bias: nn.Parameter | None
@@ -42,15 +42,15 @@ class LMHead(PredictingHead):
         self.output = None
 
     def untie(self, rows: int, width: int) -> None:
-        """Use a separate table, (rows, width), for a checkpoint that has one."""
+        """Add a separate output layer (rows, width), for a checkpoint that has one."""
         self.output = nn.Linear(width, rows, bias=False)
 
     def table(self, table_VH: Tensor) -> Tensor:
-        """The table in use: the head's own, or the given token table."""
+        """The output layer's weight: untied, or the token embedding."""
         return table_VH if self.output is None else self.output.weight
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
-        """The layers before the table."""
+        """The layers before the output layer."""
         return hidden_MH
 
     def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
@@ -58,12 +58,12 @@ class LMHead(PredictingHead):
         return nn.functional.linear(self.transform(hidden_MH), self.table(table_VH), self.bias)
 
     def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
-        """(M, C) logits of some tokens only."""
+        """(M, C) logits of the tokens `tokens_C`."""
         bias_C = None if self.bias is None else self.bias[tokens_C]
         return self.seen(nn.functional.linear(self.transform(hidden_MH), self.table(table_VH)[tokens_C], bias_C))
 
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Sum of the cross entropies, without holding all logits at once."""
+        """Sum of cross entropies, computed in chunks of rows."""
         table_VH, hidden_MH = self.table(table_VH), self.transform(hidden_MH)
         if self.tap is not None:
             self.tap(self, TokenLogits(hidden_MH, table_VH, self.bias))
@@ -72,7 +72,7 @@ class LMHead(PredictingHead):
         return linear_loss_sum(hidden_MH, table_VH, self.bias, labels_M, label_smoothing)
 
     def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        """(M,) losses and (M,) best tokens, without gradient."""
+        """(M,) losses and (M,) most probable tokens, without gradient."""
         return linear_scores(self.transform(hidden_MH), self.table(table_VH), self.bias, labels_M)
 
 
@@ -99,10 +99,10 @@ class BackboneLMHead(LMHead):
 
 
 class AdaptiveLMHead(LMHead):
-    """An adaptive softmax over the token table (Grave, Joulin, Cisse, Grangier, Jegou, "Efficient softmax approximation
-    for GPUs", ICML 2017): a first softmax over frequent tokens and one entry per cluster of rare ones, and a softmax
-    within each cluster. Tokens are ordered by frequency. torch's module of this name uses narrower tables of its own
-    without biases; this one has a bias for each token (Dai et al. 2019, published code).
+    """An adaptive softmax over the token embedding (Grave, Joulin, Cisse, Grangier, Jegou, "Efficient softmax
+    approximation for GPUs", ICML 2017): a first softmax over frequent tokens and one entry per cluster of rare ones,
+    and a softmax within each cluster. Tokens are ordered by frequency. Unlike torch's module, it is tied and has a bias
+    for each token (Dai et al. 2019, original code).
 
     bias: (V,). clusters: a row and a bias for each of the C clusters. cutoffs: their first tokens.
     """
@@ -115,11 +115,11 @@ class AdaptiveLMHead(LMHead):
 
     @property
     def rows_read(self) -> float:
-        """Mean number of table rows multiplied per token, if token frequencies follow Zipf's law: the first softmax's,
-        and its own cluster's."""
+        """Mean number of table rows multiplied per token, of the first softmax and the token's cluster, if token
+        frequencies follow Zipf's law."""
         starts = list(accumulate(self.sizes))
         probabilities = [math.log(end / start) / math.log(starts[-1]) for start, end in pairwise(starts)]
-        return self.sizes[0] + sum(share * size for share, size in zip(probabilities, self.sizes[1:], strict=True))
+        return self.sizes[0] + sum(p * size for p, size in zip(probabilities, self.sizes[1:], strict=True))
 
     def _parts(self, table_VH: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Table and biases of the first softmax, then of the clusters."""
@@ -129,7 +129,7 @@ class AdaptiveLMHead(LMHead):
 
     @property
     def biases(self) -> Tensor:
-        """(V,)."""
+        """(V,) bias of each token."""
         assert self.bias is not None
         return self.bias
 
@@ -144,7 +144,7 @@ class AdaptiveLMHead(LMHead):
         return self.seen(self(hidden_MH, table_VH)[:, tokens_C])
 
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """As in every head; without smoothing, only the first softmax and the logits of each target's cluster are
+        """Sum of cross entropies. Without smoothing, only the first softmax and the logits of each target's cluster are
         computed."""
         if self.tap is not None:
             self.seen(self(hidden_MH, table_VH))
@@ -156,8 +156,8 @@ class AdaptiveLMHead(LMHead):
         host_M = on_host(labels_M)
         first, *tails = self._parts(table_VH)
         for number, (part, size) in enumerate(zip(tails, self.sizes[1:], strict=True)):
-            inside_M = (labels_M >= start) & (labels_M < start + size)
-            first_labels = first_labels.masked_fill(inside_M, self.sizes[0] + number)
+            in_cluster_M = (labels_M >= start) & (labels_M < start + size)
+            first_labels = first_labels.masked_fill(in_cluster_M, self.sizes[0] + number)
             rows = send(((host_M >= start) & (host_M < start + size)).nonzero()[:, 0], labels_M.device)
             total = total + linear_loss_sum(hidden_MH[rows], *part, labels_M[rows] - start)
             start += size
@@ -178,7 +178,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def lm_head(backbone: Backbone) -> LMHead:
-    """The language model head of a backbone's family."""
+    """The language model head of a backbone."""
     kind = backbone.vocabulary_head
     if kind.cutoffs:
         return AdaptiveLMHead(kind.cutoffs, backbone.hidden_size, backbone.config.vocab_size)
@@ -188,10 +188,15 @@ def lm_head(backbone: Backbone) -> LMHead:
 
 
 class MaskedLMHead(LMHead):
-    """dense, activation, norm, then the table and a bias (Devlin et al. 2019, in the published code).
+    """Dense layer, activation, norm, tied output layer with a bias (Devlin et al. 2019, original code).
 
-    table_width: W; None for hidden_size (ALBERT and ELECTRA: the width of their embedding). biases: whether dense and
-    norm have one.
+    Args:
+        hidden_size: H.
+        vocab_size: V.
+        activation: After the dense layer.
+        norm_epsilon: Of the norm.
+        table_width: W; None for hidden_size (ALBERT and ELECTRA: the width of their embedding).
+        biases: Whether dense layer and norm have biases.
     """
 
     def __init__(
@@ -223,8 +228,8 @@ class MaskedLMHead(LMHead):
 
 
 class EnhancedMaskedLMHead(MaskedLMHead):
-    """The same after an enhanced mask decoder (He et al. 2021, "DeBERTa", 3.2): absolute positions are added before
-    tokens are predicted. `absolute`: (P, H) their table. No other head reads these states."""
+    """`MaskedLMHead` after an enhanced mask decoder (He et al. 2021, "DeBERTa", 3.2), which adds absolute positions for
+    this head only. `absolute`: (P, H) table of positions."""
 
     absolute: nn.Embedding
 
@@ -236,8 +241,8 @@ class EnhancedMaskedLMHead(MaskedLMHead):
 
 
 def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
-    """The masked language model head of a backbone's family. enhanced: after the enhanced mask decoder; UserError if
-    the family has none."""
+    """The masked language model head of a backbone. enhanced: with the enhanced mask decoder; UserError if the family
+    has none."""
     if enhanced and not backbone.decodes_masks:
         raise UserError(
             f"objective.enhanced_decoder=true: model={backbone.config.name} has no enhanced mask decoder",
@@ -256,13 +261,11 @@ def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
     return head
 
 
-# Heads of a model that reads a generator's text (Clark et al., "ELECTRA", 2020).
-#
-# Shape letters: T tokens, M predicting positions, H hidden width, V rows of the table.
+# Heads of ELECTRA's discriminator (Clark et al. 2020).
 
 
 class ReplacedTokenHead(PredictingHead):
-    """dense, activation, one logit per token: positive if the token was replaced."""
+    """Dense layer, activation, and one logit per token: positive if the token was replaced."""
 
     def __init__(self, hidden_size: int, activation: Activation = "gelu"):
         super().__init__()
@@ -290,11 +293,21 @@ class CopyGate(nn.Module):
 def copy_losses(
     head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor, labels_M: Tensor
 ) -> Tensor:
-    """(M,) fp32 losses of a head with a copy gate (section 3.4, All-Tokens MLM): the probability of a token is the copy
-    probability, if it is the input token, plus the head's probability times that of not copying.
+    """Losses of a head with a copy gate (section 3.4, All-Tokens MLM): the probability of a token is the probability of
+    copying, if it is the input token, plus the head's probability times that of not copying.
 
-    gate_M: copy logits. read_M: input tokens. Logits are recomputed in the backward pass, so only a chunk of rows is
-    held at once.
+    Logits are recomputed in the backward pass in chunks of rows.
+
+    Args:
+        head: The masked language model head.
+        gate_M: Copy logits.
+        hidden_MH: Hidden states.
+        table_VW: The token embedding.
+        read_M: Input tokens.
+        labels_M: Target tokens.
+
+    Returns:
+        (M,) losses in fp32.
     """
 
     def part(gate: Tensor, hidden: Tensor, read: Tensor, labels: Tensor) -> Tensor:
@@ -313,7 +326,7 @@ def copy_losses(
 
 @torch.no_grad()
 def copy_best(head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor) -> Tensor:
-    """(M,) the most probable tokens of a head with a copy gate."""
+    """(M,) most probable tokens of a head with a copy gate. Arguments as in `copy_losses`."""
     best = [read_M.new_zeros(0)]
     for gate, hidden, read in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M)), strict=True):
         copy = torch.sigmoid(gate.float())[:, None]

@@ -1,10 +1,11 @@
-"""What a model predicts of the targets of one term, as distributions that another model can learn from.
+"""Predicted distributions of the targets of one loss, from which another model can learn.
 
-The divergence from a teacher is KL(teacher || student), both at a temperature, times its square, so that the size of
-the gradient hardly depends on it (Hinton, Vinyals, Dean 2015, "Distilling the Knowledge in a Neural Network",
+The divergence from a teacher is T^2 KL(teacher || student) at temperature T, so that the gradient hardly depends on T
+(Hinton, Vinyals, Dean 2015, "Distilling the Knowledge in a Neural Network",
 section 2).
 
-Shape letters: M targets, C classes, H width of what a head multiplies, V vocabulary.
+Shape letters: M targets, C classes, W width of the output layer's input, V vocabulary, K top words, S temperatures, R
+rows of a chunk.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ ROWS = 256
 
 
 class TargetProbabilities(ABC):
-    """What a student learns from: the probabilities of M targets, of a teacher, of several, or of a file."""
+    """Probabilities of M targets, from a teacher, several teachers, or a file."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """M, or how many probabilities there are where each stands alone."""
+        """M, or the number of binary decisions."""
 
     @abstractmethod
     def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
-        """Of the targets from `first` to before `last`, in fp32 and without gradient: (rows, C) that add up to 1; of
-        binary decisions (rows,); of values these themselves, whatever the temperature."""
+        """Probabilities of the targets from `first` to before `last`, in fp32 without gradient: (rows, C) that sum to
+        1; (rows,) for binary decisions; for values, the values at any temperature."""
 
     def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
-        """The same for a student of these log probabilities (rows, C). Where shares are known of some classes alone,
-        the others have what is left in proportion to the student's own: as if they were one class together."""
+        """`probabilities` for a student with the log probabilities `logs` (rows, C). If only some classes have known
+        probabilities, the remainder is distributed over the others in proportion to the student's probabilities, as if
+        they were one class."""
         return self.probabilities(temperature, first, last)
 
     def best(self) -> Tensor:
-        """(M,) the hard labels: the most probable class of each target, the side of each binary decision as 0.0 or 1.0,
-        or the values."""
+        """(M,) hard labels: the most probable class, the binary decision as 0.0 or 1.0, or the value of each target."""
         if len(self) == 0:
             return self.hardened(self.probabilities())
         return torch.cat(
@@ -51,12 +52,12 @@ class TargetProbabilities(ABC):
         )
 
     def hardened(self, probabilities: Tensor) -> Tensor:
-        """The hard labels that shares at temperature 1 stand for."""
+        """Hard labels for probabilities at temperature 1."""
         return probabilities.argmax(-1)
 
 
 class Predicted(TargetProbabilities):
-    """What a model predicts of M targets, with gradient."""
+    """A model's predictions for M targets, with gradient."""
 
     @abstractmethod
     def scores(self, first: int = 0, last: int | None = None) -> Tensor:
@@ -64,23 +65,23 @@ class Predicted(TargetProbabilities):
 
     @abstractmethod
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
-        """The shares that scores stand for."""
+        """Probabilities for scores; values unchanged."""
 
     def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         return self.normalized(self.scores(first, last), temperature)
 
     @abstractmethod
     def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
-        """The sum over targets of the divergence from a teacher, a scalar; of values the squared errors."""
+        """Sum over targets of the divergence from a teacher, a scalar; for values, of squared errors."""
 
     @abstractmethod
     def hard_loss_sum(self, labels: Tensor) -> Tensor:
-        """The sum of the losses against labels as `best` gives them, a scalar."""
+        """Sum of the losses against labels as returned by `best`, a scalar."""
 
 
 @dataclass(frozen=True)
 class Classes(Predicted):
-    """One of C classes a target. logits_MC: a class that cannot be has -inf."""
+    """One of C classes per target. logits_MC: -inf for impossible classes."""
 
     logits_MC: Tensor
 
@@ -96,7 +97,7 @@ class Classes(Predicted):
     def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
         logs_MC = (self.logits_MC.float() / temperature).log_softmax(-1)
         probabilities_MC = teacher.completed(logs_MC.detach(), temperature)
-        # Impossible classes contribute nothing: 0 times -inf is not a number.
+        # Impossible classes contribute 0; 0 times -inf would be NaN.
         each_MC = torch.xlogy(probabilities_MC, probabilities_MC) - probabilities_MC * logs_MC.masked_fill(
             probabilities_MC == 0, 0.0
         )
@@ -108,7 +109,7 @@ class Classes(Predicted):
 
 @dataclass(frozen=True)
 class Binary(Predicted):
-    """A decision a target, each on its own. logits_M: of yes."""
+    """One independent binary decision per target. logits_M: of label 1."""
 
     logits_M: Tensor
 
@@ -136,7 +137,7 @@ class Binary(Predicted):
 
 @dataclass(frozen=True)
 class Values(Predicted):
-    """A number a target. unit: what errors are measured in."""
+    """A number per target. unit: errors are divided by it."""
 
     values_M: Tensor
     unit: float = 1.0
@@ -162,7 +163,7 @@ class Values(Predicted):
 
 @dataclass(frozen=True)
 class PredictedWords(Predicted):
-    """One word of a vocabulary a target; its logits are made a few rows at a time."""
+    """One word of a vocabulary per target, with logits computed in chunks of rows."""
 
     logits: TokenLogits
 
@@ -188,8 +189,8 @@ class PredictedWords(Predicted):
 
 
 class _LinearDivergenceSum(ForwardGradient):
-    """`Classes(F.linear(hidden, weight, bias)).divergence_sum(teacher)` in chunks of rows, whose gradients are made on
-    the way forward, as in `linear_loss_sum`. Differentiable once."""
+    """`Classes(F.linear(hidden, weight, bias)).divergence_sum(teacher)` in chunks of rows, with gradients computed
+    in the forward pass as in `linear_loss_sum`. Differentiable once."""
 
     @staticmethod
     def forward(
@@ -229,15 +230,10 @@ class _LinearDivergenceSum(ForwardGradient):
         return total * temperature**2
 
 
-# The average of several models' predictions.
-#
-# Shape letters: M targets, C classes.
-
-
 @dataclass(frozen=True)
 class Averaged(TargetProbabilities):
-    """parts: of at least one model each. weights: adding up to 1. average: of probabilities, at the temperature that is
-    asked for; of logits, which predictions alone have."""
+    """The average of several predictions. parts: the predictions. weights: sum to 1. average: of probabilities at the
+    requested temperature, or of logits, which only models have."""
 
     parts: Sequence[TargetProbabilities]
     weights: Sequence[float]
@@ -247,7 +243,7 @@ class Averaged(TargetProbabilities):
     def of(
         cls, weighted: Sequence[tuple[float, TargetProbabilities]], average: Literal["probabilities", "logits"]
     ) -> Averaged:
-        """weighted: with any positive weights."""
+        """Average of pairs (weight, prediction), with any positive weights."""
         total = sum(weight for weight, _ in weighted)
         return cls([part for _, part in weighted], [weight / total for weight, _ in weighted], average)
 
@@ -271,24 +267,26 @@ class Averaged(TargetProbabilities):
     def _mean(self, each: Sequence[Tensor]) -> Tensor:
         mean = self.weights[0] * each[0]
         for weight, tensor in zip(self.weights[1:], each[1:], strict=True):
-            # A class that is impossible for one is impossible for all: -inf stays.
+            # A class that is impossible for one model is impossible on average: -inf stays.
             mean = torch.add(mean, tensor, alpha=weight)
         return mean
 
 
-# A teacher's predictions over a vocabulary, reduced to the k most probable words.
-#
-# The other words form one class together, for teacher and student: the divergence is that of k + 1 classes, at most the
-# one over all words, and 0 if both predict the same. At every temperature the k words have their probabilities among
-# all words, because the sum over the vocabulary is stored too.
-#
-# Shape letters: M targets, V vocabulary, K retained words, S temperatures.
-
-
 @dataclass(frozen=True)
 class TopWords(TargetProbabilities):
-    """words_MK: the most probable words, the best first. logits_MK: of these. norms_MS: log of the sum over all words
-    of exp(logit / T), by temperature. vocabulary: V."""
+    """A teacher's K most probable words.
+
+    The other words form one class for teacher and student: the divergence over K + 1 classes is at most that over all
+    words, and 0 if both predict the same. Since the sum over the vocabulary is stored, the K words have their exact
+    probabilities at every temperature.
+
+    Attributes:
+        words_MK: The most probable words in decreasing order.
+        logits_MK: Their logits.
+        norms_MS: Log of the sum over all words of exp(logit / T), by temperature.
+        temperatures: S temperatures.
+        vocabulary: V.
+    """
 
     words_MK: Tensor
     logits_MK: Tensor
@@ -299,7 +297,7 @@ class TopWords(TargetProbabilities):
     @classmethod
     @torch.no_grad()
     def of(cls, predicted: PredictedWords, k: int, temperatures: Sequence[float]) -> TopWords:
-        """The cut of a prediction. Logits are of probabilities: they add up to 1 at temperature 1, over all words."""
+        """The top K words of a prediction. Logits are log probabilities over all words at temperature 1."""
         words, top_logits, norms, vocabulary = [], [], [], 0
         for first in range(0, max(len(predicted), 1), ROWS):
             logits_RV = predicted.logits.of(first, first + ROWS).float().log_softmax(-1)
@@ -314,7 +312,7 @@ class TopWords(TargetProbabilities):
         return len(self.words_MK)
 
     def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
-        """(rows, V) of the words that are kept among all; 0 for the others."""
+        """(rows, V) probabilities of the top words; 0 for the others."""
         probabilities_RK = self._top_probabilities(temperature, first, last)
         probabilities_RV = probabilities_RK.new_zeros(len(probabilities_RK), self.vocabulary)
         return probabilities_RV.scatter_(1, self.words_MK[first:last].long(), probabilities_RK)
@@ -322,22 +320,22 @@ class TopWords(TargetProbabilities):
     def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
         probabilities_RK, words_RK = self._top_probabilities(temperature, first, last), self.words_MK[first:last].long()
         rest_RV = logs.exp().scatter_(1, words_RK, 0.0)
-        # Rounding errors of an empty remainder are set to 0.
-        left_R1 = (1.0 - probabilities_RK.sum(1, keepdim=True)).clamp_min(0.0)
-        rest_RV *= left_R1 / rest_RV.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        # Rounding may make an empty remainder negative.
+        remainder_R1 = (1.0 - probabilities_RK.sum(1, keepdim=True)).clamp_min(0.0)
+        rest_RV *= remainder_R1 / rest_RV.sum(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         return rest_RV.scatter_(1, words_RK, probabilities_RK)
 
     def best(self) -> Tensor:
         return self.words_MK[:, 0].long()
 
     def _top_probabilities(self, temperature: float, first: int, last: int | None) -> Tensor:
-        """(rows, K) shares of the words that are kept."""
+        """(rows, K) probabilities of the top words."""
         norms_R = self.norms_MS[first:last, self.temperatures.index(temperature)]
         return (self.logits_MK[first:last].float() / temperature - norms_R[:, None]).exp()
 
 
 def cut(predicted: TargetProbabilities, k: int | None, temperatures: Sequence[float]) -> TargetProbabilities:
-    """A prediction with its k most probable words, where it is over a vocabulary. None: all."""
+    """Reduce a prediction over a vocabulary to its k most probable words; None for all."""
     return (
         TopWords.of(predicted, k, temperatures)
         if k is not None and isinstance(predicted, PredictedWords)

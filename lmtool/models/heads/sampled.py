@@ -1,11 +1,11 @@
-"""A softmax over words that training computes on the true word and a sample of the others.
+"""A sampled softmax: training computes the logits of the target and a sample of other words; and scores of word pairs.
 
 Jean, Cho, Memisevic and Bengio 2015, "On Using Very Large Target Vocabulary for Neural Machine Translation", with the
-log-uniform sampler of TensorFlow (`tf.nn.sampled_softmax_loss`, `tf.random.log_uniform_candidate_sampler`): words of a
-vocabulary in the order of their frequency, drawn without replacement, and each logit less the log of how often its word
-is expected in the sample. Evaluation computes all of them.
+log-uniform sampler of TensorFlow (`tf.nn.sampled_softmax_loss`, `tf.random.log_uniform_candidate_sampler`): words,
+ordered by frequency, are sampled without replacement, and the log of a word's expected count in the sample is
+subtracted from its logit. Evaluation computes all logits.
 
-Shape letters: M targets, K sampled words, V words, P hidden width.
+Shape letters: T tokens, M targets or pairs, K sampled words, J context words per pair, V words, P and H hidden widths.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _ROWS = 512
 
 @dataclass(frozen=True)
 class Sample:
-    """Words that stand for all of a vocabulary in a step. ids_K: the words. words: V. tries: draws that it took to find
-    so many different ones."""
+    """A sample of the vocabulary for one step. ids_K: distinct words. words: V. tries: number of samples with
+    replacement until K distinct words were found."""
 
     ids_K: Tensor
     words: int
     tries: int
 
     def log_expected(self, ids: Tensor) -> Tensor:
-        """Of some words, the log of how often each is expected in such a sample."""
+        """Log of the expected count of each word in such a sample."""
         probabilities = torch.log1p(1 / (ids.double() + 1)) / math.log(self.words + 1)
         return torch.log(-torch.expm1(self.tries * torch.log1p(-probabilities)))
 
@@ -49,13 +49,19 @@ class Sample:
 
 
 def log_uniform(words: int, size: int, seed: int, step: int) -> Sample:
-    """`size` different words of so many, fewer than there are: a function of (seed, step). Word w is drawn with a
-    chance of log((w + 2) / (w + 1)) / log(words + 1), again and again until enough different ones have come."""
+    """Sample distinct words; word w has probability log((w + 2) / (w + 1)) / log(words + 1).
+
+    Args:
+        words: V.
+        size: Number of distinct words, less than V.
+        seed: The run's seed.
+        step: The optimizer step; the sample is a function of (seed, step).
+    """
     generator = np.random.default_rng(key(seed, "sample", step))
     samples = np.empty(0, dtype=np.int64)
     while True:
         uniform = generator.random(max(2 * size, len(samples)))
-        # The inverse of the distribution function.
+        # Inverse of the cumulative distribution function.
         more = np.exp(uniform * np.log(words + 1)).astype(np.int64) - 1
         samples = np.concatenate([samples, np.clip(more, 0, words - 1)])
         ids, first = np.unique(samples, return_index=True)
@@ -66,8 +72,7 @@ def log_uniform(words: int, size: int, seed: int, step: int) -> Sample:
 
 
 class SampledLMHead(LMHead):
-    """logits = table hidden + bias, with a table of its own. sampled: words that training computes beside the true
-    one; None: all."""
+    """logits = table hidden + bias, untied. sampled: number of words in the sample in training; None for all words."""
 
     def __init__(self, width: int, words: int, sampled: int | None):
         super().__init__()
@@ -77,21 +82,20 @@ class SampledLMHead(LMHead):
 
     @property
     def output_table(self) -> Tensor:
-        """(V, P) what it reads words off."""
+        """(V, P) weight of the output layer."""
         assert self.output is not None
         return self.output.weight
 
     @property
     def computed(self) -> int:
-        """Words whose logits training computes at each target."""
+        """Number of logits per target in training."""
         return len(self.output_table) if self.sampled is None else self.sampled + 1
 
     def sampled_loss_sum(self, hidden_MP: Tensor, labels_M: Tensor, sample: Sample) -> Tensor:
-        """Sum of the cross entropies over the true word and the sample, in which the true one counts no second
-        time."""
+        """Sum of cross entropies over the target and the sample without the target."""
         assert self.bias is not None
         table_VP, bias_V, ids_K = self.output_table, self.bias, sample.ids_K
-        # One lookup gives the table one gradient instead of two.
+        # A single lookup gives the table one gradient instead of two.
         words = torch.cat([labels_M, ids_K])
         true_MP, sampled_KP = F.embedding(words, table_VP).split([len(labels_M), len(ids_K)])
         offsets_K = bias_V[ids_K] - sample.log_expected(ids_K).to(bias_V.dtype)
@@ -109,19 +113,15 @@ class SampledLMHead(LMHead):
 
 
 def _logsumexp(hidden_RP: Tensor, sampled_KP: Tensor, offsets_K: Tensor, labels_R: Tensor, ids_K: Tensor) -> Tensor:
-    """(R,) of the sampled words' logits; none of a row's true word."""
+    """(R,) log-sum-exp of the sampled words' logits, without a row's target."""
     logits_RK = F.linear(hidden_RP, sampled_KP).to(offsets_K.dtype) + offsets_K
     return logits_RK.masked_fill(labels_R[:, None] == ids_K, -torch.inf).logsumexp(-1)
 
 
-# Scores of word pairs: the output vectors of skip-gram, separate from the input vectors.
-#
-# Shape letters: T tokens, M pairs, J context words per pair, H hidden width, V vocabulary.
-
-
 class WordPairsHead(nn.Module):
-    """Scores of pairs: the product of a token's hidden state and another word's output vector (Mikolov et al. 2013,
-    equation 4). words: J. counts: (V,) how often each word stands in the training text, from which others are drawn."""
+    """Skip-gram's output vectors. The score of a pair is the product of a token's hidden state and another word's
+    output vector (Mikolov et al. 2013, equation 4). words: J. counts: (V,) frequencies in the training text, for
+    negative sampling."""
 
     counts: Tensor
 
@@ -132,6 +132,6 @@ class WordPairsHead(nn.Module):
         self.register_buffer("counts", torch.zeros(vocab_size, dtype=torch.int64))
 
     def forward(self, hidden_TH: Tensor, at_M: Tensor, words_MJ: Tensor) -> Tensor:
-        """(M, J) of each word with the token at its place."""
+        """(M, J) score of each word with the token at `at_M`."""
         words_MJH = self.output.tokens(words_MJ.reshape(-1)).unflatten(0, words_MJ.shape)
         return torch.einsum("mjh,mh->mj", words_MJH, hidden_TH.index_select(0, at_M))

@@ -1,6 +1,7 @@
-"""One vector for a document, and what is read off it.
+"""Pooling of documents and spans, and heads on the result.
 
-Shape letters: T tokens, N documents, H hidden width, C outputs.
+Shape letters: T tokens, N documents or examples, M spans or target tokens, S spans of an example, H hidden width, C
+outputs, F input width of the pooler, B width of a position vector, V rows of the table, W its width.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def summary_index(packed: Packed, how: Literal["first", "last"]) -> Tensor:
 
 
 def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "mean", "max"]) -> Tensor:
-    """(N, H): the first token's hidden state, the last one's, or the mean or the maximum over the document, special
-    tokens included (Reimers and Gurevych 2019, section 3). Mean and maximum of a document without tokens are 0."""
+    """(N, H) pooled hidden states: of the first or last token, or the mean or maximum over the document including
+    special tokens (Reimers and Gurevych 2019, section 3). Mean and maximum of an empty document are 0."""
     if how == "first" or how == "last":
         return hidden_TH[summary_index(packed, how)]
     if how == "max":
@@ -72,8 +73,17 @@ def pooler(backbone: Backbone) -> Pooler:
 
 
 class SequenceHead(PredictingHead):
-    """Dropout and a linear map: classes or values of a document. dense: behind a layer of its own with tanh. tokens:
-    special tokens that it brings, whose embeddings it learns, of the width `token_size`; hidden_size where None."""
+    """Dropout and a linear layer for classes or values of a document.
+
+    Args:
+        hidden_size: H.
+        outputs: C.
+        dropout: Dropout rate before the output layer.
+        bias: Whether the output layer has a bias.
+        dense: Add a dense layer with tanh first.
+        tokens: Number of special tokens that the head adds, with learned embeddings.
+        token_size: Width of these embeddings; None for hidden_size.
+    """
 
     def __init__(
         self,
@@ -92,28 +102,18 @@ class SequenceHead(PredictingHead):
         self.output = nn.Linear(hidden_size, outputs, bias)
 
     def forward(self, summary_NH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """(N, H) to (N, C). rng: those of the summarised tokens, `rng.rows(summary_index(...))`."""
+        """(N, H) to (N, C). rng: for the pooled tokens, `rng.rows(summary_index(...))`."""
         if self.dense is not None:
             summary_NH = torch.tanh(self.dense(summary_NH))
         return self.seen(self.output(self.dropout(summary_NH, rng)))
 
 
-# Span vectors and heads on them, and SpanBERT's span boundary objective.
-#
-# Shape letters: T tokens, M spans, N examples, S spans of an example, H hidden width, C classes.
-
-
-# Vectors of spans, and a head on them.
-#
-# Shape letters: T tokens, M spans, N examples, S spans of an example, H hidden width, C classes.
-
-
 def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
-    """(M, 3H) [start; end; mean] of the hidden states of spans. span_M2: flat inclusive borders."""
+    """(M, 3H) [start; end; mean] of the hidden states of spans. span_M2: flat inclusive boundaries."""
     starts_M, ends_M = span_M2.unbind(1)
     lengths_M = ends_M - starts_M + 1
     first_M, last_M = on_host(span_M2).unbind(1)
-    tokens = int((last_M - first_M + 1).sum())  # with the size given, the device is not asked for it
+    tokens = int((last_M - first_M + 1).sum())  # output_size avoids a device sync
     numbers_M = torch.arange(len(span_M2), device=span_M2.device)
     span_number = numbers_M.repeat_interleave(lengths_M, output_size=tokens)
     before_M = lengths_M.cumsum(0) - lengths_M
@@ -123,8 +123,8 @@ def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
 
 
 class SpanHead(PredictingHead):
-    """Classes of S spans: a dense layer with tanh over their vectors side by side, dropout, and a linear map (the
-    two-layer classifier of Tenney et al. 2019, section 3, of spans as in Lee et al. 2017, section 4)."""
+    """Classes of S spans: a dense layer with tanh over their concatenated vectors, dropout, and a linear layer
+    (two-layer classifier of Tenney et al. 2019, section 3; spans as in Lee et al. 2017, section 4)."""
 
     def __init__(self, hidden_size: int, spans: int, outputs: int, dropout: float = 0.0):
         super().__init__()
@@ -133,20 +133,15 @@ class SpanHead(PredictingHead):
         self.output = nn.Linear(hidden_size, outputs)
 
     def forward(self, spans_ND: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """(N, 3SH) to (N, C). rng: those of the examples' first tokens."""
+        """(N, 3SH) to (N, C). rng: for the examples' first tokens."""
         return self.seen(self.output(self.dropout(torch.tanh(self.dense(spans_ND)), rng)))
 
 
-# Predict the tokens of a span from its two neighbors (Joshi et al., "SpanBERT", 2020, section 3.2).
-#
-# Shape letters: T tokens, M target tokens, H hidden width, B width of a position vector, V rows of the table, W its
-# width.
-
-
 class SpanBoundaryHead(LMHead):
-    """y = norm(gelu(W2 norm(gelu(W1 [left; right; place])))), then the tied table and a bias.
+    """Predicts the tokens of a span from its two neighbors (Joshi et al. 2020, "SpanBERT", section 3.2): y =
+    norm(gelu(W2 norm(gelu(W1 [left; right; position])))), then the tied output layer with a bias.
 
-    targets: the most tokens of a span that are predicted: rows of the places' vectors. position_size: B.
+    targets: maximum number of predicted tokens in a span. position_size: B.
     """
 
     def __init__(
@@ -170,8 +165,8 @@ class SpanBoundaryHead(LMHead):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def features(self, edges_M2H: Tensor, offsets_M: Tensor) -> Tensor:
-        """(M, 2H+B) what `loss_sum` and `scores` read. edges_M2H: hidden states of the token before and behind the
-        span of each target. offsets_M: the target's number in its span, from 0."""
+        """(M, 2H+B) input of `loss_sum` and `scores`. edges_M2H: hidden states of the tokens before and after the span
+        of each target. offsets_M: the target's index in its span."""
         return torch.cat([edges_M2H.flatten(1), self.position(offsets_M).to(edges_M2H.dtype)], dim=-1)
 
     def transform(self, hidden_MH: Tensor) -> Tensor:

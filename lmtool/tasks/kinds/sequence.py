@@ -289,7 +289,7 @@ class SequenceLearner(TaskLearner):
             return StepOutput({self.term: loss(self.outputs(batch, step))}, self.weights)
         rng = self.dropout_rng(batch, step)
         hidden_TH = self.hidden_of(batch, rng)
-        total = loss(self._of_summary(summary(hidden_TH, batch.inputs, self.form.place), batch, rng))
+        total = loss(self._of_summary(summary(hidden_TH, batch.inputs, self.form.pooling), batch, rng))
         at_M = send(self._predicting(batch, self.backbone.config.vocab_size), hidden_TH.device)
         table_VH, labels_M = self.backbone.embed.token.weight, batch.inputs.tokens[at_M + 1].long()
         of_text = cast(LMHead, self.heads[LANGUAGE_MODEL]).loss_sum(hidden_TH[at_M], table_VH, labels_M)
@@ -350,13 +350,13 @@ class SequenceLearner(TaskLearner):
     def _summary(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(N, H): one token's hidden state, the only one that the last layer gives, or the mean or maximum over the
         text."""
-        if self.form.place in ("mean", "max"):
-            return summary(self.hidden_of(batch, rng), self._read(batch), self.form.place)
+        if self.form.pooling in ("mean", "max"):
+            return summary(self.hidden_of(batch, rng), self._read(batch), self.form.pooling)
         return self.hidden_of(batch, rng, self._place(batch))
 
     def _place(self, batch: Batch) -> Tensor:
         """(N,) flat index of the token that stands for the text."""
-        return summary_index(self._read(batch), "last" if self.form.place == "last" else "first")
+        return summary_index(self._read(batch), "last" if self.form.pooling == "last" else "first")
 
     @staticmethod
     def _read(batch: Batch) -> Packed:

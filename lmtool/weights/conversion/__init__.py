@@ -1,1 +1,1 @@
-"""What import and export convert: architectures, vocabularies, adapters, word vectors."""
+"""Conversions by import and export: architectures, vocabularies, adapters, word vectors."""

@@ -1,4 +1,4 @@
-"""`lmtool import` of a PEFT folder: the tuned weights, with a reference to their base."""
+"""`lmtool import` of a PEFT adapter: the tuned weights, with a reference to their base."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from lmtool.models.published import HFConfig, unnamed
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import count
 from lmtool.resolver.schema.run import ImportConfig
-from lmtool.tokenizers.published import has_tokenizer
+from lmtool.system.terminal import listing
+from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.exporting import ImportedModel, write_import
@@ -35,24 +36,26 @@ _TOKENS = "backbone.embed.token.weight"
 
 
 def import_adapter(config: ImportConfig, folder: Path) -> None:
-    """Write the checkpoint, read it back and print its content. UserError if the adapter does not fit its base."""
+    """Write the checkpoint, read it back and print its content. folder: the adapter's. UserError if the adapter does
+    not fit its base."""
     adapter = read_adapter(folder)
-    address = _base_of(adapter)
+    address = _base_address(adapter)
     saved = saved_config(address, config.offline)
     start = merged(read(address, config.offline), saved)
     model = section(address, saved, Choice("model"))
     base_folder, head = _base_folder(adapter, address, start, model, config.offline)
     base = _hf_base(adapter, base_folder, start, model)
     restored = adapter.restored(base)
-    own_tensors = {**restored.added, **_changed_tensors(adapter, base_folder, base, start, restored.changed)}
+    tensors = {**restored.added, **_changed_tensors(adapter, base_folder, base, start, restored.changed)}
     tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
-    base_tensors = _left_to_base(start, own_tensors, head)
+    base_tensors = _base_tensors(start, tensors, head)
+    complete = {**base_tensors, **tensors}
     settings: JsonObject = {"generation": saved["generation"]} if "generation" in saved else {}
     named = True
     if head is not None:
-        labelled, named = _labelled(base_folder, adapter, {**base_tensors, **own_tensors}, head)
+        labelled, named = _labelled(base_folder, adapter, complete, head)
         settings |= labelled.classifier_config()
-        _require_complete(adapter, model, settings["task"], {**base_tensors, **own_tensors}, head)
+        _require_heads(adapter, model, settings["task"], complete, head)
     tokenizer_folder = folder if has_tokenizer(folder) else start.folder
     tokenizer = Tokenizer.load(tokenizer_folder) if has_tokenizer(tokenizer_folder) else None
     base_record = None
@@ -63,28 +66,27 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
         base_record = Base(address, path, start.revision, parts, digest(base_tensors), fingerprint)
     source = {"checkpoint": config.checkpoint, "base": address, "revision": start.revision}
     output = Path(config.output).expanduser()
-    written = own_tensors if base_record is not None else {**base_tensors, **own_tensors}
+    written = tensors if base_record is not None else complete
     write_import(ImportedModel(written, model, tokenizer, source, settings, tuning, base_record), output)
-    _require_same(load(str(output), offline=True).model.parts.state_dict(), {**base_tensors, **own_tensors}, output)
-    numbers = count(sum(tensor.numel() for tensor in own_tensors.values()))
-    Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {numbers} values beside {address}")
-    folded = sorted(name for name in restored.changed if name not in adapter.others)
-    if folded:
-        more = f" and {len(folded) - 3} more" if len(folded) > 3 else ""
-        Output().line(f"merged, where tuning={tuning['name']} edits nothing: {', '.join(folded[:3])}{more}")
+    _require_same(load(str(output), offline=True).model.parts.state_dict(), complete, output)
+    numbers = count(sum(tensor.numel() for tensor in tensors.values()))
+    Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {numbers} values on top of {address}")
+    merged_names = sorted(name for name in restored.changed if name not in adapter.saved)
+    if merged_names:
+        Output().line(f"merged, since tuning={tuning['name']} does not edit them: {listing(merged_names, 3)}")
     if adapter.settings.unread:
-        Output().line(f"not read in its {CONFIG}: {', '.join(adapter.settings.unread)}")
+        Output().line(f"not read in {CONFIG}: {', '.join(adapter.settings.unread)}")
     if not named and (labels := settings.get("task", {}).get("labels")):
-        Output().line(f"it has no names of labels; they are taken for one of {', '.join(map(str, labels))}")
+        Output().line(f"the adapter has no label names; they are assumed to be {', '.join(map(str, labels))}")
 
 
-def _base_of(adapter: Adapter) -> str:
-    """The adapter's base, as a value of `checkpoint=`. UserError if it names none."""
+def _base_address(adapter: Adapter) -> str:
+    """The adapter's base, as a value of `checkpoint=`. UserError if the adapter does not name it."""
     name, revision = adapter.settings.base_model_name_or_path, adapter.settings.revision
     if not name:
         raise UserError(
-            f"{adapter.folder / CONFIG} names no base_model_name_or_path",
-            "write the folder, or the name on the hub, of the model that it was trained on there",
+            f"{adapter.folder / CONFIG} has no base_model_name_or_path",
+            "set it to the folder or hub name of the model that the adapter was trained on",
         )
     if Path(name).expanduser().exists():
         return name
@@ -94,7 +96,7 @@ def _base_of(adapter: Adapter) -> str:
 def _base_folder(
     adapter: Adapter, address: str, start: Weights, model: ModelConfig, offline: bool
 ) -> tuple[HFFolder, TaskHead | None]:
-    """The base as a published folder of the class that the adapter is used with, and that class's task head."""
+    """The base as a Hugging Face folder of the class for which the adapter was trained, and that class's task head."""
     task_type = adapter.settings.task_type
     suffix = next((end for end, name in TASK_TYPES.items() if name == task_type), None)
     module = builder_module(entry_of(model))
@@ -103,9 +105,7 @@ def _base_folder(
     if any(head.suffix == suffix for head in HEADS.values()):
         names = [entry.name for entry in module.HF_FORMAT.classes if entry.name.endswith(str(suffix))]
         if not names:
-            raise UserError(
-                f"task_type={task_type} in its {CONFIG}: model={model.name} has no class ...{suffix}", MERGE
-            )
+            raise UserError(f"task_type={task_type} in {CONFIG}: model={model.name} has no class ...{suffix}", MERGE)
         config["architectures"] = names[:1]
     elif suffix is not None:
         config["architectures"] = []
@@ -113,9 +113,9 @@ def _base_folder(
 
 
 def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: ModelConfig) -> HFBase:
-    """The base under the names of the class that the adapter is used with, which its head determines; without the
-    prefix of models with a head if the adapter has none."""
-    renamed = our_names(_each_table(base_folder), adapter.others)
+    """The base under the names of the class for which the adapter was trained. Without the prefix of classes with a
+    head if the adapter has no such prefix."""
+    renamed = our_names(_untied(base_folder), adapter.saved)
     tensors = {**start.tensors, **{name: tensor for name, tensor in renamed.items() if name.startswith("heads.")}}
     base = HFBase(model, tensors, their_names(model, tensors), hf_linears(model, tensors))
     prefix = base_folder.family().HF_FORMAT.prefix
@@ -123,50 +123,46 @@ def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: Mod
     return base.bare(prefix) if edits and not any(name.startswith(prefix) for name in adapter.updates) else base
 
 
-def _each_table(base_folder: HFFolder) -> HFFolder:
-    """The same folder with its tables read as they are: none is required."""
+def _untied(base_folder: HFFolder) -> HFFolder:
+    """The same folder, from which any subset of the tied tables can be read."""
     return replace(base_folder, config=HFConfig({**base_folder.config, "tie_word_embeddings": True}))
 
 
 def _changed_tensors(
     adapter: Adapter, base_folder: HFFolder, base: HFBase, start: Weights, changed: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Tensors that the adapter changes, and the heads it adds, under our names. UserError if lmtool lacks a tensor."""
-    renamed = our_names(_each_table(base_folder), {**base.tensors, **changed})
-    known = start.tensors
-    own_tensors = {
-        name: tensor for name, tensor in renamed.items() if name not in known or not tensor.equal(known[name])
-    }
-    for name, tensor in own_tensors.items():
-        if not name.startswith("heads.") and (name not in known or tensor.shape != known[name].shape):
-            raise UserError(f"{adapter.folder}: lmtool has no place for its {name} {tuple(tensor.shape)}", MERGE)
+    """The base's tensors that the adapter changes, and its heads, under our names. UserError if lmtool lacks a
+    tensor."""
+    renamed = our_names(_untied(base_folder), {**base.tensors, **changed})
+    before = start.tensors
+    changes = {name: tensor for name, tensor in renamed.items() if name not in before or not tensor.equal(before[name])}
+    for name, tensor in changes.items():
+        if not name.startswith("heads.") and (name not in before or tensor.shape != before[name].shape):
+            raise UserError(f"{adapter.folder}: lmtool has no tensor {name} {tuple(tensor.shape)}", MERGE)
     untied = any(name.endswith("lm.output.weight") for name in renamed)
     untied = untied or adapter.settings.ensure_weight_tying
-    if _TOKENS in own_tensors and head_of_class(base_folder.config) is None and not untied:
+    if _TOKENS in changes and head_of_class(base_folder.config) is None and not untied:
         raise UserError(
-            f"{adapter.folder}: the table of tokens learned and its output layer, which is the same table in its base, "
-            "did not",
+            f"{adapter.folder}: the token embedding was trained, but not the output layer that is tied to it in the "
+            "base",
             MERGE,
         )
-    return own_tensors
+    return changes
 
 
-def _left_to_base(start: Weights, own_tensors: Mapping[str, Tensor], head: TaskHead | None) -> dict[str, Tensor]:
-    """The tensors that the checkpoint leaves to its base: with a task's head, only the backbone, the pooler and that
-    head."""
+def _base_tensors(start: Weights, tensors: Mapping[str, Tensor], head: TaskHead | None) -> dict[str, Tensor]:
+    """The tensors that come from the base: with a task's head, only the backbone, the pooler and that head."""
     parts = {part_of(name) for name in start.tensors}
     if head is not None:
         parts &= {"backbone", "heads.pooler", f"heads.{head.name}"}
-    return {
-        name: tensor for name, tensor in start.tensors.items() if part_of(name) in parts and name not in own_tensors
-    }
+    return {name: tensor for name, tensor in start.tensors.items() if part_of(name) in parts and name not in tensors}
 
 
 def _labelled(
     base_folder: HFFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
 ) -> tuple[HFFolder, bool]:
-    """The folder with as many labels as the head has rows, and whether they have names: PEFT stores none, lmtool
-    does."""
+    """The folder with as many labels as the head has outputs, and whether the labels have names, which only lmtool
+    stores with an adapter."""
     labelled = replace(base_folder, config=HFConfig({**base_folder.config, **adapter.labels}))
     rows = tensors.get(f"heads.{head.name}.output.weight")
     if rows is not None and len(labelled.label_names()) != len(rows):
@@ -176,22 +172,22 @@ def _labelled(
     return labelled, names != [unnamed(number) for number in range(len(names))]
 
 
-def _require_complete(
+def _require_heads(
     adapter: Adapter, model: ModelConfig, task: Mapping[str, object], tensors: Mapping[str, Tensor], head: TaskHead
 ) -> None:
-    """Raise UserError if neither the adapter nor its base has the heads."""
+    """Raise UserError if neither the adapter nor its base has the task's head."""
     expected = [f"heads.{head.name}"] + (["heads.pooler"] if not head.tokens and form_of(model, task).pooled else [])
     missing = [part for part in expected if not any(part_of(name) == part for name in tensors)]
     if missing:
         raise UserError(
-            f"{adapter.folder}: neither it nor its base has tensors of {missing[0]}, which task_type="
-            f"{adapter.settings.task_type} needs",
-            "save the adapter with them (modules_to_save), or give a base that has them",
+            f"{adapter.folder}: task_type={adapter.settings.task_type} needs {missing[0]}, which neither the adapter "
+            "nor its base has",
+            "save the adapter with it (modules_to_save), or give a base that has it",
         )
 
 
 def _require_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], output: Path) -> None:
-    """Raise CheckFailed if the checkpoint, read back, has other tensors."""
+    """Raise CheckFailed if the checkpoint, read back, has different tensors."""
     for name, tensor in expected.items():
         if name in state and not state[name].equal(tensor):
-            raise CheckFailed(f"{output} is not what was imported: {name} differs", "keep the adapter")
+            raise CheckFailed(f"{output} differs from the adapter in {name}", "keep the adapter")

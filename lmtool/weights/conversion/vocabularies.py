@@ -1,4 +1,4 @@
-"""`lmtool import tokenizer=`: a pretrained checkpoint with another vocabulary, and what that costs on a text."""
+"""`lmtool import tokenizer=`: replaces a pretrained checkpoint's vocabulary, and measures the loss before and after."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from lmtool.session.open_run import hub_tokenizer, require_fit
 from lmtool.session.trained import Trained, classifies, read_trained
 from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.configs import FolderConfig
-from lmtool.tokenizers.published import has_tokenizer
+from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.replacing import Replacement, replacement
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.assemble import Blueprint, assemble
+from lmtool.weights.comparing import same_tensors
 from lmtool.weights.exporting import COMMAND, require_new, write_checkpoint
 from lmtool.weights.folders import HFFolder, hf_folder
 from lmtool.weights.load import saved_config, saved_model
@@ -40,9 +41,13 @@ from lmtool.weights.reading import Weights, read
 
 
 def vocabulary_tensors(smaller: Blueprint[Any], larger: Blueprint[Any], saved: Collection[str]) -> list[str]:
-    """Names of the tensors whose first dimension is the vocabulary, in every family and every head: those that grow
-    with it. smaller, larger: the same model with vocabularies of different sizes; neither is put in memory. saved:
-    names of the tensors in the checkpoint, which say whether a head has a table of its own."""
+    """Names of the tensors whose first dimension is the vocabulary, found by building the model twice.
+
+    Args:
+        smaller: The model, built on the meta device.
+        larger: The same model with a larger vocabulary.
+        saved: Names of the checkpoint's tensors, which determine whether a head is untied.
+    """
     shapes = []
     with torch.device("meta"):
         for blueprint in (smaller, larger):
@@ -56,15 +61,23 @@ def vocabulary_tensors(smaller: Blueprint[Any], larger: Blueprint[Any], saved: C
 
 
 def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
-    """The same model for a vocabulary of another size."""
+    """The same model with another vocabulary size."""
     return model.model_copy(update={"vocab_size": size})
 
 
 def replaced_rows(tensors: Mapping[str, Tensor], names: Sequence[str], replacement: Replacement) -> dict[str, Tensor]:
-    """All tensors, those named with the rows of the new vocabulary.
+    """Replace the rows of the old vocabulary by rows of the new one.
 
-    An entry that was there has its row bit for bit; a new one the mean of its old pieces', or of all old entries' where
-    it has none. Rows behind the old entries, which no token has, stand behind the new ones.
+    An entry of both vocabularies keeps its row bit for bit. A new entry gets the mean of the rows of its old subwords,
+    or of all old rows if it has none. Unused rows after the old vocabulary follow the new one.
+
+    Args:
+        tensors: All tensors of the checkpoint.
+        names: Tensors whose first dimension is the vocabulary.
+        replacement: The map between the vocabularies.
+
+    Returns:
+        All tensors, with the same names.
     """
     entries = replacement.old_size
     return {
@@ -74,17 +87,17 @@ def replaced_rows(tensors: Mapping[str, Tensor], names: Sequence[str], replaceme
 
 
 def _rows(table: Tensor, replacement: Replacement) -> Tensor:
-    """(N, ...) of (V, ...): rows as they were, or means of rows."""
+    """(N, ...) rows of the new entries, from the (V, ...) table of the old ones: copies or means."""
     counts = np.array([len(ids) for ids in replacement.sources])
-    pieces_P = torch.from_numpy(np.concatenate([*replacement.sources, np.empty(0, dtype=np.int64)]))
+    ids_P = torch.from_numpy(np.concatenate([*replacement.sources, np.empty(0, dtype=np.int64)]))
     starts_N = torch.from_numpy(np.cumsum(counts) - counts)
     flat_VW = table.reshape(len(table), -1).float()
-    means_NW = embedding_bag(pieces_P, flat_VW, starts_N, mode="mean")
+    means_NW = embedding_bag(ids_P, flat_VW, starts_N, mode="mean")
     means_NW[torch.from_numpy(counts == 0)] = flat_VW.double().mean(0).float()
-    out = means_NW.reshape(len(counts), *table.shape[1:]).to(table.dtype)
-    alone = torch.from_numpy(counts == 1)
-    out[alone] = table[pieces_P[starts_N[alone]]]
-    return out
+    rows = means_NW.reshape(len(counts), *table.shape[1:]).to(table.dtype)
+    copied = torch.from_numpy(counts == 1)  # a mean in fp32 would not be bitwise equal
+    rows[copied] = table[ids_P[starts_N[copied]]]
+    return rows
 
 
 REPORT = "replaced.json"
@@ -93,8 +106,8 @@ _CLEANED = "A  b\n\tÉ"
 
 @dataclass(frozen=True)
 class TextLoss:
-    """term: what is predicted, as the learner calls it. text: on which. before, after: bits a byte of the text, were
-    each of its tokens predicted as those of the term are."""
+    """The loss with the old and the new vocabulary. term: name of the learner's loss. text: title of the text. before,
+    after: bits per byte, if every token of the text had the mean loss of the predicted ones."""
 
     term: str
     text: str
@@ -103,15 +116,15 @@ class TextLoss:
 
 
 def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
-    """Write the checkpoint with the other vocabulary, read it again, and print what changed.
+    """Write the checkpoint with the new vocabulary, read it back, and print what changed.
 
-    UserError where the checkpoint was tuned, or the vocabulary lacks what the checkpoint's objective needs.
+    UserError if the checkpoint was finetuned, or if the vocabulary lacks a token that the checkpoint's objective needs.
     """
     folder = Path(config.output).expanduser()
     require_new(folder)
-    published = hf_folder(config.checkpoint, config.offline)
+    hugging_face = hf_folder(config.checkpoint, config.offline)
     saved, weights = saved_config(config.checkpoint, config.offline), read(config.checkpoint, config.offline)
-    _require_pretrained(config, published, saved, weights)
+    _require_pretrained(config, hugging_face, saved, weights)
     parses = bool((saved.get("tokenizer") or {}).get("parse_special_tokens"))
     old = Tokenizer.load(weights.folder, parses)
     new = _tokenizer(FolderConfig(path=tokenizer_path, parse_special_tokens=parses), config.offline)
@@ -119,11 +132,11 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     trained = _with_head(config, saved, weights)
     blueprint: Any = saved_model(config.checkpoint, saved, weights.tensors)
     if trained is not None and "objective" in saved:
-        blueprint = trained.config  # its heads are those of the objective
+        blueprint = trained.config  # with the heads of the objective
     model = blueprint.model
     if old.vocab_size > model.vocab_size:
-        message = f"its tokenizer has {old.vocab_size:,} tokens, its table {model.vocab_size:,} rows"
-        raise UserError(f"checkpoint={config.checkpoint}: {message}", "copy the tokenizer it was trained with there")
+        message = f"its tokenizer has {old.vocab_size:,} tokens, its embedding {model.vocab_size:,} rows"
+        raise UserError(f"checkpoint={config.checkpoint}: {message}", "copy the tokenizer it was trained with")
     mapping = replacement(old, new)
     rows = new.vocab_size + model.vocab_size - old.vocab_size
     _require_roles(trained, with_vocabulary(model, rows), new, tokenizer_path)
@@ -146,34 +159,31 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
         "bits_per_byte": None if isinstance(loss, str) else asdict(loss),
     }
     section = {"name": "folder", "path": masked(str(folder)), "parse_special_tokens": parses}
-    described = _described(config, published, saved, weights)
-    described |= {"model": {**described["model"], "vocab_size": rows}, "tokenizer": section}
-    write_checkpoint(described, tensors, new, folder, {REPORT: report})
-    again = read(str(folder), offline=True)
-    if again.tensors.keys() != tensors.keys() or not all(
-        torch.equal(tensor, again.tensors[name]) for name, tensor in tensors.items()
-    ):
-        raise CheckFailed(f"{folder} is not what was written", "see the disk, and keep the checkpoint")
-    _tell(folder, mapping, report, loss, old, new)
+    new_config = _new_config(config, hugging_face, saved, weights)
+    new_config |= {"model": {**new_config["model"], "vocab_size": rows}, "tokenizer": section}
+    write_checkpoint(new_config, tensors, new, folder, {REPORT: report})
+    if not same_tensors(tensors, read(str(folder), offline=True).tensors):
+        raise CheckFailed(f"{folder} differs from what was written", "check the disk, and keep the checkpoint")
+    _report(folder, mapping, report, loss, old, new)
 
 
 def _require_pretrained(
-    config: ImportConfig, published: HFFolder | None, saved: Mapping[str, object], weights: Weights
+    config: ImportConfig, hugging_face: HFFolder | None, saved: Mapping[str, object], weights: Weights
 ) -> None:
     hint = "replace the tokenizer of the pretrained checkpoint, and finetune that"
     if saved.get("tuning") or saved.get("task") or saved.get("command") == "finetune":
         raise UserError(f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} was finetuned", hint)
-    if published is not None and classifies(published, weights):
-        raise UserError(f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} has the head of a task", hint)
+    if hugging_face is not None and classifies(hugging_face, weights):
+        raise UserError(f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} has a task head", hint)
     if not has_tokenizer(weights.folder):
         raise UserError(
-            f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} has no tokenizer that could be replaced",
-            "copy its tokenizer files there too",
+            f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} has no tokenizer to replace",
+            "copy its tokenizer files into the folder",
         )
 
 
 def _tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
-    """UserError naming the key that is typed here."""
+    """The new tokenizer. UserError with the import's key in its message."""
     try:
         tokenizer: Tokenizer = hub_tokenizer(config, offline) or build(config, (), 0)
         return tokenizer
@@ -182,7 +192,7 @@ def _tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
 
 
 def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weights) -> Trained | None:
-    """The checkpoint with the head of its pretraining; None of a published encoder without one."""
+    """The checkpoint with its pretraining head; None for a Hugging Face encoder without one."""
     model = saved_model(config.checkpoint, saved, weights.tensors).model
     encoder = model.architecture == "encoder" and "objective" not in saved
     if encoder and not any(name.startswith("heads.masked_lm.") for name in weights.tensors):
@@ -192,7 +202,9 @@ def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weigh
 
 
 def _require_roles(trained: Trained | None, model: Any, new: Tokenizer, path: str) -> None:
-    hint = "give one that has it: `lmtool tokenizer` with the kind of the model, or with tokenizer.special_tokens="
+    hint = (
+        "give a tokenizer with this token: `lmtool tokenizer` with the kind of the model or tokenizer.special_tokens="
+    )
     if trained is None:
         problem = missing_token(tokens_around(model), new.roles)
         if problem is not None:
@@ -205,7 +217,7 @@ def _require_roles(trained: Trained | None, model: Any, new: Tokenizer, path: st
 
 
 def _resized(blueprint: Any, rows: int) -> Any:
-    """A configuration, or a saved model, with a vocabulary of another size."""
+    """A configuration or a saved model with another vocabulary size."""
     model = with_vocabulary(blueprint.model, rows)
     if isinstance(blueprint, PretrainConfig):
         return blueprint.model_copy(update={"model": model})
@@ -213,15 +225,15 @@ def _resized(blueprint: Any, rows: int) -> Any:
 
 
 def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss | str:
-    """Both on the same text; or why the checkpoint as it was has no loss there."""
+    """The loss before and after on the same text; or why the original checkpoint's loss cannot be measured."""
     values: list[float] = []
     term = title = ""
     for trained in (before, after):
         assert isinstance(trained.config, PretrainConfig)
-        asked = EvaluateConfig(
+        request = EvaluateConfig(
             checkpoint=config.checkpoint, data=config.data, cache_dir=config.cache_dir, offline=config.offline
         )
-        data, title = text_to_score(asked, trained, trained.config)
+        data, title = text_to_score(request, trained, trained.config)
         learner, length = trained.learner(), trained.config.max_length
         terms = [name for name in learner.weights if name not in trained.tasks]
         if not terms:
@@ -230,7 +242,7 @@ def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss
         budget = max(EVALUATION_TOKENS, length)
         try:
             held_out = HeldOutSplits(learner, {"validation": data}, length, budget, trained.config.seed)
-        except UserError as error:  # too few sentinels for its length
+        except UserError as error:  # too few sentinel tokens for the text's length
             if trained is after:
                 raise
             return error.message
@@ -245,35 +257,35 @@ def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss
     return TextLoss(term, title, *values)
 
 
-def _described(
-    config: ImportConfig, published: HFFolder | None, saved: Mapping[str, object], weights: Weights
+def _new_config(
+    config: ImportConfig, hugging_face: HFFolder | None, saved: Mapping[str, object], weights: Weights
 ) -> JsonObject:
-    """The configuration of the new checkpoint: that of the run, or of an import."""
-    if published is None:
-        own = {"checkpoint": masked(config.checkpoint), "name": None, "run_dir": None} if "objective" in saved else {}
-        return {**saved, **own}
+    """The configuration of the new checkpoint: of the run, or of an import."""
+    if hugging_face is None:
+        changes = {"checkpoint": masked(config.checkpoint), "name": None, "run_dir": None}
+        return {**saved, **(changes if "objective" in saved else {})}
     source = masked_data({"checkpoint": config.checkpoint, "ignored_keys": list(weights.ignored)})
     version = {"version": saved_configs.VERSION, "command": COMMAND, "seed": 0}
-    return {**version, "source": {**source, "revision": published.revision}, "model": saved["model"]}
+    return {**version, "source": {**source, "revision": hugging_face.revision}, "model": saved["model"]}
 
 
-def _tell(
+def _report(
     folder: Path, mapping: Replacement, report: JsonMapping, loss: TextLoss | str, old: Tokenizer, new: Tokenizer
 ) -> None:
     counts = mapping.counts
-    made = f"{counts['new']:,} new"
+    added = f"{counts['new']:,} new"
     if counts["new"]:
-        made += f" ({counts['without_old_pieces']:,} without old pieces: the mean of all entries)"
-    rows = [("entries", f"{counts['kept']:,} kept · {made} · {counts['dropped']:,} dropped")]
+        added += f" ({counts['without_old_pieces']:,} without old subwords: the mean of all entries)"
+    rows = [("entries", f"{counts['kept']:,} kept · {added} · {counts['dropped']:,} dropped")]
     if report["rows_without_entry"]:
-        rows.append(("rows", f"{report['rows_without_entry']:,} that no token has stay behind the entries"))
+        rows.append(("rows", f"{report['rows_without_entry']:,} unused rows stay after the entries"))
     rows.append(("tensors", ", ".join(report["tensors"])))
     if isinstance(loss, str):
         rows.append(("bits per byte", f"not measured: {loss}"))
     else:
         rows.append(("bits per byte", f"{loss.before:.4f} before · {loss.after:.4f} after · {loss.term}, {loss.text}"))
         if old.decode(old.encode(_CLEANED)) != new.decode(new.encode(_CLEANED)):
-            rows.append(("", "the two keep different parts of a text: what one cleans away, or lacks, costs nothing"))
+            rows.append(("", "not comparable: the tokenizers remove different parts of a text, which cost nothing"))
     output = Output()
-    output.line(f"{folder} · {new.vocab_size:,} tokens in the place of {old.vocab_size:,}")
+    output.line(f"{folder} · {new.vocab_size:,} tokens instead of {old.vocab_size:,}")
     output.rows(rows)

@@ -1,10 +1,10 @@
-"""A folder of PEFT: adapter_config.json and adapter_model.safetensors, written and read."""
+"""Read and write PEFT adapters: folders with adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,41 +16,54 @@ from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import save_tensors
+from lmtool.weights.comparing import quiet_transformers
 from lmtool.weights.exporting import write_folder_atomically
-from lmtool.weights.folders import read_object
+from lmtool.weights.folders import TOKENIZER, Address, MissingFile, read_object
 from lmtool.weights.peft import lora
 from lmtool.weights.peft.maps import HFBase, Restored, Tuned
-from lmtool.weights.peft.settings import CONFIG, AdapterSettings, PromptSettings, settings_of
+from lmtool.weights.peft.settings import (
+    CONFIG,
+    DELTA,
+    DISAGREE,
+    SAVE_AGAIN,
+    WEIGHTS,
+    AdapterSettings,
+    PromptSettings,
+    settings_of,
+)
 from lmtool.weights.reading import read_file
 
 TENSOR = "prompt_embeddings"
 PROMPT_SUFFIXES = (TENSOR,)
 _VIRTUAL, _PREFIX = "backbone.embed.virtual.weight", "backbone.prefix.weight"
 _KIND = {_VIRTUAL: "PROMPT_TUNING", _PREFIX: "PREFIX_TUNING"}
-_USED = {_VIRTUAL: {"CAUSAL_LM": "decoder", "SEQ_2_SEQ_LM": "encoder_decoder"}, _PREFIX: {"CAUSAL_LM": "decoder"}}
-"""The architecture by PEFT's name for what the model is used for."""
-_OTHERWISE = {
-    (_VIRTUAL, "transformer"): "transformers scales the vectors of tokens, but none that it is handed",
-    (_PREFIX, "gpt1"): "transformers takes no keys of earlier tokens",
+_ARCHITECTURES = {
+    _VIRTUAL: {"CAUSAL_LM": "decoder", "SEQ_2_SEQ_LM": "encoder_decoder"},
+    _PREFIX: {"CAUSAL_LM": "decoder"},
 }
-"""Families that PEFT, or what is below it, reads in another way."""
+"""The architectures by PEFT's task type in which lmtool and PEFT use the tensor in the same way."""
+_INCOMPATIBLE = {
+    (_VIRTUAL, "transformer"): "transformers scales token embeddings, but not embeddings that are passed in",
+    (_PREFIX, "gpt1"): "transformers has no cache of keys for it",
+}
+"""Families in which PEFT or transformers uses the tensor differently."""
 
 
 def _incompatibility(name: str, task_type: str | None, model: ModelConfig) -> str | None:
-    """Why PEFT reads the tensor of this name differently from lmtool, or None."""
-    if task_type is None or _USED.get(name, {}).get(task_type) != model.architecture:
-        return "only prompts of language models that write text, and prefixes of decoders that do, are read alike there"
-    return _OTHERWISE.get((name, model.name))
+    """Why PEFT uses the tensor of this name differently from lmtool, or None."""
+    if task_type is None or _ARCHITECTURES.get(name, {}).get(task_type) != model.architecture:
+        return "only prompts of generative language models and prefixes of generative decoders are the same"
+    return _INCOMPATIBLE.get((name, model.name))
 
 
 def prompt_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
-    """PEFT's configuration and its one tensor. UserError if PEFT reads texts differently."""
+    """Convert a prompt or prefix to PEFT's configuration and tensor. UserError if PEFT uses it differently."""
     name, model = next(iter(tuned.tensors)), tuned.base.model
-    reason = _incompatibility(name, None if len(tuned.tensors) > 1 or tuned.learned else tuned.task_type, model)
+    reason = _incompatibility(name, None if len(tuned.tensors) > 1 or tuned.trained else tuned.task_type, model)
     if reason is not None:
         raise UserError(
-            f"PEFT reads tuning={tuned.section['name']} of model={model.name} with this head in another way: {reason}",
-            "format=delta writes what was tuned for lmtool",
+            f"PEFT uses tuning={tuned.section['name']} of model={model.name} with this head differently: {reason}",
+            DELTA,
         )
     prompt, sizes = tuned.tensors[name], _sizes(name, model)
     config = {
@@ -63,7 +76,7 @@ def prompt_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
 
 
 def _sizes(name: str, model: Any) -> dict[str, int]:
-    """PEFT's names for a transformer's sizes. A prefix has the heads of keys and values."""
+    """PEFT's names for a transformer's sizes. A prefix has as many heads as keys and values."""
     prefix = name == _PREFIX
     heads = model.key_value_heads if prefix else model.num_heads
     width = heads * model.width_of_head if prefix else model.hidden_size
@@ -71,17 +84,25 @@ def _sizes(name: str, model: Any) -> dict[str, int]:
 
 
 def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
-    """The inverse: an encoder's result as prompts without an encoder. UserError if PEFT reads texts differently, or if
-    the tensor does not match the configuration."""
+    """Convert a prompt or prefix from PEFT; the result of a prompt encoder becomes a prompt without an encoder.
+
+    Args:
+        settings: The content of adapter_config.json.
+        tensors: PEFT's tensor by its name.
+        base: The adapter's base.
+
+    Raises:
+        UserError: If PEFT uses the tensor differently, or if it does not match the configuration.
+    """
     name = _PREFIX if settings.peft_type == "PREFIX_TUNING" else _VIRTUAL
-    stacks = settings.num_transformer_submodules or (2 if settings.task_type == "SEQ_2_SEQ_LM" else 1)
+    submodules = settings.num_transformer_submodules or (2 if settings.task_type == "SEQ_2_SEQ_LM" else 1)
     reason = _incompatibility(name, settings.task_type, base.model)
-    if reason is None and stacks > 1:
-        reason = "num_transformer_submodules=2 puts them in front of the decoder's text too"
+    if reason is None and submodules > 1:
+        reason = "num_transformer_submodules=2 prepends them to the decoder's text too"
     if reason is not None:
         raise UserError(
-            f"{CONFIG}: lmtool reads peft_type={settings.peft_type}, task_type={settings.task_type} of "
-            f"model={base.model.name} in another way than PEFT: {reason}",
+            f"{CONFIG}: lmtool uses peft_type={settings.peft_type}, task_type={settings.task_type} of "
+            f"model={base.model.name} differently from PEFT: {reason}",
             "use it with PEFT",
         )
     sizes = _sizes(name, base.model)
@@ -89,9 +110,9 @@ def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], ba
     expected = (count, 2 * depth * width if name == _PREFIX else width)
     if tensors[TENSOR].shape != expected:
         raise UserError(
-            f"{CONFIG}: num_virtual_tokens={count}, and {TENSOR} is {tuple(tensors[TENSOR].shape)}; its base reads "
+            f"{CONFIG}: num_virtual_tokens={count}, and {TENSOR} is {tuple(tensors[TENSOR].shape)}; its base needs "
             f"{expected}",
-            "give the base that it was trained on, or save the adapter again",
+            DISAGREE,
         )
     section = {"name": "prompt", "length": count, "init": "random"}
     if name == _PREFIX:
@@ -99,29 +120,30 @@ def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], ba
     return Restored(section, {name: tensors[TENSOR]}, {})
 
 
-WEIGHTS, LABELS = "adapter_model.safetensors", "labels.json"
-"""The second is lmtool's: PEFT has no file for the names of labels, and transformers takes a folder with a config.json
-for a complete model."""
+LABELS = "labels.json"
+"""lmtool's file for label names: PEFT does not store them, and transformers takes a folder with config.json for a
+complete model."""
 LABEL_KEYS = ("num_labels", "id2label", "label2id", "problem_type")
-"""The keys of a config.json that stand in it."""
+"""The keys of config.json that LABELS contains."""
 _PREFIX_IN_PEFT = "base_model.model."
 _HEADS: dict[str | None, tuple[str, ...]] = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
 }
-"""The modules that PEFT always keeps complete, by what the model is used for."""
+"""The modules that PEFT always stores completely, by task type."""
 _BASE_LAYER = ".base_layer"
-"""Where PEFT puts the map that it edits."""
-Layout = tuple[JsonObject, dict[str, Tensor]]
-WRITERS: dict[str, Callable[[Tuned], Layout]] = {
+"""PEFT's name for a linear layer in its wrapper."""
+PeftContent = tuple[JsonObject, dict[str, Tensor]]
+"""Content of adapter_config.json, and tensors."""
+WRITERS: dict[str, Callable[[Tuned], PeftContent]] = {
     "lora": lora.lora_to_peft,
     "ia3": lora.ia3_to_peft,
     "prompt": prompt_to_peft,
     "ptuning": prompt_to_peft,
     "prefix": prompt_to_peft,
 }
-"""By the name of the tuning method."""
+"""By tuning method."""
 READERS: dict[str, Callable[[Any, Mapping[str, Tensor], HFBase], Restored]] = {
     "LORA": lora.lora_from_peft,
     "IA3": lora.ia3_from_peft,
@@ -129,7 +151,7 @@ READERS: dict[str, Callable[[Any, Mapping[str, Tensor], HFBase], Restored]] = {
     "P_TUNING": prompt_from_peft,
     "PREFIX_TUNING": prompt_from_peft,
 }
-"""By PEFT's type."""
+"""By peft_type."""
 TASK_TYPES = {
     "ForSequenceClassification": "SEQ_CLS",
     "ForTokenClassification": "TOKEN_CLS",
@@ -139,21 +161,18 @@ TASK_TYPES = {
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
     "MTModel": "SEQ_2_SEQ_LM",
 }
-"""PEFT's name for what a class of transformers is used for, by the end of the class."""
+"""PEFT's task types by the suffix of a transformers class."""
 
 
 def task_type_of(architecture: str) -> str | None:
-    """PEFT's name for the use of a transformers class, or None."""
+    """PEFT's task type for a transformers class, or None."""
     return next((name for suffix, name in TASK_TYPES.items() if architecture.endswith(suffix)), None)
 
 
-def writer_of(method: str) -> Callable[[Tuned], Layout]:
+def writer_of(method: str) -> Callable[[Tuned], PeftContent]:
     """The function that writes a tuning method in PEFT's format. UserError if PEFT lacks the method."""
     if method not in WRITERS:
-        raise UserError(
-            f"tuning={method} has no layout in PEFT; these have: {', '.join(WRITERS)}",
-            "format=delta writes what was tuned for lmtool",
-        )
+        raise UserError(f"tuning={method} has no counterpart in PEFT; allowed: {', '.join(WRITERS)}", DELTA)
     return WRITERS[method]
 
 
@@ -165,14 +184,24 @@ def write_adapter(
     output: Path,
     write_files: Callable[[Path], None],
 ) -> None:
-    """Write the folder, all of it or nothing. base: a folder or a name on the hub. labels: a classifier's, as in
-    config.json. write_files: writes further files. UserError for a method that PEFT lacks or implements
-    differently."""
+    """Write the adapter's folder atomically.
+
+    Args:
+        tuned: The tuned model.
+        base: Folder or hub name of the base.
+        revision: The base's commit on the hub, or None.
+        labels: The label keys of config.json.
+        output: The new folder.
+        write_files: Writes additional files into the folder.
+
+    Raises:
+        UserError: If PEFT lacks the method or implements it differently, or if the folder cannot be written.
+    """
     _require_linears(tuned)
     config, tensors = writer_of(str(tuned.section["name"]))(tuned)
     modules, saved = _saved_modules(tuned)
     written = {path if path == TENSOR else _PREFIX_IN_PEFT + path: tensor for path, tensor in tensors.items()}
-    for path in dict.fromkeys([*saved, *tuned.learned]):
+    for path in dict.fromkeys([*saved, *tuned.trained]):
         module, _, kind = path.rpartition(".")
         edited = kind == "bias" and module in config.get("target_modules", ())
         name = f"{module}{_BASE_LAYER}.{kind}" if edited else path
@@ -196,89 +225,107 @@ def write_adapter(
 
 
 def _require_linears(tuned: Tuned) -> None:
-    """Raise UserError if a tuned layer is no module of the transformers model, so that PEFT cannot reach it."""
-    linears = {part.name for place in tuned.base.maps for part in place.parts}
+    """Raise UserError if a tuned layer is not a linear module of the transformers model, so that PEFT cannot edit
+    it."""
+    linears = {part.name for linear in tuned.base.linears for part in linear.parts}
     modules = {name.rpartition(".")[0] for name in tuned.tensors}
     missing = sorted(
         name for name in modules - linears if name.rpartition(".")[2].endswith(("_proj", "_in", "_out", "_gate"))
     )
     if missing:
         raise UserError(
-            f"in transformers {missing[0].removeprefix('backbone.')} of this model is no linear module, which PEFT "
-            f"could reach; nor are {len(missing) - 1} others that were tuned",
-            "format=delta writes what was tuned for lmtool; tuning.projections=[fc_in,fc_out] tunes what PEFT reaches",
+            f"PEFT cannot edit {missing[0].removeprefix('backbone.')} and {len(missing) - 1} other tuned layers of "
+            "this model: they are not linear modules in transformers",
+            f"{DELTA}; tuning.projections=[fc_in,fc_out] tunes layers that PEFT can edit",
         )
 
 
 def _saved_modules(tuned: Tuned) -> tuple[list[str], list[str]]:
-    """The modules that PEFT stores completely, identified by the ends of their paths: its heads, trained or not, and
-    others whose weights were trained; and all tensors in them. A bias trained alone is stored as a tensor."""
+    """The modules that PEFT stores completely, as suffixes of their paths, and all their tensors: the heads, trained or
+    not, and other modules with trained weights. A bias that is trained without its weight is stored separately."""
     heads = _HEADS.get(tuned.task_type, ())
-    learned = {path.rpartition(".")[0] for path in tuned.learned if path.endswith(".weight")}
-    modules = [*heads, *sorted(module for module in learned if not _is_within(module, heads))]
+    trained = {path.rpartition(".")[0] for path in tuned.trained if path.endswith(".weight")}
+    modules = [*heads, *sorted(module for module in trained if not _is_within(module, heads))]
     return modules, [path for path in tuned.base.tensors if _is_within(path.rpartition(".")[0], modules)]
 
 
-def _is_within(module: str, ends: Sequence[str]) -> bool:
-    """Whether the path of a module, or of one that contains it, has one of these ends."""
+def _is_within(module: str, suffixes: Sequence[str]) -> bool:
+    """Whether the path of a module, or of one that contains it, has one of these suffixes."""
     parts = module.split(".")
-    return any(".".join(parts[: depth + 1]).endswith(tuple(ends)) for depth in range(len(parts)))
+    return any(".".join(parts[: depth + 1]).endswith(tuple(suffixes)) for depth in range(len(parts)))
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder is in PEFT's format."""
-    return (folder / CONFIG).is_file()
+def adapter_folder(checkpoint: str, offline: bool = False) -> Path | None:
+    """The folder of a PEFT adapter, downloaded if it is on the hub; None if `checkpoint=` names anything else."""
+    if "://" not in checkpoint:
+        folder = Path(checkpoint).expanduser()
+        return folder if (folder / CONFIG).is_file() else None
+    address = Address.of("checkpoint", checkpoint, "give a folder, or hf://org/name@revision")
+    try:
+        folder = address.file(CONFIG, offline).parent
+    except MissingFile:
+        return None
+    for name in (WEIGHTS, LABELS, *TOKENIZER):
+        with suppress(MissingFile):  # the cache has one folder per commit
+            address.file(name, offline, folder.name)
+    return folder
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """What a folder of PEFT holds. updates: the tensors of its method, others: those of heads and of what else learned,
-    both by the names they have in the published model. labels: of its classifier, as a config.json has them; empty
-    where it does not say."""
+    """The content of a PEFT adapter.
+
+    Attributes:
+        folder: The adapter's folder.
+        settings: The content of adapter_config.json.
+        labels: Label keys as in config.json; empty if the adapter has none.
+        updates: Tensors of the tuning method, under transformers' names.
+        saved: Other tensors, of heads and trained modules, under transformers' names.
+    """
 
     folder: Path
     settings: AdapterSettings
     labels: JsonObject
     updates: dict[str, Tensor]
-    others: dict[str, Tensor]
+    saved: dict[str, Tensor]
 
     def restored(self, base: HFBase) -> Restored:
-        """As lmtool has it. UserError where it does not fit its base."""
-        known = base.with_values({name: tensor for name, tensor in self.others.items() if name in base.tensors})
+        """The adapter in lmtool's form. UserError if it does not fit its base."""
+        base = base.with_values({name: tensor for name, tensor in self.saved.items() if name in base.tensors})
         try:
-            restored = READERS[self.settings.peft_type](self.settings, self.updates, known)
+            restored = READERS[self.settings.peft_type](self.settings, self.updates, base)
         except UserError as error:
             raise UserError(f"{self.folder}: {error.message}", error.hint) from error
-        return Restored(restored.section, restored.added, {**self.others, **restored.changed})
+        return Restored(restored.section, restored.added, {**self.saved, **restored.changed})
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """A folder of PEFT. UserError where a file is missing or damaged, and for a method that lmtool does not read."""
+    """Read a PEFT adapter. UserError if a file is missing or damaged, and for a method that lmtool does not support."""
     settings = settings_of(folder / CONFIG, read_object(str(folder), folder / CONFIG))
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder} lacks {WEIGHTS}", "save the adapter again, with safetensors")
     prompt = isinstance(settings, PromptSettings)
-    # A model in front of which there are virtual tokens is not wrapped twice.
-    inside = _PREFIX_IN_PEFT.partition(".")[0] + "." if prompt else _PREFIX_IN_PEFT
+    # PEFT wraps a model with virtual tokens only once.
+    prefix = _PREFIX_IN_PEFT.partition(".")[0] + "." if prompt else _PREFIX_IN_PEFT
     tensors = {
-        name.removeprefix(inside): tensor.float() if tensor.is_floating_point() else tensor
+        name.removeprefix(prefix): tensor.float() if tensor.is_floating_point() else tensor
         for name, tensor in read_file(folder / WEIGHTS).items()
     }
-    ends = {"LORA": lora.LORA_SUFFIXES, "IA3": lora.IA3_SUFFIXES}.get(settings.peft_type, PROMPT_SUFFIXES)
-    updates = {name: tensor for name, tensor in tensors.items() if name.endswith(ends)}
+    suffixes = {"LORA": lora.LORA_SUFFIXES, "IA3": lora.IA3_SUFFIXES}.get(settings.peft_type, PROMPT_SUFFIXES)
+    updates = {name: tensor for name, tensor in tensors.items() if name.endswith(suffixes)}
     if not updates:
-        raise UserError(f"{folder / WEIGHTS} has no tensor that ends with {ends[0]}", "save the adapter again, whole")
-    whole = next((name for name, tensor in updates.items() if not tensor.is_floating_point()), None)
-    if whole is not None:
-        raise UserError(f"{folder / WEIGHTS}: {whole} holds {updates[whole].dtype}, and no fractions", "save it again")
-    others = {name.replace(_BASE_LAYER, ""): tensor for name, tensor in tensors.items() if name not in updates}
+        raise UserError(f"{folder / WEIGHTS} has no tensor that ends with {suffixes[0]}", SAVE_AGAIN)
+    integer = next((name for name, tensor in updates.items() if not tensor.is_floating_point()), None)
+    if integer is not None:
+        raise UserError(f"{folder / WEIGHTS}: {integer} has dtype {updates[integer].dtype}, not floats", SAVE_AGAIN)
+    saved = {name.replace(_BASE_LAYER, ""): tensor for name, tensor in tensors.items() if name not in updates}
     for copy in (".original_module.", ".modules_to_save."):
-        # With bias="all" the file also has the biases of a head's two copies; the head itself is complete beside them.
-        others = {name: others[name] for name in others if copy not in name or name.replace(copy, ".") not in others}
+        # With bias="all" the file also has the biases of a head's two copies, besides the complete head.
+        saved = {name: saved[name] for name in saved if copy not in name or name.replace(copy, ".") not in saved}
     path = folder / LABELS
     labels = read_object(str(folder), path) if path.is_file() else {}
-    kept = {key: labels[key] for key in ("id2label", "problem_type") if key in labels}
-    return Adapter(folder, settings, kept, updates, others)
+    labels = {key: labels[key] for key in ("id2label", "problem_type") if key in labels}
+    return Adapter(folder, settings, labels, updates, saved)
 
 
 @torch.no_grad()
@@ -289,23 +336,26 @@ def peft_logits(
     base: Mapping[str, Tensor],
     rows: Mapping[str, Tensor],
 ) -> Tensor:
-    """What PEFT itself gives with a folder: its logits of rows, those of virtual tokens too. architecture: the class of
-    transformers. config: its config.json. base: its published tensors. Whatever the libraries raise."""
+    """Compute the logits of an adapter with PEFT. Errors of PEFT and transformers pass through.
+
+    Args:
+        folder: The adapter's folder.
+        architecture: The transformers class of the base.
+        config: Content of the base's config.json.
+        base: The base's tensors under transformers' names.
+        rows: (B, L) inputs of the model by name.
+
+    Returns:
+        The logits, including those of virtual tokens; hidden states for a class without a head.
+    """
     import peft
     import transformers
 
-    level, kind = transformers.logging.get_verbosity(), getattr(transformers, architecture)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            settings = kind.config_class.from_dict(dict(config))
-            model = kind.from_pretrained(None, config=settings, state_dict=dict(base))
-            output = peft.PeftModel.from_pretrained(model, folder).eval()(**rows)
-    finally:
-        transformers.logging.set_verbosity(level)
-        transformers.logging.enable_progress_bar()
+    model_class = getattr(transformers, architecture)
+    with quiet_transformers():
+        settings = model_class.config_class.from_dict(dict(config))
+        model = model_class.from_pretrained(None, config=settings, state_dict=dict(base))
+        output = peft.PeftModel.from_pretrained(model, folder).eval()(**rows)
     if "start_logits" in output:
         return torch.stack([output.start_logits, output.end_logits], -1)
     return next(output[name] for name in ("logits", "prediction_logits", "last_hidden_state") if name in output)

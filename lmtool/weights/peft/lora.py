@@ -1,4 +1,7 @@
-"""LoRA, DoRA and (IA)3 (`lmtool/tuning/lora.py`) in PEFT's format."""
+"""LoRA, DoRA and (IA)3 (`lmtool/tuning/lora.py`) in PEFT's format.
+
+Shape letters: O outputs and I inputs of a linear layer, R rank.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,16 @@ from torch import Tensor
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.weights.peft.maps import HFBase, HFLinear, LinearSlice, Restored, Tuned
-from lmtool.weights.peft.settings import CONFIG, MERGE, Ia3Settings, LoraSettings
-
-# LoRA and DoRA (`lmtool/tuning/lora.py`) as PEFT's.
-#
-# Shape letters: O outputs and I inputs of a map, R rank.
-
+from lmtool.weights.peft.settings import (
+    CONFIG,
+    DELTA,
+    DISAGREE,
+    MERGE,
+    SAVE_AGAIN,
+    WEIGHTS,
+    Ia3Settings,
+    LoraSettings,
+)
 
 _A, _B, _MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
 _NAMES = {
@@ -25,18 +32,19 @@ _NAMES = {
     "magnitude_O": "lora_magnitude_vector",
     "bias_O": "lora_B.bias",
 }
-"""What PEFT calls the tensors of an update."""
+"""PEFT's names for the tensors of an update."""
 LORA_SUFFIXES = tuple(f".{name}" for name in _NAMES.values())
 
 
 def lora_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
-    """PEFT's configuration and tensors by module. Updates of several maps that are one there become one of as many
-    ranks, block by block; outputs without an update keep their length."""
+    """Convert LoRA or DoRA to PEFT's configuration and tensors. Updates of several layers that are joined in
+    transformers become one block-diagonal update with the sum of their ranks; outputs without an update keep their
+    magnitude."""
     section, tensors = tuned.section, tuned.tensors
     rank, root = section["rank"], bool(section["rank_stabilised"])
     ranks: dict[str, int] = {}
     written: dict[str, Tensor] = {}
-    for linear in tuned.base.maps:
+    for linear in tuned.base.linears:
         parts = [part for part in linear.parts if f"{part.name}.{_A}" in tensors]
         if not parts:
             continue
@@ -52,7 +60,7 @@ def lora_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
             for part in parts:
                 update["magnitude_O"][part.rows_O] = tensors[f"{part.name}.{_MAGNITUDE}"]
         written |= {f"{linear.module}.{_NAMES[kind]}": tensor for kind, tensor in update.items()}
-    merged = {module: number for module, number in ranks.items() if number != rank}
+    other_ranks = {module: number for module, number in ranks.items() if number != rank}
     config = {
         "peft_type": "LORA",
         "r": rank,
@@ -61,13 +69,13 @@ def lora_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
         "use_rslora": root,
         "use_dora": section["dora"],
         "bias": section["bias"],
-        "fan_in_fan_out": any(linear.transposed for linear in tuned.base.maps if linear.module in ranks),
+        "fan_in_fan_out": any(linear.transposed for linear in tuned.base.linears if linear.module in ranks),
         "target_modules": list(ranks),
-        "rank_pattern": merged,
-        # The scale is alpha over the rank, or over its root.
+        "rank_pattern": other_ranks,
+        # The scale is alpha / rank, or alpha / sqrt(rank).
         "alpha_pattern": {
             module: _number(section["alpha"] * (number / rank) ** (0.5 if root else 1))
-            for module, number in merged.items()
+            for module, number in other_ranks.items()
         },
     }
     return config, written
@@ -75,7 +83,7 @@ def lora_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
 
 @dataclass(frozen=True)
 class _Update:
-    """Of a map, or of a part of one: scale B A, and with DoRA the lengths of its outputs."""
+    """The update of a linear layer or of a part of one: scale B A, and with DoRA the magnitudes of its outputs."""
 
     a_RI: Tensor
     b_OR: Tensor
@@ -83,19 +91,19 @@ class _Update:
     magnitude_O: Tensor | None = None
     bias_O: Tensor | None = None
 
-    def of(self, part: LinearSlice) -> _Update:
-        """That of a map of ours that is in a published one."""
-        inputs_RI = self.a_RI.new_zeros(self.a_RI.shape)
-        inputs_RI[:, part.columns_I] = self.a_RI
-        lengths = None if self.magnitude_O is None else self.magnitude_O[part.rows_O]
-        return _Update(inputs_RI, self.b_OR[part.rows_O], self.scale, lengths)
+    def part(self, part: LinearSlice) -> _Update:
+        """The update of one of our layers in a layer of transformers."""
+        a_RI = self.a_RI.new_zeros(self.a_RI.shape)
+        a_RI[:, part.columns_I] = self.a_RI
+        magnitude_O = None if self.magnitude_O is None else self.magnitude_O[part.rows_O]
+        return _Update(a_RI, self.b_OR[part.rows_O], self.scale, magnitude_O)
 
-    def changes(self, length_O: Tensor) -> bool:
-        """Whether it gives another map. length_O: of the rows that it is added to."""
-        return bool(self.b_OR.any()) or (self.magnitude_O is not None and not self.magnitude_O.allclose(length_O))
+    def changes(self, norm_O: Tensor) -> bool:
+        """Whether it changes the layer. norm_O: norms of the rows of its weight."""
+        return bool(self.b_OR.any()) or (self.magnitude_O is not None and not self.magnitude_O.allclose(norm_O))
 
     def merged(self, weight_OI: Tensor) -> Tensor:
-        """(O, I) of the map with it."""
+        """(O, I) weight with the update."""
         updated_OI = torch.addmm(weight_OI, self.b_OR, self.a_RI, alpha=self.scale)
         if self.magnitude_O is None:
             return updated_OI
@@ -103,17 +111,24 @@ class _Update:
 
 
 def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
-    """The reverse. Maps of another rank or scale than the largest are filled with zeros, and their scale is put into B.
-    Updates of maps that the method here does not edit are merged into these. UserError where the tensors are not those
-    that the configuration speaks of."""
+    """Convert LoRA or DoRA from PEFT.
+
+    Updates of a smaller rank are padded with zeros, and differences in scale are multiplied into B. Updates of layers
+    that our method does not edit are merged into the base.
+
+    Args:
+        settings: The content of adapter_config.json.
+        tensors: PEFT's tensors, under transformers' names.
+        base: The adapter's base.
+
+    Raises:
+        UserError: If the tensors do not match the configuration or the base.
+    """
     updates = dict(_updates(settings, tensors, base))
-    missing = [
-        linear.module for linear in base.maps if linear.module not in updates and settings.targets(linear.module)
-    ]
+    modules = (linear.module for linear in base.linears)
+    missing = [module for module in modules if module not in updates and settings.targets(module)]
     if missing and settings.target_modules != "all-linear":
-        raise UserError(
-            f"{CONFIG} has an update of {missing[0]}, and there are no tensors of one", "save the adapter again, whole"
-        )
+        raise UserError(f"{CONFIG} targets {missing[0]}, but the adapter has no tensors for it", SAVE_AGAIN)
     changed: dict[str, Tensor] = {}
     ours: dict[str, _Update] = {}
     for module, update in updates.items():
@@ -123,28 +138,26 @@ def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: 
         if linear is None:
             changed[f"{module}.weight"] = base.stored(module, update.merged(weight_OI))
             continue
-        parts = {part.name: update.of(part) for part in linear.parts}
-        length_O = torch.linalg.vector_norm(weight_OI, dim=1)
-        # Of maps that are one there, those that the update leaves alone have none here.
-        ours |= {
-            part.name: parts[part.name]
-            for part in linear.parts
-            if len(parts) == 1 or parts[part.name].changes(length_O[part.rows_O])
-        }
+        norm_O = torch.linalg.vector_norm(weight_OI, dim=1)
+        for part in linear.parts:
+            part_update = update.part(part)
+            # In joined layers, parts that do not change have no update here.
+            if len(linear.parts) == 1 or part_update.changes(norm_O[part.rows_O]):
+                ours[part.name] = part_update
     if not ours:
-        raise UserError("its adapter_model.safetensors has no update of a map that lmtool edits", MERGE)
-    return _of_one_rank(settings, ours, base, changed)
+        raise UserError("adapter_model.safetensors has no update of a layer that lmtool can edit", MERGE)
+    return _with_one_rank(settings, ours, base, changed)
 
 
-def _of_one_rank(
+def _with_one_rank(
     settings: LoraSettings, updates: Mapping[str, _Update], base: HFBase, changed: dict[str, Tensor]
 ) -> Restored:
-    """Updates by our maps as those of one method."""
+    """Updates by our names as one tuning method with the same rank and scale everywhere."""
     rank = max(len(update.a_RI) for update in updates.values())
     scale = max(update.scale for update in updates.values())
     projections = sorted({name.rpartition(".")[2] for name in updates})
     added: dict[str, Tensor] = {}
-    parts = [(linear.module, part) for linear in base.maps for part in linear.parts]
+    parts = [(linear.module, part) for linear in base.linears for part in linear.parts]
     for module, part in (pair for pair in parts if pair[1].name.rpartition(".")[2] in projections):
         weight_OI = base.weight_OI(module)[part.rows_O]
         empty = _Update(weight_OI.new_zeros(0, weight_OI.shape[1]), weight_OI.new_zeros(len(weight_OI), 0), scale)
@@ -154,8 +167,8 @@ def _of_one_rank(
         scaled_OR = update.b_OR if update.scale == scale else update.b_OR * (update.scale / scale)
         added[f"{part.name}.{_B}"] = torch.cat([scaled_OR, scaled_OR.new_zeros(len(scaled_OR), missing)], dim=1)
         if settings.use_dora:
-            length_O = torch.linalg.vector_norm(weight_OI, dim=1)
-            added[f"{part.name}.{_MAGNITUDE}"] = length_O if update.magnitude_O is None else update.magnitude_O
+            norm_O = torch.linalg.vector_norm(weight_OI, dim=1)
+            added[f"{part.name}.{_MAGNITUDE}"] = norm_O if update.magnitude_O is None else update.magnitude_O
     section = {
         "name": "lora",
         "rank": rank,
@@ -170,7 +183,7 @@ def _of_one_rank(
 
 
 def _updates(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Iterator[tuple[str, _Update]]:
-    """The updates by module. UserError where one is not what the configuration says, or does not fit its map."""
+    """Updates by module. UserError if one does not match the configuration or its layer."""
     modules = dict.fromkeys(name.removesuffix(end) for name in tensors for end in LORA_SUFFIXES if name.endswith(end))
     expected = {
         "a_RI",
@@ -179,64 +192,54 @@ def _updates(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase
         *(["bias_O"] if settings.lora_bias else []),
     }
     for module in modules:
-        linears = {kind: tensors[f"{module}.{name}"] for kind, name in _NAMES.items() if f"{module}.{name}" in tensors}
+        update = {kind: tensors[f"{module}.{name}"] for kind, name in _NAMES.items() if f"{module}.{name}" in tensors}
         outputs, inputs = base.weight_OI(module).shape
         reason, rank = None, settings.rank(module)
-        if linears.keys() != expected:
-            kinds = sorted(_NAMES[kind] for kind in expected ^ linears.keys())
-            reason = f"it has {module} with{'' if linears.keys() > expected else 'out'} {', '.join(kinds)}"
+        if update.keys() != expected:
+            kinds = sorted(_NAMES[kind] for kind in expected ^ update.keys())
+            reason = f"it has {module} with{'' if update.keys() > expected else 'out'} {', '.join(kinds)}"
         elif not settings.targets(module):
-            reason = f"it updates {module}, which is none of target_modules"
-        elif bool(linears["a_RI"].shape != (rank, inputs)) or bool(linears["b_OR"].shape != (outputs, rank)):
-            shapes = f"{tuple(linears['b_OR'].shape)} x {tuple(linears['a_RI'].shape)}"
-            reason = (
-                f"its update of {module} is {shapes}; the map has {outputs} outputs and {inputs} inputs, rank {rank}"
-            )
-        elif any(linears[kind].shape != (outputs,) for kind in expected - {"a_RI", "b_OR"}):
-            reason = f"its update of {module} has other lengths or biases than the map's {outputs} outputs"
+            reason = f"it updates {module}, which is not in target_modules"
+        elif bool(update["a_RI"].shape != (rank, inputs)) or bool(update["b_OR"].shape != (outputs, rank)):
+            shapes = f"{tuple(update['b_OR'].shape)} x {tuple(update['a_RI'].shape)}"
+            reason = f"its update of {module} is {shapes}; expected {outputs} outputs, {inputs} inputs, rank {rank}"
+        elif any(update[kind].shape != (outputs,) for kind in expected - {"a_RI", "b_OR"}):
+            reason = f"its update of {module} has a magnitude or bias of another size than {outputs} outputs"
         elif settings.lora_bias and f"{module}.bias" not in base.tensors:
             raise UserError(
-                f"lora_bias=true: its update of {module} has a bias, which the map lacks", "use it with PEFT"
+                f"lora_bias=true: its update of {module} has a bias, which the layer lacks", "use it with PEFT"
             )
         if reason is not None:
-            raise UserError(
-                f"{CONFIG} and the tensors beside it disagree: {reason}",
-                "give the base that it was trained on, or save the adapter again",
-            )
-        yield module, _Update(scale=settings.scale(module), **linears)
+            raise UserError(f"{CONFIG} and {WEIGHTS} disagree: {reason}", DISAGREE)
+        yield module, _Update(scale=settings.scale(module), **update)
 
 
 def _number(value: float) -> float:
-    """PEFT's alpha is a whole number where it can be."""
+    """PEFT's alpha is an integer where possible."""
     return int(value) if float(value).is_integer() else value
-
-
-# (IA)3 (`lmtool/tuning/lora.py`) as PEFT's.
-#
-# Shape letters: O outputs and I inputs of a map.
 
 
 _SCALE = "ia3"
 _OUTPUTS, _INPUTS = ("k_proj", "v_proj"), ("fc_out",)
-"""The maps whose outputs are scaled, and those whose inputs are."""
+"""Layers whose outputs (IA)3 scales, and layers whose inputs it scales."""
 IA3_SUFFIXES = (".ia3_l",)
 
 
 def ia3_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
-    """PEFT's configuration and tensors by module. Of several maps that are one there, those without a vector are
-    multiplied by one. UserError where PEFT's vector does not reach what ours does."""
+    """Convert (IA)3 to PEFT's configuration and tensors. In joined layers, outputs without a vector are scaled by 1.
+    UserError if PEFT would not scale a bias that lmtool scales."""
     tensors = tuned.tensors
     targets, feedforward = [], []
     written: dict[str, Tensor] = {}
-    for linear in tuned.base.maps:
+    for linear in tuned.base.linears:
         parts = [part for part in linear.parts if f"{part.name}.{_SCALE}" in tensors]
         if not parts:
             continue
         if parts[0].name.endswith(_OUTPUTS) and tuned.base.has_separate_bias(linear):
             raise UserError(
-                f"in transformers the biases of {parts[0].name.removeprefix('backbone.')} are added behind "
-                f"{linear.module}, whose outputs alone PEFT scales",
-                "format=delta writes what was tuned for lmtool; without format= it is merged",
+                f"transformers adds the biases of {parts[0].name.removeprefix('backbone.')} after {linear.module}, so "
+                "PEFT does not scale them",
+                f"{DELTA}; leave format= out to merge them",
             )
         targets.append(linear.module)
         if parts[0].name.endswith(_INPUTS):
@@ -251,20 +254,28 @@ def ia3_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
         "peft_type": "IA3",
         "target_modules": targets,
         "feedforward_modules": feedforward,
-        "fan_in_fan_out": any(linear.transposed for linear in tuned.base.maps if linear.module in targets),
+        "fan_in_fan_out": any(linear.transposed for linear in tuned.base.linears if linear.module in targets),
     }
     return config, written
 
 
 def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
-    """The reverse. Scales of what the method here does not scale are merged into the maps. UserError where the tensors
-    are not those that the configuration speaks of."""
-    sides = {f".{kind}.weight": 0 for kind in _OUTPUTS} | {f".{kind}.weight": 1 for kind in _INPUTS}
+    """Convert (IA)3 from PEFT. Scales that our method does not have are merged into the base.
+
+    Args:
+        settings: The content of adapter_config.json.
+        tensors: PEFT's tensors, under transformers' names.
+        base: The adapter's base.
+
+    Raises:
+        UserError: If the tensors do not match the configuration or the base.
+    """
+    dims = {f".{kind}.weight": 0 for kind in _OUTPUTS} | {f".{kind}.weight": 1 for kind in _INPUTS}
     added = {
-        f"{name.removesuffix('.weight')}.{_SCALE}": torch.ones(tensor.shape[side])
+        f"{name.removesuffix('.weight')}.{_SCALE}": torch.ones(tensor.shape[dim])
         for name, tensor in base.ours.items()
-        for end, side in sides.items()
-        if ".layers." in name and name.endswith(end)
+        for suffix, dim in dims.items()
+        if ".layers." in name and name.endswith(suffix)
     }
     changed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -272,35 +283,32 @@ def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HF
         weight_OI, inputs = base.weight_OI(module).clone(), settings.scales_inputs(module)
         expected = (1, weight_OI.shape[1]) if inputs else (len(weight_OI), 1)
         if not settings.targets(module) or tensor.shape != expected:
-            reason = f"{name} is {tuple(tensor.shape)}, and {expected} is read"
+            reason = f"{name} is {tuple(tensor.shape)}, expected {expected}"
             if not settings.targets(module):
-                reason = f"{module} is none of target_modules"
-            raise UserError(
-                f"{CONFIG} and the tensors beside it disagree: {reason}",
-                "give the base that it was trained on, or save the adapter again",
-            )
+                reason = f"{module} is not in target_modules"
+            raise UserError(f"{CONFIG} and {WEIGHTS} disagree: {reason}", DISAGREE)
         scale, linear = tensor.flatten(), base.by_module.get(module)
-        # A scale of outputs does not reach biases that are added behind the module.
+        # A scale of outputs does not apply to biases that are added after the module.
         if linear is None or (not inputs and base.has_separate_bias(linear)):
-            left = scale
+            rest = scale
         else:
-            left = _layer_tensors(linear, scale, inputs, added)
-        if bool((left == 1).all()):
+            rest = _take_scales(linear, scale, inputs, added)
+        if bool((rest == 1).all()):
             continue
-        changed[f"{module}.weight"] = base.stored(module, weight_OI * (left if inputs else left[:, None]))
+        changed[f"{module}.weight"] = base.stored(module, weight_OI * (rest if inputs else rest[:, None]))
         if not inputs and f"{module}.bias" in base.tensors:
-            changed[f"{module}.bias"] = base.tensors[f"{module}.bias"] * left
+            changed[f"{module}.bias"] = base.tensors[f"{module}.bias"] * rest
     return Restored({"name": "ia3"}, added, changed)
 
 
-def _layer_tensors(linear: HFLinear, scale: Tensor, inputs: bool, added: dict[str, Tensor]) -> Tensor:
-    """Enter what the method here scales too; what is left of a scale, with ones in its place."""
-    left = scale.clone()
+def _take_scales(linear: HFLinear, scale: Tensor, inputs: bool, added: dict[str, Tensor]) -> Tensor:
+    """Store the scales that our method has in `added`; return the scale with these set to 1."""
+    rest = scale.clone()
     for part in linear.parts:
         if inputs and part.name.endswith(_INPUTS):
             added[f"{part.name}.{_SCALE}"][part.columns_I] = scale
-            return torch.ones_like(left)
+            return torch.ones_like(rest)
         if not inputs and part.name.endswith(_OUTPUTS):
             added[f"{part.name}.{_SCALE}"] = scale[part.rows_O]
-            left[part.rows_O] = 1.0
-    return left
+            rest[part.rows_O] = 1.0
+    return rest

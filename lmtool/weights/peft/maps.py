@@ -1,5 +1,5 @@
-"""The linear layers of a backbone in its transformers format: joined, transposed, or with reordered channels, depending
-on the family.
+"""The linear layers of a backbone in transformers: joined, transposed, or with reordered channels, depending on the
+family.
 
 Shape letters: O outputs and I inputs of a layer.
 """
@@ -18,6 +18,7 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.tuning.configs.methods import Projection
+from lmtool.weights.peft.settings import MERGE
 from lmtool.weights.reading import their_names
 
 _WEIGHT = ".weight"
@@ -26,8 +27,8 @@ _EDITED = tuple(f".{name}.weight" for name in get_args(Projection))
 
 @dataclass(frozen=True)
 class LinearSlice:
-    """A map of ours in a published one. name: ours. rows_O: the published output that each of its outputs is.
-    columns_I: the one of its inputs that each published input is."""
+    """One of our linear layers inside one of transformers. name: our name. rows_O: for each of our outputs, its index
+    in transformers. columns_I: for each input in transformers, its index in ours."""
 
     name: str
     rows_O: Tensor
@@ -37,7 +38,7 @@ class LinearSlice:
 @dataclass(frozen=True)
 class HFLinear:
     """A linear layer in transformers. module: its path. transposed: whether it is stored as (inputs, outputs). outputs:
-    number of outputs."""
+    number of outputs. parts: our layers that it contains."""
 
     module: str
     transposed: bool
@@ -46,17 +47,20 @@ class HFLinear:
 
 
 def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLinear]:
-    """The published maps that the maps in the layers are in which tuning methods edit. tensors: of the whole model,
-    under our names. config: of the model.
+    """The linear layers of transformers that contain the layers that tuning methods edit.
 
-    A family says what becomes of tensors, and of nothing else: numbered rows and columns go the way of the weights. One
-    that is no matrix there (XLNet's, a dimension for heads) is in no published map.
+    Found by converting matrices of row and column numbers with the family's key map. A layer that is not a matrix in
+    transformers (XLNet's has a dimension for heads) is in none.
+
+    Args:
+        config: The model's configuration.
+        tensors: All tensors of the model, under our names.
     """
     first, rows, columns, total = {}, {}, {}, 0
     edited = [name for name in tensors if ".layers." in name and name.endswith(_EDITED)]
     for name in (name.removesuffix(_WEIGHT) for name in edited):
         outputs, inputs = tensors[name + _WEIGHT].shape
-        # Other tensors have another dtype, which identifies the results.
+        # float64 identifies the numbered matrices in the result; all other tensors are float32.
         rows[name + _WEIGHT] = torch.arange(total, total + outputs, dtype=torch.float64)[:, None].repeat(1, inputs)
         columns[name + _WEIGHT] = torch.arange(inputs, dtype=torch.float64).repeat(outputs, 1)
         first[name] = total
@@ -73,40 +77,39 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
             hf_rows, hf_columns = hf_rows.T, hf_columns.T
         numbers = hf_rows[:, 0].long()
         parts = []
-        for name, begin in first.items():
+        for name, start in first.items():
             outputs = len(tensors[name + _WEIGHT])
-            rows_here = ((numbers >= begin) & (numbers < begin + outputs)).nonzero()[:, 0]
-            if len(rows_here):
-                parts.append(
-                    LinearSlice(
-                        name, rows_here[(numbers[rows_here] - begin).argsort()], hf_columns[rows_here[0]].long()
-                    )
-                )
+            indices = ((numbers >= start) & (numbers < start + outputs)).nonzero()[:, 0]
+            if len(indices):
+                rows_O = indices[(numbers[indices] - start).argsort()]
+                parts.append(LinearSlice(name, rows_O, hf_columns[indices[0]].long()))
         maps.append(HFLinear(path.removesuffix(_WEIGHT), transposed, len(numbers), tuple(parts)))
     return maps
 
 
-# A tuned model and a restored adapter, as the modules of this package exchange them.
-
-
 @dataclass(frozen=True)
 class Tuned:
-    """section: the `tuning` of a configuration. tensors: added by the method, without what only training needs. base:
-    the model it was added to, with its tuned values. task_type: PEFT's name for the model's use, or None. learned:
-    transformers' names of the base's tensors that were trained, such as heads and biases."""
+    """A tuned model.
+
+    Attributes:
+        section: The `tuning` section of its configuration.
+        tensors: Added by the method, without those that are only needed for training.
+        base: The model without them, with tuned values.
+        task_type: PEFT's task type of the model, or None.
+        trained: transformers' names of the base's tensors that were trained, such as heads and biases.
+    """
 
     section: JsonMapping
     tensors: Mapping[str, Tensor]
     base: HFBase
     task_type: str | None
-    learned: Sequence[str] = ()
+    trained: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Restored:
-    """An adapter in lmtool's form. section: the `tuning` of a configuration. added: tensors of that method, under our
-    names. changed: tensors of the base, under transformers' names, that the adapter changes where our method has no
-    edit."""
+    """An adapter in lmtool's form. section: the `tuning` section. added: tensors of the tuning method, under our names.
+    changed: tensors of the base, under transformers' names, with updates merged that our method does not have."""
 
     section: JsonObject
     added: dict[str, Tensor]
@@ -115,48 +118,48 @@ class Restored:
 
 @dataclass(frozen=True)
 class HFBase:
-    """The model that an adapter stands on. ours: its tensors under our names; tensors: under the published ones. maps:
-    those in its layers that tuning methods edit."""
+    """The base of an adapter. ours: its tensors under our names. tensors: under transformers' names. linears: layers
+    that tuning methods edit."""
 
     model: ModelConfig
     ours: Mapping[str, Tensor]
     tensors: Mapping[str, Tensor]
-    maps: Sequence[HFLinear]
+    linears: Sequence[HFLinear]
 
     @cached_property
     def by_module(self) -> dict[str, HFLinear]:
-        """The maps by their paths."""
-        return {linear.module: linear for linear in self.maps}
+        """The linear layers by path."""
+        return {linear.module: linear for linear in self.linears}
 
     def has_separate_bias(self, linear: HFLinear) -> bool:
-        """Whether the bias of these layers is added after the module in transformers (DeBERTa)."""
+        """Whether the bias is not in the linear module but added afterwards in transformers (DeBERTa)."""
         return f"{linear.module}.bias" not in self.tensors and any(
             f"{part.name}.bias" in self.ours for part in linear.parts
         )
 
     def bare(self, prefix: str) -> HFBase:
-        """The same base under the names of the model without a head. prefix: removed from the names."""
+        """The same base under the names of the class without a head. prefix: removed from the names."""
         tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
-        maps = [replace(linear, module=linear.module.removeprefix(prefix)) for linear in self.maps]
-        return replace(self, tensors=tensors, maps=maps)
+        linears = [replace(linear, module=linear.module.removeprefix(prefix)) for linear in self.linears]
+        return replace(self, tensors=tensors, linears=linears)
 
     def with_values(self, changed: Mapping[str, Tensor]) -> HFBase:
         """The same base with changed values."""
         return replace(self, tensors={**self.tensors, **changed})
 
     def weight_OI(self, module: str) -> Tensor:
-        """(O, I) of a linear layer. UserError if the base has none at this path."""
+        """(O, I) weight of a linear layer. UserError if the base has none at this path."""
         weight = self.tensors.get(f"{module}.weight")
         if weight is None or weight.ndim != 2:
             raise UserError(
-                f"its update of {module} is of no linear map in its base",
-                "write the base that it was trained on into its adapter_config.json, or merge it with PEFT "
-                "(merge_and_unload), save the model, and import that",
+                f"it updates {module}, which is not a linear layer of its base",
+                f"set base_model_name_or_path in adapter_config.json to the base that it was trained on, or {MERGE}",
             )
-        return weight.T if module in self.by_module and self.by_module[module].transposed else weight
+        return weight.T if self._is_transposed(module) else weight
 
     def stored(self, module: str, weight_OI: Tensor) -> Tensor:
         """A weight as transformers stores it."""
-        return (
-            weight_OI.T if module in self.by_module and self.by_module[module].transposed else weight_OI
-        ).contiguous()
+        return (weight_OI.T if self._is_transposed(module) else weight_OI).contiguous()
+
+    def _is_transposed(self, module: str) -> bool:
+        return module in self.by_module and self.by_module[module].transposed

@@ -1,8 +1,8 @@
-"""What the adapter_config.json of a folder of PEFT says, with the meaning that its library gives it: of peft 0.21 the
-config.py of each method, which modules are meant in tuners/tuners_utils.py, which rank and scale in utils/other.py.
+"""PEFT's adapter_config.json. Source: peft 0.21, config.py of each method; tuners/tuners_utils.py for the targeted
+modules; utils/other.py for rank and scale.
 
-A key of another type is refused, and so is by its name a variant that lmtool does not compute. A key that is not known
-here is listed (`unread`): the library writes every field of a method, and has new ones with each version.
+Keys with a wrong type and unsupported variants are refused. Unknown keys are listed (`unread`): PEFT writes every field
+of a method, and each version adds new ones.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from lmtool.config import words
 from lmtool.config.checkpoint import ADAPTER
 from lmtool.errors import UserError
 
-CONFIG = ADAPTER
+CONFIG, WEIGHTS = ADAPTER, "adapter_model.safetensors"
 MERGE = "merge it with PEFT (merge_and_unload), save the model, and import that"
-"""What to do with an adapter that lmtool cannot read."""
+DELTA = "format=delta exports the tuned weights for lmtool"
+DISAGREE = "give the base that it was trained on, or save the adapter again"
+SAVE_AGAIN = "save the complete adapter again"
+"""Hints: for an adapter that lmtool does not support, for one that PEFT does not support, and for a damaged one."""
 TaskType = Literal["SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION"]
-"""What PEFT calls the uses of a model."""
 Value = TypeVar("Value")
 Positive = Annotated[float, Field(gt=0)]
 
 
 class AdapterSettings(BaseModel):
-    """What all methods have. base_model_name_or_path, revision: of the model that the adapter was trained on.
-    task_type: what that is used for. ensure_weight_tying: whether tables that are one in the base stay one."""
+    """The keys of all methods. base_model_name_or_path, revision: the model that the adapter was trained on.
+    ensure_weight_tying: whether layers that are tied in the base stay tied."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Variants that lmtool does not compute: what they are, by the key that asks for them."""
+    """Unsupported variants: their name by the key that enables them."""
     training: ClassVar[frozenset[str]] = frozenset()
-    """Keys that say how the adapter began or was trained, and change no number that it gives."""
+    """Keys for initialization and training, without effect on the adapter's outputs."""
 
     peft_type: str
     task_type: TaskType | None = None
@@ -47,36 +49,36 @@ class AdapterSettings(BaseModel):
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The keys that have a value and that nothing here reads."""
-        known = {"auto_mapping", "inference_mode", "peft_version", *self.training}
-        return tuple(sorted(key for key, value in (self.model_extra or {}).items() if value and key not in known))
+        """Unknown keys that have a value."""
+        neutral = {"auto_mapping", "inference_mode", "peft_version", *self.training}
+        return tuple(sorted(key for key, value in (self.model_extra or {}).items() if value and key not in neutral))
 
 
 class TargetedSettings(AdapterSettings):
-    """Of a method that edits modules. target_modules: their names, the ends of these, or a regular expression."""
+    """A method that edits modules. target_modules: names or suffixes of their paths, or a regular expression."""
 
     target_modules: list[str] | str
     exclude_modules: list[str] | str | None = None
 
     def targets(self, module: str) -> bool:
-        """Whether the method edits a module of this path."""
+        """Whether the method edits the module with this path."""
         saved = self.modules_to_save or ()
         if any(_match(rf"(^|.*\.){name}($|\..*)", module) for name in saved):
             return False
-        if self.exclude_modules and _named(self.exclude_modules, module):
+        if self.exclude_modules and _is_listed(self.exclude_modules, module):
             return False
-        return self.target_modules == "all-linear" or _named(self.target_modules, module)
+        return self.target_modules == "all-linear" or _is_listed(self.target_modules, module)
 
 
 class Ia3Settings(TargetedSettings):
-    """(IA)3. feedforward_modules: those whose inputs are scaled, not their outputs."""
+    """(IA)3. feedforward_modules: modules whose inputs are scaled instead of their outputs."""
 
     training: ClassVar[frozenset[str]] = frozenset({"fan_in_fan_out", "init_ia3_weights"})
 
     feedforward_modules: list[str] | str = Field(default_factory=list)
 
     def scales_inputs(self, module: str) -> bool:
-        """Whether the inputs of a module are scaled."""
+        """Whether the inputs of the module are scaled."""
         if isinstance(self.feedforward_modules, str):
             return _match(self.feedforward_modules, module, complete=True)
         return module.endswith(tuple(self.feedforward_modules))
@@ -87,7 +89,7 @@ class LoraSettings(TargetedSettings):
 
     refused: ClassVar[Mapping[str, str]] = {
         "use_qalora": "QALoRA", "layer_replication": "replicated layers", "trainable_token_indices": "trained tokens",
-        "target_parameters": "targets that are no maps", "alora_invocation_tokens": "activated LoRA",
+        "target_parameters": "targets that are not modules", "alora_invocation_tokens": "activated LoRA",
         "use_bdlora": "block-diagonal LoRA", "arrow_config": "Arrow", "kasa_config": "KaSA",
         "velora_config": "VeLoRA", "monteclora_config": "MonteCLoRA",
     }  # fmt: skip
@@ -97,8 +99,8 @@ class LoraSettings(TargetedSettings):
             "megatron_core", "qalora_group_size",
         }
     )  # fmt: skip
-    beginnings: ClassVar[frozenset[str]] = frozenset({"gaussian", "eva", "orthogonal", "mica"})
-    """Of the initial values those that leave the weights of the base as they are."""
+    initializations: ClassVar[frozenset[str]] = frozenset({"gaussian", "eva", "orthogonal", "mica"})
+    """Initializations that do not change the base's weights."""
 
     r: int = Field(8, ge=1)
     lora_alpha: Positive = 8.0
@@ -114,30 +116,31 @@ class LoraSettings(TargetedSettings):
     layers_pattern: list[str] | str | None = None
 
     def targets(self, module: str) -> bool:
-        chosen = self.layers_to_transform
-        if not super().targets(module) or chosen is None or chosen == [] or isinstance(self.target_modules, str):
+        layers = self.layers_to_transform
+        if not super().targets(module) or layers is None or layers == [] or isinstance(self.target_modules, str):
             return super().targets(module)
         if module in self.target_modules:
             return True
-        stacks = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
-        patterns = [rf"(?:^|.*?\.){stack}\.(?P<layer>\d+)\." for stack in stacks or ()]
+        names = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
+        patterns = [rf"(?:^|.*?\.){name}\.(?P<layer>\d+)\." for name in names or ()]
         patterns = patterns or [r".*?\.[^.]*\.(?P<layer>\d+)\."]
         match = next(filter(None, (_compiled(pattern).match(module) for pattern in patterns)), None)
-        return match is not None and int(match["layer"]) in ([chosen] if isinstance(chosen, int) else chosen)
+        return match is not None and int(match["layer"]) in ([layers] if isinstance(layers, int) else layers)
 
     def rank(self, module: str) -> int:
-        """Of a module's update."""
-        return _of(self.rank_pattern or {}, module, self.r)
+        """Rank of a module's update."""
+        return _pattern_value(self.rank_pattern or {}, module, self.r)
 
     def scale(self, module: str) -> float:
-        """What a module's update is multiplied with."""
+        """Factor of a module's update."""
         rank = self.rank(module)
-        return _of(self.alpha_pattern or {}, module, self.lora_alpha) / (rank**0.5 if self.use_rslora else rank)
+        alpha = _pattern_value(self.alpha_pattern or {}, module, self.lora_alpha)
+        return alpha / (rank**0.5 if self.use_rslora else rank)
 
 
 class PromptSettings(AdapterSettings):
-    """Soft prompts, p-tuning and prefixes, whose tensor is what their encoder computes: its shape says the sizes that
-    the file repeats. num_transformer_submodules: 2 where an encoder-decoder has them on both sides."""
+    """Prompt tuning, p-tuning and prefix tuning. The file stores the output of a prompt encoder, so the encoder's keys
+    have no effect. num_transformer_submodules: 2 if encoder and decoder both have a prompt."""
 
     training: ClassVar[frozenset[str]] = frozenset(
         {
@@ -158,12 +161,12 @@ SETTINGS: dict[str, type[AdapterSettings]] = {
     "P_TUNING": PromptSettings,
     "PREFIX_TUNING": PromptSettings,
 }
-"""By PEFT's type."""
+"""By peft_type."""
 
 
 def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
-    """What an adapter_config.json says. path: of the file. UserError for a method or a variant that lmtool does not
-    have, and where a key is missing or of another type."""
+    """Decode the content of adapter_config.json. path: of the file. UserError for an unsupported method or variant, and
+    if a key is missing or has a wrong type."""
     method = content.get("peft_type")
     if not isinstance(method, str) or method not in SETTINGS:
         value = words.quoted(method)
@@ -177,31 +180,31 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
         allowed = words.allowed(SETTINGS[method].model_fields[key])
         more = f" (and {further} more)" if further else ""
         raise UserError(
-            f"{path}: {key}: {reason}; allowed: {allowed}{more}", "save the adapter again, or correct what it says"
+            f"{path}: {key}: {reason}; allowed: {allowed}{more}", "save the adapter again, or correct the file"
         ) from error
     for key, variant in settings.refused.items():
         if content.get(key):
             raise UserError(f"{path}: {key}: given {words.quoted(content[key])}; lmtool has no {variant}", MERGE)
     if isinstance(settings, LoraSettings):
         start = settings.init_lora_weights
-        if isinstance(start, str) and start not in settings.beginnings:
+        if isinstance(start, str) and start not in settings.initializations:
             raise UserError(
-                f"{path}: init_lora_weights={start} changes the weights of the base before training",
+                f"{path}: init_lora_weights={start} changes the base's weights before training",
                 "save it with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge it "
                 "(merge_and_unload), save the model, and import that",
             )
     return settings
 
 
-def _named(names: Sequence[str] | str, module: str) -> bool:
-    """Whether a list names a path or an end of it, or a regular expression all of it."""
+def _is_listed(names: Sequence[str] | str, module: str) -> bool:
+    """Whether a list contains the path or a suffix of it, or a regular expression matches the whole path."""
     if isinstance(names, str):
         return _match(names, module, complete=True)
     return module in names or module.endswith(tuple(f".{name}" for name in names))
 
 
-def _of(pattern: Mapping[str, Value], module: str, default: Value) -> Value:
-    """What a pattern says of a module: the first of its regular expressions that is its path or an end of it."""
+def _pattern_value(pattern: Mapping[str, Value], module: str, default: Value) -> Value:
+    """The value of the first regular expression that matches the path or a suffix of it."""
     return next((value for key, value in pattern.items() if _match(rf"(.*\.)?({key})$", module)), default)
 
 
@@ -215,5 +218,5 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise UserError(
-            f"{CONFIG}: {pattern!r} is no regular expression: {error}", "save the adapter again, or correct it"
+            f"{CONFIG}: {pattern!r} is not a regular expression: {error}", "save the adapter again, or correct it"
         ) from error

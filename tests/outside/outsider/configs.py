@@ -24,7 +24,7 @@ class AveragerConfig(ModelConfig):
     vocab_size: int = Field(512, ge=8, description="Rows of the token embedding.")
     num_layers: int = Field(1, ge=1, description="Layers.")
     hidden_size: int = Field(16, ge=4, description="Width of the hidden states.")
-    max_positions: int = Field(128, ge=8, description="Longest sequence in tokens.")
+    max_positions: int = Field(128, ge=8, description="Maximum sequence length in tokens.")
     pull: float = Field(0.5, gt=0, description="Weight of the document's mean.")
 
     @property
@@ -44,7 +44,7 @@ class LstmConfig(ModelConfig):
     vocab_size: int = Field(512, ge=8, description="Rows of the token embedding.")
     num_layers: int = Field(2, ge=1, description="Layers.")
     hidden_size: int = Field(24, ge=4, description="Width of the hidden states.")
-    max_positions: int = Field(128, ge=8, description="Longest sequence in tokens.")
+    max_positions: int = Field(128, ge=8, description="Maximum sequence length in tokens.")
 
 
 @component("objective", "every_nth", builder="outsider.objective:EveryNth")

@@ -1,6 +1,6 @@
-"""A SentencePiece model file: a protocol buffer, of which a few fields are read.
+"""Read a SentencePiece model file, a protocol buffer.
 
-https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto has the numbers of the fields.
+Field numbers: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True)
 class PieceModel:
-    """pieces: (text, score, type), by id. characters: the precompiled map of normalization, may be empty."""
+    """The content of a model file. pieces: (text, score, type) by id. kind: UNIGRAM or BPE. unknown: id of the unknown
+    piece. characters: the precompiled normalization map; may be empty."""
 
     pieces: list[tuple[str, float, int]]
     kind: int
@@ -26,7 +27,7 @@ class PieceModel:
 
 
 def read_model(content: bytes) -> PieceModel:
-    """Raises ValueError where the content is no SentencePiece model."""
+    """Parse a model file. ValueError if the content is not a SentencePiece model."""
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
@@ -40,7 +41,7 @@ def read_model(content: bytes) -> PieceModel:
         elif number == 3:
             normalizer = dict(_fields(_bytes(value)))
     if not pieces:
-        raise ValueError("it holds no pieces")
+        raise ValueError("contains no pieces")
     return PieceModel(
         pieces,
         _number(trainer.get(3, UNIGRAM)),
@@ -51,13 +52,13 @@ def read_model(content: bytes) -> PieceModel:
 
 
 def merges_of(model: PieceModel) -> list[tuple[str, str]]:
-    """The pairs that a BPE model joins, the first one first. The file holds none: any two pieces are joined whose text
-    together is a piece, that of the best score first and in the text from left to right."""
+    """The merges of a BPE model in order. The file does not store them: SentencePiece merges any two pieces that form a
+    piece, by score and then from left to right."""
     scores = {piece: score for piece, score, type_ in model.pieces if type_ == NORMAL}
     ranked: list[tuple[float, int, str, str]] = []
     for order, (piece, score) in enumerate(scores.items()):
         cuts = [at for at in range(1, len(piece)) if piece[:at] in scores and piece[at:] in scores]
-        # Of two pairs that overlap and give the same piece, the left one goes first: "ab"+"a" of "ab"+"a"+"ba".
+        # If two overlapping pairs form the same piece, the left one is first: "ab"+"a" in "ab"+"a"+"ba".
         cuts.sort(key=lambda at: piece[at:] != piece[: len(piece) - at])
         ranked += [(-score, order, piece[:at], piece[at:]) for at in cuts]
     ranked.sort(key=lambda pair: pair[:2])
@@ -65,7 +66,7 @@ def merges_of(model: PieceModel) -> list[tuple[str, str]]:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field of a message: numbers as int, all others as their bytes."""
+    """(number, value) of each field of a message: integers as int, all others as bytes."""
     at = 0
     while at < len(content):
         tag, at = _varint(content, at)
@@ -79,9 +80,9 @@ def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
         else:
-            raise ValueError("it is no protocol buffer")
+            raise ValueError("not a protocol buffer")
         if at + size > len(content):
-            raise ValueError("it ends too early")
+            raise ValueError("the file is truncated")
         yield tag >> 3, content[at : at + size]
         at += size
 
@@ -90,7 +91,7 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(content) or shift > 63:
-            raise ValueError("it ends too early")
+            raise ValueError("the file is truncated")
         byte = content[at]
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
@@ -100,11 +101,11 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError("a field of it has another type")
+        raise ValueError("a field has a wrong type")
     return value
 
 
 def _number(value: int | bytes) -> int:
     if isinstance(value, bytes):
-        raise ValueError("a field of it has another type")
+        raise ValueError("a field has a wrong type")
     return value

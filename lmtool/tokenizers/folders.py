@@ -1,7 +1,7 @@
-"""A tokenizer folder in Hugging Face's layout: tokenizer.json, or the older files.
+"""Read a tokenizer from a folder in Hugging Face's format: tokenizer.json, or the older files.
 
 vocab.txt: WordPiece (BERT, ELECTRA, DistilBERT). vocab.json and merges.txt: byte-level BPE (GPT-2, RoBERTa, BART,
-Qwen2), or GPT-1's with "</w>". spiece.model: SentencePiece (T5, ALBERT, XLNet; as BPE, Llama). As in transformers,
+Qwen2), or GPT-1's BPE with "</w>". spiece.model: SentencePiece (T5, ALBERT, XLNet; BPE: Llama). As in transformers,
 tokenizer_config.json overrides tokenizer.json, depending on the class that the folder names (classes.py).
 """
 
@@ -13,7 +13,6 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from unicodedata import normalize
 
 import tokenizers
@@ -45,35 +44,35 @@ from lmtool.tokenizers.classes import (
     read_text,
 )
 from lmtool.tokenizers.configs import SPECIALS
-from lmtool.tokenizers.pieces import BPE, CONTROL, UNIGRAM, USER_DEFINED, merges_of, read_model
+from lmtool.tokenizers.sentencepiece_model import BPE, CONTROL, UNIGRAM, USER_DEFINED, merges_of, read_model
 from lmtool.tokenizers.special import ADDED, SPECIAL_MAP, read_special
 
 MOST = 1000
-"""Characters for one: the published families have at most 66, for the rarest character."""
+"""Maximum number of characters that replace one. The supported families need at most 66."""
 _PARTS = ("normalizer", "pre_tokenizer"), ("decoder",), ("post_processor",)
 _MAY_BE_EMPTY = ("?", "*", "|", "^", "$", "{0", "{,", "()", r"\b", r"\B", r"\A", r"\z", r"\Z", r"\G", r"\K")
-"""Of a pattern that could match where nothing stands."""
+"""Parts of a pattern that may match the empty string."""
 
 
 def require_bounded(path: Path, content: Mapping[str, object]) -> None:
     """Raise UserError if the rules of a tokenizer.json may expand one character to more than `MOST`. path: of the file,
     for the error."""
     for names in _PARTS:
-        longest, written = 1.0, list[str]()
+        growth, written = 1.0, list[str]()
         for step in (step for name in names for step in _steps(content.get(name))):
-            longest *= _growth(step, written)
-        if longest > MOST:
-            raise broken(path, f"its {' and '.join(names)} may write more than {MOST:,} characters for one")
+            growth *= _growth(step, written)
+        if growth > MOST:
+            raise broken(path, f"{' and '.join(names)} may replace one character by more than {MOST:,}")
 
 
 def require_bounded_characters(path: Path, characters: bytes) -> None:
-    """The same for SentencePiece's character map."""
-    if _longest_of(characters) > MOST:
-        raise broken(path, f"its map of characters may write more than {MOST:,} for one")
+    """Raise UserError if SentencePiece's character map may expand one character to more than `MOST`."""
+    if _longest_replacement(characters) > MOST:
+        raise broken(path, f"the character map may replace one character by more than {MOST:,}")
 
 
-def _steps(rule: Any) -> Iterator[JsonMapping]:
-    """A rule's steps, in order."""
+def _steps(rule: object) -> Iterator[JsonMapping]:
+    """The steps of a rule in order."""
     if not isinstance(rule, Mapping):
         return
     inner = [value for value in rule.values() if isinstance(value, list)] if rule.get("type") == "Sequence" else []
@@ -84,20 +83,20 @@ def _steps(rule: Any) -> Iterator[JsonMapping]:
 
 
 def _growth(step: JsonMapping, written: list[str]) -> float:
-    """Maximum characters that a step writes for one; for a template, how often it repeats a text. written: texts
-    written by earlier steps, to which this step's is appended."""
+    """Maximum number of characters by which a step replaces one; for a template, how often it repeats a text. written:
+    texts written by earlier steps; a replacement appends its text."""
     kind, content = step.get("type"), step.get("content")
     if kind == "Replace" and isinstance(content, str):
         written.append(content)
-        return _of_replacement(step.get("pattern"), len(content))
+        return _replacement_growth(step.get("pattern"), len(content))
     if kind == "Prepend":
         return 1.0 + len(str(step.get("prepend", "")))
     if kind in ("NFC", "NFD", "NFKC", "NFKD"):
         return max((len(normalize(kind, text)) / max(len(text), 1) for text in written), default=1.0)
     if kind == "Precompiled":
         try:
-            return float(_longest_of(base64.b64decode(str(step.get("precompiled_charsmap")))))
-        except ValueError:  # the library says so
+            return float(_longest_replacement(base64.b64decode(str(step.get("precompiled_charsmap")))))
+        except ValueError:  # reported by the library
             return 1.0
     if kind == "TemplateProcessing":
         layouts = [step[name] for name in ("single", "pair") if isinstance(step.get(name), list)]
@@ -105,8 +104,8 @@ def _growth(step: JsonMapping, written: list[str]) -> float:
     return {"ByteLevel": 4.0, "Metaspace": 2.0}.get(str(kind), 1.0)
 
 
-def _of_replacement(pattern: Any, length: int) -> float:
-    """Maximum growth of replacing a pattern by this many characters."""
+def _replacement_growth(pattern: object, length: int) -> float:
+    """Maximum growth if a pattern is replaced by `length` characters."""
     text, regular = "", True
     if isinstance(pattern, Mapping):
         regular = "Regex" in pattern
@@ -116,9 +115,9 @@ def _of_replacement(pattern: Any, length: int) -> float:
     return max(1.0, length if regular else math.ceil(length / len(text)))
 
 
-def _longest_of(characters: bytes) -> int:
-    """Bytes of the longest text in the map: after its size and its trie, texts follow one another, each ending in a
-    zero byte."""
+def _longest_replacement(characters: bytes) -> int:
+    """Number of bytes of the longest text in a character map. The map has the size of its trie, the trie, and
+    zero-terminated texts."""
     if len(characters) < 4:
         return 1
     (trie,) = struct.unpack("<I", characters[:4])
@@ -136,8 +135,8 @@ FILES = (
     *SENTENCEPIECE_FILES,
     CONFIG,
 )
-"""The files that say what a tokenizer does, of which a folder holds some."""
-NO_ENTRIES = "its vocabulary has no entries"
+"""The files that may define a tokenizer."""
+NO_ENTRIES = "the vocabulary has no entries"
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -148,23 +147,23 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
-    """A folder's tokenizer, its special tokens by role, and those without one. UserError if a file is missing or
-    broken, or if the folder names a transformers class that lmtool lacks."""
+    """Read a folder's tokenizer, its special tokens by role, and its special tokens without a role. UserError if a file
+    is missing or broken, or if the folder names an unsupported transformers class."""
     if not has_tokenizer(folder):
         raise UserError(
             f"tokenizer: {folder} {'has no tokenizer.json' if folder.is_dir() else 'is not a folder'}",
-            "give a folder that holds tokenizer.json (or vocab.txt, or vocab.json and merges.txt, or spiece.model), "
-            "such as a run's checkpoint or what `lmtool tokenizer` wrote",
+            "give a folder with tokenizer.json (or vocab.txt, or vocab.json and merges.txt, or spiece.model), such as "
+            "a run's checkpoint or the output of `lmtool tokenizer`",
         )
     settings = Settings.of(folder)
     kind = class_of(folder, settings)
     tokenizer_json = folder / TOKENIZER_JSON if (folder / TOKENIZER_JSON).is_file() else None
     if tokenizer_json is not None and not isinstance(kind, TokenizerClass):
-        return _as_it_is(folder, settings, tokenizer_json, guessed=kind is None)
+        return _read_unchanged(folder, settings, tokenizer_json, guess_family=kind is None)
     if isinstance(kind, str):
         raise UserError(
-            f"{settings.path}: tokenizer_class={kind} is described by tokenizer.json, and {folder} has none",
-            f"copy tokenizer.json there too, or write the class of the other files, such as {BERT.names[0]}",
+            f"{settings.path}: tokenizer_class={kind} needs tokenizer.json, which {folder} lacks",
+            f"copy tokenizer.json into the folder, or set the class of the other files, such as {BERT.names[0]}",
         )
     kind = kind or _class_by_files(folder)
     original = None if tokenizer_json is None else _load_tokenizer_json(tokenizer_json)
@@ -178,7 +177,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
         backend = kind.build(vocabulary, settings, special.roles)
     except UserError:
         raise
-    except Exception as problem:  # the library raises nothing narrower
+    except Exception as problem:  # the library raises no narrower class
         raise broken(vocabulary.path, str(problem)) from problem
     special.add_to(backend)
     if kind.bare:
@@ -191,24 +190,23 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
     return backend, special.roles, special.without_role
 
 
-def _as_it_is(
-    folder: Path, settings: Settings, path: Path, guessed: bool
+def _read_unchanged(
+    folder: Path, settings: Settings, path: Path, guess_family: bool
 ) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
-    """A tokenizer.json of a plain class. guessed: no file names a class; a family's usual special tokens are
-    recognized."""
+    """A tokenizer.json of a generic class. guess_family: no file names a class, so the special tokens of a known family
+    get their roles."""
     backend = _load_tokenizer_json(path)
     special = read_special(folder, settings, None, path)
     special.add_to(backend)
-    vocabulary = backend.get_vocab()
-    guessed_family = backends.family_of_vocabulary(vocabulary) if guessed else None
-    return backend, {**SPECIALS.get(guessed_family or "", {}), **special.roles}, special.without_role
+    family = backends.family_of_vocabulary(backend.get_vocab()) if guess_family else None
+    return backend, {**SPECIALS.get(family or "", {}), **special.roles}, special.without_role
 
 
 def _load_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     require_bounded(path, read_json(path))
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as problem:  # the library raises nothing narrower
+    except Exception as problem:  # the library raises no narrower class
         raise broken(path, str(problem)) from problem
     if not backend.get_vocab_size(with_added_tokens=False):
         raise broken(path, NO_ENTRIES)
@@ -217,16 +215,16 @@ def _load_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
 
 
 def _class_by_files(folder: Path) -> TokenizerClass:
-    """The class of a folder in an old layout that names none."""
+    """The class of a folder with older files that names none."""
     path = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
     if path is not None:
         content = read_bytes(path)
-        with suppress(ValueError, KeyError):  # whoever reads it says so
+        with suppress(ValueError, KeyError):  # reported when the vocabulary is read
             if read_model(content).kind == BPE:
                 return LLAMA
         if b"<cls>" in content and b"<sep>" in content:
             return XLNET
-        # ALBERT's vocabulary has BERT's tokens among its pieces.
+        # ALBERT's vocabulary contains BERT's special tokens.
         return ALBERT if b"[CLS]" in content and b"[SEP]" in content else T5
     if (folder / "vocab.txt").is_file():
         return BERT
@@ -243,8 +241,8 @@ def _from_tokenizer_json(path: Path, kind: TokenizerClass) -> FileVocabulary:
     declared = model.get("type")
     if declared not in (None, kind.model):
         raise UserError(
-            f"{path}: its pieces are {declared}; the folder names the class {kind.names[0]}, whose are {kind.model}",
-            f"write the class that fits into {SETTINGS}; PreTrainedTokenizerFast takes tokenizer.json as it is",
+            f"{path}: a {declared} vocabulary; the folder's class {kind.names[0]} needs {kind.model}",
+            f"set the correct class in {SETTINGS}; PreTrainedTokenizerFast uses tokenizer.json unchanged",
         )
     if kind.model == "Unigram":
         unigrams = [(piece, float(score)) for piece, score in model["vocab"]]
@@ -254,45 +252,44 @@ def _from_tokenizer_json(path: Path, kind: TokenizerClass) -> FileVocabulary:
     return FileVocabulary(path, model["vocab"], merges=[(first, second) for first, second in pairs])
 
 
-def _characters(normalizer: Any) -> bytes:
-    """SentencePiece's character map among a normalizer's steps."""
-    steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
-    for step in steps:
+def _characters(normalizer: object) -> bytes:
+    """SentencePiece's character map among the steps of a normalizer."""
+    for step in _steps(normalizer):
         if step.get("type") == "Precompiled":
             return base64.b64decode(step["precompiled_charsmap"])
     return b""
 
 
 def _from_old_files(folder: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
-    """The vocabulary in the files older than tokenizer.json."""
+    """The vocabulary in files older than tokenizer.json."""
     paths = [folder / name for name in kind.files if (folder / name).is_file()]
     one_file = kind.files[0] in SENTENCEPIECE_FILES or kind.model != "BPE"
     if not paths or (not one_file and len(paths) < 2):
         raise UserError(
             f"tokenizer: {folder} has no {' and '.join(kind.files[:1] if one_file else kind.files)}, which "
-            f"{kind.names[0]} reads",
-            "copy the missing file there too, or give a folder with tokenizer.json",
+            f"{kind.names[0]} needs",
+            "copy the missing file into the folder, or give a folder with tokenizer.json",
         )
     if kind.files[0] in SENTENCEPIECE_FILES:
         return _sentencepiece(paths[0], kind, settings)
-    vocabulary = (_wordpiece if kind.model == "WordPiece" else _merges)(paths[0], kind, settings)
+    vocabulary = (_wordpiece if kind.model == "WordPiece" else _merges)(paths[0])
     if not vocabulary.entries:
         raise broken(paths[0], NO_ENTRIES)
     return vocabulary
 
 
-def _wordpiece(path: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
-    # Lines end at "\n" alone: a vocabulary may hold characters that Unicode calls line ends.
+def _wordpiece(path: Path) -> FileVocabulary:
+    # Not splitlines(): entries may contain other characters that Unicode calls line ends.
     words = read_text(path).split("\n")
     if words and not words[-1]:
         words.pop()
     return FileVocabulary(path, {word.removesuffix("\r"): number for number, word in enumerate(words)})
 
 
-def _merges(path: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
+def _merges(path: Path) -> FileVocabulary:
     vocabulary = read_json(path)
     if not all(isinstance(number, int) for number in vocabulary.values()):
-        raise broken(path, "its values are no numbers")
+        raise broken(path, "its values are not integers")
     _check_numbers(path, vocabulary)
     path = path.with_name("merges.txt")
     merges: list[tuple[str, str]] = []
@@ -300,7 +297,7 @@ def _merges(path: Path, kind: TokenizerClass, settings: Settings) -> FileVocabul
         if line and not line.startswith("#version"):
             first, _, second = line.partition(" ")
             if not second or " " in second:
-                raise broken(path, f"{line!r} is no pair of pieces")
+                raise broken(path, f"{line!r} is not a pair of tokens")
             merges.append((first, second))
     return FileVocabulary(path, vocabulary, merges=merges)
 
@@ -311,10 +308,10 @@ def _sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) -> File
     except (ValueError, KeyError) as problem:
         raise broken(path, str(problem)) from problem
     if model.kind != (BPE if kind.model == "BPE" else UNIGRAM):
-        raise broken(path, f"its pieces are no {kind.model} model")
+        raise broken(path, f"not a {kind.model} model")
     require_bounded_characters(path, model.characters)
     if kind.model == "BPE":
-        # Transformers takes the special ones from tokenizer_config.json, and from the class.
+        # transformers reads special tokens from tokenizer_config.json and the class, not from this file.
         entries = {piece: number for number, (piece, _, _) in enumerate(model.pieces)}
         return FileVocabulary(path, entries, merges=merges_of(model))
     unigrams = [(piece, score) for piece, score, _ in model.pieces]
@@ -330,5 +327,5 @@ def _sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) -> File
 
 def _check_numbers(path: Path, vocabulary: Mapping[str, int]) -> None:
     largest, entries = max(vocabulary.values(), default=0), len(vocabulary)
-    if largest > 2 * entries + 10_000:  # an id that is no number of an entry would ask for so many embeddings
-        raise broken(path, f"it has {entries} entries, but an id of {largest}")
+    if largest > 2 * entries + 10_000:  # the embedding needs a row for each id
+        raise broken(path, f"{entries} entries, but an id of {largest}")
