@@ -1,4 +1,4 @@
-"""Permutation language modeling and skip-gram, as configuration. Imports no torch."""
+"""Configuration of permutation language modeling and skip-gram. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from pydantic import Field, model_validator
 from lmtool.config.tables import component
 from lmtool.learners.configs import ObjectiveConfig
 
-# Permutation language modelling, as configuration. Imports no torch.
-
 
 @component("objective", "plm", builder="lmtool.objectives.plm:PermutationLanguageModel")
 class PlmConfig(ObjectiveConfig):
-    """Permutation language modelling (XLNet, Yang et al. 2019): some tokens, each from those that come before it in a
-    random order, and from all that are not predicted."""
+    """Permutation language modeling (XLNet, Yang et al. 2019): predicts some tokens, each from the preceding ones in a
+    random order and from all tokens that are not predicted."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("sep", "mask")
@@ -23,38 +21,41 @@ class PlmConfig(ObjectiveConfig):
     phase_fields: ClassVar[tuple[str, ...]] = ("context", "longest", "reuse")
     reads_lanes: ClassVar[bool] = True
     short_window_probability: ClassVar[float] = 0.0
-    """Its windows are as long as the text allows."""
+    """Always 0: windows are as long as the text allows."""
 
-    name: Literal["plm"] = Field("plm", description="Permutation language modelling.")
+    name: Literal["plm"] = Field("plm", description="Permutation language modeling.")
     context: int = Field(
         6, ge=2, le=1000, description="One in this many tokens is predicted: n of them in a context of context x n (K)."
     )
     longest: int = Field(
-        5, ge=1, le=1000, description="Longest run of tokens predicted together; one of n is drawn with a share of 1/n."
+        5,
+        ge=1,
+        le=1000,
+        description="Maximum run of tokens predicted together; length n has probability proportional to 1/n.",
     )
     reuse: int = Field(
         0,
         ge=0,
         le=100_000_000,
-        description="Tokens at the start of an example that have an order of their own: they see nothing of the rest, "
-        "which sees all of them. With model.memory_length their states are kept for the next example, which "
-        "begins behind them (XLNet: 256 of 512). 0: one order for all.",
+        description="Tokens at the start of an example with a separate order: they do not attend to the rest, which "
+        "attends to all of them. With model.memory_length their states are cached for the next example, which "
+        "begins after them (XLNet: 256 of 512). 0: one order for all.",
     )
     pairs: Literal["none", "unscored"] = Field(
         "none",
-        description="unscored: two segments an example, the second a random one in half of them, as for next-sentence "
-        "prediction but without a loss that tells which; not with reuse. none: one run of text.",
+        description="unscored: two segments per example, the second a random one in half of them, as for "
+        "next-sentence prediction but without its loss; not with reuse. none: running text.",
     )
     pair_of: Literal["segments", "sentences"] = Field(
         "segments",
-        description="segments: runs of sentences that fill the length. sentences: one sentence each. Read with "
-        "pairs=unscored only.",
+        description="segments: runs of sentences that fill the length. sentences: one sentence each. Only used with "
+        "pairs=unscored.",
     )
     short_sequence_probability: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="Share of the pairs that aim at a random shorter length; read with pairs=unscored only.",
+        description="Fraction of the pairs that aim at a random shorter length; only used with pairs=unscored.",
     )
 
     @property
@@ -74,7 +75,7 @@ class PlmConfig(ObjectiveConfig):
         return {"heads.lm": self.predicted_fraction}
 
     def drawn_epoch(self, epoch: int) -> int:
-        """The epoch whose draws an epoch reads: its own."""
+        """The epoch whose random numbers an epoch uses: itself."""
         return epoch
 
     @model_validator(mode="after")
@@ -84,13 +85,10 @@ class PlmConfig(ObjectiveConfig):
         return self
 
 
-# What is learned of single words, as configuration. Imports no torch.
-
-
 @component("objective", "skip_gram", builder="lmtool.objectives.skip_gram:SkipGram")
 class SkipGramConfig(ObjectiveConfig):
-    """Skip-gram with negative sampling (word2vec, Mikolov et al. 2013): a word's vector tells the words around it from
-    others."""
+    """Skip-gram with negative sampling (word2vec, Mikolov et al. 2013): a word's vector distinguishes its context words
+    from random ones."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     contextual: ClassVar[bool] = False
@@ -98,26 +96,26 @@ class SkipGramConfig(ObjectiveConfig):
 
     name: Literal["skip_gram"] = Field("skip_gram", description="Skip-gram with negative sampling.")
     window: int = Field(
-        5, ge=1, le=1000, description="Maximum context words on either side; drawn from 1 to this number per word."
+        5, ge=1, le=1000, description="Maximum context words on either side; sampled from 1 to this number per word."
     )
-    negatives: int = Field(5, ge=1, le=1000, description="Words drawn beside each word that is predicted.")
+    negatives: int = Field(5, ge=1, le=1000, description="Negatives sampled per predicted word.")
     subsample: float = Field(
         1e-3,
         gt=0,
         le=1,
-        description="A word of a larger share f of the text is left out of it at random, but for "
-        "sqrt(subsample / f) of its places.",
+        description="Words with a frequency f above this threshold are subsampled: an occurrence is retained with "
+        "probability sqrt(subsample / f).",
     )
     power: float = Field(
-        0.75, ge=0, le=1, description="Negatives are drawn in proportion to a word's count to this power."
+        0.75, ge=0, le=1, description="Negatives are sampled in proportion to a word's count to this power."
     )
 
     @property
     def predicted_fraction(self) -> float:
-        """Words that a word predicts, mean, where none is left out of the text."""
+        """Mean number of predictions per word, without subsampling."""
         return self.window + 1.0
 
     @property
     def places(self) -> dict[str, float]:
-        """Pairs of a token with those and with negatives."""
+        """Pairs of a token with its context words and with negatives."""
         return {"heads.skip_gram": self.predicted_fraction * (1 + self.negatives)}

@@ -36,7 +36,7 @@ def test_neighbours_share_the_overlap_and_part_in_its_middle():
 
 
 def test_windows_that_do_not_advance_are_refused():
-    with pytest.raises(ValueError, match="cannot share 4"):
+    with pytest.raises(ValueError, match="cannot overlap by 4"):
         windows(np.array([9]), 4, 4)
 
 

@@ -20,13 +20,12 @@ from lmtool.objectives.checks.masking import (
 from lmtool.objectives.corruption.masking import MaskedSpans, budget, length_shares
 from lmtool.objectives.corruption.permutation import Permuted, ngram_shares
 
-# Masked spans: their lengths as drawn, what stands in their place, and where they begin.
-#
-# Shape letters: M masked places, D draws of a length.
+# Masked spans: their sampled lengths, their replacements, and their first tokens.
+# Shape letters: M masked positions, D sampled lengths.
 
 
 class SpanInspector(MaskingInspector):
-    """Of examples with masks over runs of words."""
+    """Inspects examples with masks over runs of words."""
 
     def fact(self, stats: RunningStatistics) -> str:
         mean = stats.measured("words of a span as drawn")
@@ -37,14 +36,14 @@ class SpanInspector(MaskingInspector):
         self._check_lengths(stats, spans.drawn)
         self._check_branches(stats, spans, masks.shown[spans.at])
         starts = self.vocabulary.starts_word[spans.labels[np.searchsorted(spans.at, spans.spans[:, 0])]]
-        # A window may begin within a word, and so may a span that begins with the window.
+        # A window may begin within a word, and so may a span at its start.
         within = ~starts & masks.text[spans.spans[:, 0] - 1]
         stats.none("spans that begin within a word", within.sum())
         wanted = np.ceil(masks.eligible * self.config.probability - 1e-9)
         check_budget(stats, masks.selected, wanted, masks.eligible)
 
     def _check_lengths(self, stats: RunningStatistics, drawn_D: np.ndarray) -> None:
-        """The (D,) lengths as drawn follow the configuration's shares."""
+        """Checks that the (D,) sampled lengths follow the configured distribution."""
         fractions = length_shares(self.config)
         lengths, count = np.arange(1, len(fractions) + 1), len(drawn_D)
         mean = float(fractions @ lengths)
@@ -54,7 +53,7 @@ class SpanInspector(MaskingInspector):
             stats.share(f"spans of {length} as drawn", (drawn_D == length).sum(), count, float(share))
 
     def _check_branches(self, stats: RunningStatistics, spans: MaskedSpans, shown_M: np.ndarray) -> None:
-        """What stands in the masked places is decided for each token, or for each span as a whole."""
+        """Checks the replacements, which are chosen per token or per span."""
         config, mask = self.config, self.vocabulary.mask
         regular = int((~self.vocabulary.special).sum())
         if config.replace == "token":
@@ -71,31 +70,30 @@ class SpanInspector(MaskingInspector):
 
 
 class SpanWindowsInspector(SpanInspector, MaskedWindowsInspector):
-    """Of `MaskedWindows`."""
+    """Inspects `MaskedWindows`."""
 
 
 class SpanPairsInspector(SpanInspector, MaskedPairsInspector):
-    """Of `MaskedPairs`."""
+    """Inspects `MaskedPairs`."""
 
 
-# Permutations: how much is predicted, in runs of which length, in which order, and who sees whom.
-#
-# Shape letters: N examples of a batch, T their tokens, M predicted places, L tokens of a drawn text.
+# Permutations: how much is predicted, in n-grams of which length, in which order, and what each token attends to.
+# Shape letters: N examples of a batch, T their tokens, M predicted positions, L tokens of a diagram.
 
 
-# Tokens of a text whose masks are drawn.
+# Maximum tokens of an attention diagram.
 _DRAWN = 32
 
 
 class PermutationInspector(Inspector):
-    """Of examples with ranks."""
+    """Inspects examples with permutation ranks."""
 
     def fact(self, stats: RunningStatistics) -> str:
         words = super().fact(stats)
         return f"{words}, each from all that are not, and from those before it in a random order" if words else ""
 
     def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
-        """Further: `drawing`, the order and both streams' masks of the first tokens."""
+        """Adds `drawing`, the order and both streams' attention masks for the first tokens."""
         memory = self.learner.backbone.config.remembers
         kept = f"up to {memory} tokens in front, of those that windows before reused: seen by all"
         for entry in super().entries(drawn):
@@ -105,7 +103,7 @@ class PermutationInspector(Inspector):
             yield {**entry, "drawing": [*([("memory", kept)] if memory else []), *drawing]}
 
     def check_permutations(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        """Enter what the objective promises."""
+        """Checks the properties that the objective guarantees."""
         config, vocabulary = self.examples.config, self.examples.masks.vocabulary
         whole = self.examples.assemble(drawn.rows)
         permuted: Permuted = self.examples.masked(whole, drawn.numbers, drawn.epoch)
@@ -130,7 +128,8 @@ class PermutationInspector(Inspector):
         lengths, count = np.arange(1, len(fractions) + 1), len(drawn)
         mean = float(fractions @ lengths)
         variance = float(fractions @ lengths**2 - mean**2)
-        # Lengths are drawn until they are enough: each is held against the definition given those before it.
+        # Lengths are sampled until their sum suffices: each is compared with its conditional distribution given the
+        # previous ones.
         stats.mean("tokens of an n-gram as drawn", drawn.sum(), count, count * mean, count * variance, len(fractions))
         for length, share in zip(lengths, fractions, strict=True):
             stats.share(f"n-grams of {length} as drawn", (drawn == length).sum(), count, float(share))
@@ -139,14 +138,14 @@ class PermutationInspector(Inspector):
 
 
 class PermutedWindowsInspector(PermutationInspector, StreamInspector):
-    """Of windows of text."""
+    """Inspects windows of text."""
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         self.check_permutations(stats, drawn)
 
 
 class PermutedPairsInspector(PermutationInspector, MaskedPairsInspector):
-    """Of pairs of segments without a loss."""
+    """Inspects segment pairs without a loss over them."""
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         self.check_permutations(stats, drawn)
@@ -156,8 +155,8 @@ class PermutedPairsInspector(PermutationInspector, MaskedPairsInspector):
 def _check_order(
     stats: RunningStatistics, permuted: Permuted, ranks_T: np.ndarray, special_T: np.ndarray, block_T: np.ndarray
 ) -> None:
-    """Uniform orders: of two neighbours in a block either comes first in half of the cases; pairs that share no token
-    are independent. What is not predicted comes before all that is, and a first block before a second."""
+    """Checks for uniform orders: of two neighbors in a block, either comes first in half of the cases (disjoint pairs
+    are independent). Unpredicted tokens precede all predicted ones, and a first block precedes a second."""
     ordered = special_T.copy()
     ordered[permuted.at] = True
     places = np.flatnonzero(ordered)
@@ -165,7 +164,7 @@ def _check_order(
     first = np.flatnonzero((number[:-1] % 2 == 0) & (block_T[places[:-1]] == block_T[places[1:]]))
     earlier = ranks_T[places[first]] < ranks_T[places[first + 1]]
     stats.share("neighbours in the order of the text", earlier.sum(), len(first), 0.5)
-    # Where the first of them stands in the order is uniform too.
+    # The rank of the first one is uniform too.
     sizes = np.bincount(block_T[places])[block_T[places]]
     leading = np.flatnonzero((number == 0) & (sizes > 1))
     before = (
@@ -189,8 +188,8 @@ def _check_order(
 
 
 def draw_streams(pieces: list[str], ranks: list[int], asked: set[int]) -> list[tuple[str, str]]:
-    """Lines (piece, text): the order of the tokens, and what each sees in the content stream and in the query stream,
-    `x` where it sees. asked: the positions that are predicted, which alone have a query."""
+    """Diagram lines (piece, text): the order of the tokens, and what each attends to (`x`) in the content stream and in
+    the query stream. asked: the predicted positions, which alone have a query."""
     order, count = np.array(ranks), len(pieces)
     content, query = order[None, :] <= order[:, None], order[None, :] < order[:, None]
 

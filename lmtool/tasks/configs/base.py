@@ -1,4 +1,4 @@
-"""What every task kind configures: rows, columns, prompts, and texts of another domain. Imports no torch."""
+"""Base configuration of every task kind: rows, columns, prompts, and domain adaptation. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,45 +17,41 @@ from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS, LearnedConfig
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import ModelConfig, architecture, kinds
 
-# What every task kind's configuration says: where its rows come from, what is read, predicted and scored. Imports no
-# torch.
-
-
 JOINED = "+"
-"""Between the names of columns that are read as one text."""
+"""Joins the names of columns that are read as one text."""
 
 
 def parts_of(name: str) -> list[str]:
-    """The columns that are joined to this one: A+B."""
+    """The columns joined in a name such as A+B."""
     parts = name.split(JOINED)
     return parts if all(parts) else [name]
 
 
 class TaskConfig(LearnedConfig):
-    """The base of every task kind: where labelled rows come from, and which columns are read."""
+    """The base of every task kind: the source of labeled rows, and the columns that are read."""
 
     group: ClassVar[str] = "task"
     of_rows_with_labels: ClassVar[bool] = True
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "bidirectional_lm")
     layouts: ClassVar[tuple[str, ...]] = ("table", "parquet")
-    """The layouts that its files may have, see `lmtool.tasks.files`; the first that takes a file reads it."""
+    """Supported file layouts, see `lmtool.tasks.files`; the first match reads a file."""
     head_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that say what form the head has: a checkpoint's head is used in its own."""
+    """The fields that determine the head's form; a checkpoint's head keeps its saved values."""
 
     fills_prompts: ClassVar[bool] = False
-    """Whether a label can be the word that a language model puts in a place of the text."""
+    """Whether a label can be a word that a language model predicts within a template."""
 
     default_max_length: ClassVar[int] = 128
-    """Tokens of a packed sequence, at most, where the run says nothing."""
+    """Default maximum tokens of a packed sequence."""
 
-    kind: str = Field(description="Which kind of task.")
-    name: str = Field(description="The task's name: its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")
+    kind: str = Field(description="Task kind.")
+    name: str = Field(description="The task's name; its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")
     text: tuple[str, ...] = Field(
         ("text",),
         min_length=1,
-        description="The columns that are read, in order; A+B: those columns with a space between them, as one text.",
+        description="The text columns, in order; A+B: both columns joined with a space as one text.",
     )
-    label: str = Field("label", description="The column that is predicted.")
+    label: str = Field("label", description="The label column.")
     path: str | None = Field(
         None,
         description="Local data: a folder with train, dev and test files (.tsv, .csv, .jsonl), or one such file "
@@ -63,33 +59,32 @@ class TaskConfig(LearnedConfig):
     )
     hub: str | None = Field(
         None,
-        description="Data set read from the hub where no path is given: org/name or org/name:subset.",
+        description="Hub data set, if no path is set: org/name or org/name:subset.",
     )
     embedded: Literal["pydocs"] | None = Field(
         None,
-        description="Data that every machine has, read where no path is given: pydocs.",
+        description="Data set that is available on every machine, if no path is set: pydocs.",
     )
     header: tuple[str, ...] | None = Field(None, description="Column names of files that have no header line.")
-    aliases: dict[str, str] = Field({}, description="Column names in files, and the names they have here.")
+    aliases: dict[str, str] = Field({}, description="Maps column names in files to the names used here.")
     files: dict[str, str] = Field(
         {},
-        description="Names of files without their suffix, and the split they are: train, dev or test.",
+        description="Maps file names without suffix to their split: train, dev or test.",
     )
     ragged_rows: Literal["refuse", "skip"] = Field(
         "refuse",
-        description="What to do with a line of too few or too many columns: refuse the file, or skip and count "
-        "the line.",
+        description="A line with too few or too many columns: refuse the file, or skip and count the line.",
     )
     validation: tuple[str, ...] = Field(
         ("dev",),
         min_length=1,
-        description="The development splits; dev and validation mean the same. Without one, a seeded tenth of train is "
-        "held out.",
+        description="The development splits; dev and validation mean the same. Without one, a seeded tenth of train "
+        "is held out.",
     )
-    test: tuple[str, ...] = Field(("test",), description="The test splits, labelled or not: never trained on.")
-    metrics: tuple[str, ...] = Field(min_length=1, description="Scores that are reported.")
-    metric: str = Field(description="The score that chooses the best checkpoint.")
-    train_examples: int | None = Field(None, ge=1, description="Train on this many rows, a seeded draw. Null: all.")
+    test: tuple[str, ...] = Field(("test",), description="The test splits, labeled or not; never used in training.")
+    metrics: tuple[str, ...] = Field(min_length=1, description="Metrics to report.")
+    metric: str = Field(description="The metric that selects the best checkpoint.")
+    train_examples: int | None = Field(None, ge=1, description="Train on a seeded sample of this many rows. Null: all.")
     dropout: float | None = Field(
         None,
         ge=0,
@@ -102,62 +97,63 @@ class TaskConfig(LearnedConfig):
     def _held_out(cls, splits: tuple[str, ...]) -> tuple[str, ...]:
         learned = next((split for split in splits if split.lower() == "train"), None)
         if learned is not None:
-            raise ValueError(f"{learned} is what is learned from; leave it out, and name splits that are held out")
+            raise ValueError(f"{learned} is the training split; leave it out, and name held-out splits")
         return splits
 
     def learner(self, *arguments: Any) -> Any:
-        """The learner of this task: `arguments` are backbone, tokenizer and seed."""
+        """The learner of this task. `arguments`: backbone, tokenizer and seed."""
         return build(self).learner(*arguments)
 
     @classmethod
     def longest(cls, section: dict[str, Any]) -> int:
-        """Tokens of a packed sequence, at most, where the run says nothing. section: the task's data."""
+        """The default maximum tokens of a packed sequence. section: the task's raw configuration."""
         return cls.default_max_length
 
     def parts(self) -> tuple[TaskConfig, ...]:
-        """The tasks it is made of: itself."""
+        """The member tasks: the task itself, except in mixtures."""
         return (self,)
 
     def with_parts(self, parts: tuple[TaskConfig, ...]) -> TaskConfig:
-        """The same of other parts, in their order."""
+        """A copy with other members, in order."""
         return parts[0]
 
     def of_parts(self, parts: Sequence[TaskConfig]) -> TaskConfig:
-        """The same of some of its parts alone, which may have other forms."""
+        """A copy with a subset of the members, whose head forms may differ."""
         return parts[0]
 
     def text_format(self, model: Any) -> str:
-        """The name of the format in which a model of this configuration reads the rows, see `lmtool.data.formats`."""
+        """The name of the text format in which a model of this configuration reads the rows, see `lmtool.data.formats`.
+        The name of the text format in which a model of this configuration reads the rows, see `lmtool.data.formats`."""
         return model.text_format
 
     def takes_head(self, form: Mapping[str, Any], model: Any) -> bool:
-        """Whether a checkpoint's head of this form, the `head_fields` of its task, can be the head of this task."""
+        """Whether a checkpoint's head can be this task's head. form: the saved `head_fields`."""
         return True
 
     def with_head(self, form: Mapping[str, Any]) -> TaskConfig:
-        """The task with the form of a checkpoint's head."""
+        """A copy with the form of a checkpoint's head."""
         return self.model_copy(update=dict(form))
 
     def same_question(self, other: TaskConfig) -> bool:
-        """Whether two tasks differ in their data alone: they share the name, or the kind and the names of classes (AX
-        and MNLI), and read as many texts."""
+        """Whether two tasks differ only in their data: they read the same number of texts and share a name, or the kind
+        and the class names (AX and MNLI)."""
         labels, others = (set(task.class_names or ()) for task in (self, other))
         same_classes = self.kind == other.kind and bool(labels) and labels == others
         return (self.name == other.name or same_classes) and len(self.text) == len(other.text)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of a file that are read."""
+        """The columns read from a file."""
         return tuple(part for name in self.text for part in parts_of(name))
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns of rows: those that are read, where some are joined as one."""
+        """The text columns of rows, after joining."""
         return self.text
 
     @property
     def needs_two_classes(self) -> bool:
-        """Whether one of the metrics is of two classes alone."""
+        """Whether one of the metrics is defined for two classes only."""
         return False
 
     @property
@@ -166,37 +162,37 @@ class TaskConfig(LearnedConfig):
 
     @property
     def has_data(self) -> bool:
-        """Whether it says where its rows come from."""
+        """Whether a source of rows is configured."""
         return any(place is not None for place in (self.path, self.hub, self.embedded))
 
     @property
     def head_form(self) -> str | None:
-        """How a whole text is read, where the task chooses."""
+        """How a whole text is encoded, if the task chooses."""
         return None
 
     @property
     def writes_labels(self) -> bool:
-        """Whether its labels are texts, or can be written as texts."""
+        """Whether the labels are texts or can be written as texts."""
         return False
 
     @property
     def few_shots(self) -> int | None:
-        """Rows of each class that are trained on; None: all."""
+        """Training rows per class; None: all."""
         return None
 
     @property
     def learns_masks(self) -> bool:
-        """Whether masked texts are learned beside it."""
+        """Whether masked language modeling is an auxiliary loss."""
         return False
 
     @property
     def longest_target(self) -> int:
-        """Tokens of a text that it writes, at most."""
+        """Maximum tokens of a generated target."""
         return 0
 
     @property
     def text_generation(self) -> GenerationConfig | None:
-        """How the texts that it writes are generated."""
+        """How texts are generated; None if the task generates none."""
         return None
 
     def needs(self) -> Iterator[Requirement]:
@@ -208,7 +204,7 @@ class TaskConfig(LearnedConfig):
             yield Requirement(FORWARDS_OF_ONE_PROCESS, "task", reason, "give another task or head")
 
     def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """A published folder's tensors with those of the head that have no place in one."""
+        """Adds the head tensors that a published folder does not store."""
         return tensors
 
     @model_validator(mode="after")
@@ -231,40 +227,42 @@ class TaskConfig(LearnedConfig):
         return self
 
 
-# How rows are put into words for a language model, as configuration. Imports no torch.
-
-
 ANSWER = "label"
-"""The place of the answer in a template."""
+"""The name of the answer's placeholder in a template."""
 PROMPT = "prompt"
-"""The head that reads a row as its prompt, and predicts the word in the place of the answer."""
+"""The head that reads a row as a prompt and predicts the word at the answer's placeholder."""
 
 
 class PromptConfig(Config):
-    """A pattern, and the words that stand for the classes (Schick and Schuetze 2021, section 3)."""
+    """A pattern and a verbalizer: the words that stand for the classes (Schick and Schuetze 2021, section 3)."""
 
     template: str | None = Field(
         None,
-        description="A row as text: {COLUMN} is replaced by the row's text, {label} by the answer; \\n "
-        "is the end of a line. Null: each column behind its name, then the answer.",
+        description="A row as text: {COLUMN} is replaced by the column's text, {label} by the answer; \\n is a line "
+        "break. Null: each column after its name, then the answer.",
     )
-    words: dict[str, str] = Field({}, description="Classes, and what is written for them. Others: their names.")
+    words: dict[str, str] = Field(
+        {}, description="Maps classes to the words written for them. Default: the class names."
+    )
 
     @field_validator("template")
     @classmethod
     def _has_one_answer(cls, template: str | None) -> str | None:
-        # A shell hands over the two characters as they are typed.
+        # A shell passes
+        #  as two characters.
         template = None if template is None else template.replace("\\n", "\n")
         if template is not None and places(template).count(ANSWER) != 1:
-            raise ValueError(f"template={template!r}: {{{ANSWER}}}, the place of the answer, comes once")
+            raise ValueError(f"template={template!r}: {{{ANSWER}}}, the answer's placeholder, must occur exactly once")
         return template
 
 
 def places(template: str) -> list[str]:
-    """The names between braces, in their order. ValueError where braces do not match."""
+    """The placeholders in order. ValueError if the braces do not match."""
     names = [name for _, name, form, change in Formatter().parse(template) if name is not None]
     if any(form or change for _, _, form, change in Formatter().parse(template)):
-        raise ValueError(f"template={template!r}: a place is a column's name in braces, nothing more")
+        raise ValueError(
+            f"template={template!r}: a placeholder is a column name in braces, without format or conversion"
+        )
     return names
 
 
@@ -274,16 +272,16 @@ _READS_BOTH_WAYS: Offer[ModelConfig] = Offer(
 
 
 class PromptedConfig(TaskConfig):
-    """The base of kinds that a language model can do from a prompt, without training."""
+    """The base of kinds that a language model can solve from a prompt, without training."""
 
     prompt: PromptConfig = Field(
         default_factory=lambda: PromptConfig.model_validate({}),
-        description="The task in words, for task.head=prompt and for `lmtool evaluate shots=`.",
+        description="The task as a prompt, for task.head=prompt and `lmtool evaluate shots=`.",
     )
 
     @property
     def default_template(self) -> str:
-        """The template where none is given."""
+        """The template used if none is set."""
         return "".join(f"{name}: {{{name}}}\n" for name in self.text) + f"{self.label}: {{{ANSWER}}}"
 
     @property
@@ -291,12 +289,12 @@ class PromptedConfig(TaskConfig):
         return self.prompt.template or self.default_template
 
     def unworded(self) -> Problem | None:
-        """Why rows cannot be put into words, if they cannot: the template names what is not read."""
+        """The reason why rows cannot be turned into prompts, if any: the template names an unknown column."""
         if ANSWER in self.reads:
             return Problem(
                 "task.text",
-                f"task={self.name} reads a column called {ANSWER}, which in a template is the place of the answer",
-                f"give it another name: task.aliases={{{ANSWER}: text}} task.text=[text]",
+                f"task={self.name} reads a column called {ANSWER}, which is the answer's placeholder in a template",
+                f"rename it: task.aliases={{{ANSWER}: text}} task.text=[text]",
             )
         named = places(self.template)
         if named == [ANSWER]:
@@ -311,12 +309,12 @@ class PromptedConfig(TaskConfig):
                 return Problem(
                     "task.prompt.template",
                     f"task.prompt.template names {{{name}}}; task={self.name} reads {', '.join(self.reads)}",
-                    f"did you mean {{{close}}}?" if close else "name those columns alone: task.prompt.template=",
+                    f"did you mean {{{close}}}?" if close else "name only those columns: task.prompt.template=",
                 )
         return None
 
     def needs_of_template(self) -> Iterator[Requirement]:
-        """What reads the answer in its place of the template."""
+        """Requires a bidirectional model if text follows the answer."""
         after = places(self.template.partition(f"{{{ANSWER}}}")[2])
         if after:
             yield Requirement(
@@ -327,37 +325,34 @@ class PromptedConfig(TaskConfig):
             )
 
 
-# Texts of another domain beside a task's, as configuration. Imports no torch.
-
-
 class DomainConfig(Config):
-    """The base of the losses that bring a task's texts and unlabelled ones of another domain together."""
+    """The base of domain adaptation losses, which align a task's texts with unlabeled texts of another domain."""
 
     name: str = Field(description="Which loss.")
     target: str = Field(
         min_length=1,
-        description="Texts of the other domain: a folder with a train file, or one file, with the task's text columns. "
-        "Labels are not read.",
+        description="Texts of the target domain: a folder with a train file, or one file, with the task's text "
+        "columns. Labels are ignored.",
     )
-    weight: float = Field(1.0, gt=0, description="Weight of the loss beside the task's.")
+    weight: float = Field(1.0, gt=0, description="Weight of the loss relative to the task's.")
 
 
 @component("task/domain", "dann", builder="lmtool.tasks.kinds.sequence:GradientReversal")
 class DannConfig(DomainConfig):
-    """Gradient reversal (Ganin et al. 2016): a classifier learns which domain a text is of, and what it reads learns to
-    keep that from it."""
+    """Gradient reversal (Ganin et al. 2016): a domain classifier learns to tell the domains apart, and the encoder
+    learns to prevent it."""
 
     name: Literal["dann"] = Field("dann", description="Gradient reversal.")
     steps: int = Field(
         1000,
         ge=1,
-        description="Steps in which p rises from 0 to 1; the gradient is reversed 2 / (1 + exp(-10 p)) - 1 times.",
+        description="Steps in which p rises from 0 to 1; the gradient is scaled by -(2 / (1 + exp(-10 p)) - 1).",
     )
     hidden_size: int = Field(100, ge=1, description="Hidden units of the domain classifier.")
 
 
 @component("task/domain", "coral", builder="lmtool.tasks.kinds.sequence:MomentMatching")
 class CoralConfig(DomainConfig):
-    """Correlation alignment (Sun and Saenko 2016): the covariances of both domains' features become alike."""
+    """Correlation alignment (Sun and Saenko 2016): aligns the covariances of both domains' features."""
 
     name: Literal["coral"] = Field("coral", description="Correlation alignment.")

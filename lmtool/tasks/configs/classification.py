@@ -1,4 +1,4 @@
-"""One of several classes, or the best of several choices, as configuration. Imports no torch."""
+"""Configuration of classification and multiple choice. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ from lmtool.models.configs import architecture
 from lmtool.tasks.configs.base import ANSWER, PROMPT, PromptedConfig
 from lmtool.tasks.configs.sequence import FORM, ClassLossConfig, SequenceConfig, WindowedConfig
 
-# One of several classes for a text or a pair of texts, as configuration. Imports no torch.
-
-
 DEMONSTRATIONS = 16
-"""Draws that a prediction joins, as published."""
+"""Sampled demonstrations per prediction, as in the paper."""
 
 
 @component("task", "classification", builder="lmtool.tasks.kinds.classification:Classification")
@@ -42,50 +39,51 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     )
     labels: tuple[str, ...] | None = Field(
         None,
-        description="The classes by name, in order; quote them. A file may hold the names or their numbers from "
-        "0. Null: the sorted values found in train.",
+        description="Class names in order; quote them. Files may hold the names or their numbers from 0. Null: the "
+        "sorted values found in train.",
     )
     metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
         ("accuracy",),
         min_length=1,
-        description="Scores that are reported. f1 is of the second label against the first.",
+        description="Metrics to report. f1 is that of the second label.",
     )
     metric: Literal["accuracy", "f1", "macro_f1", "matthews"] = Field(
         "accuracy",
-        description="The score that chooses the best checkpoint.",
+        description="The metric that selects the best checkpoint.",
     )
     loss: ClassLossConfig = Field(
-        default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
+        default_factory=lambda: ClassLossConfig.model_validate({}),
+        description="Label smoothing and class weights of the loss.",
     )
     label_words: dict[str, str] = Field(
-        {}, description="With head=text_to_text: classes, and what is written for them. Others: their names."
+        {}, description="With head=text_to_text: maps classes to the words written for them. Default: the class names."
     )
     shots_per_class: int | None = Field(
         None,
         ge=1,
-        description="Train on this many rows of each class and choose the best checkpoint by as many others, both "
-        "drawn by the run's seed from the training rows; the development splits are scored once, at the end (Gao et "
+        description="Train on this many rows of each class and select the checkpoint on as many others, both sampled "
+        "from the training rows with the run's seed; the development splits are scored once, at the end (Gao et "
         "al. 2021, section 3). Null: all.",
     )
     auxiliary_mlm: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="With head=prompt on an encoder: weight of masked language modelling beside the task, on the rows "
-        "that shots_per_class leaves, their labels unread, else on the training texts; the task has the rest (Schick "
-        "and Schuetze 2021, section 3.4: 1e-4). 0: none.",
+        description="With head=prompt on an encoder: weight of an auxiliary masked language modeling loss on the "
+        "rows left over by shots_per_class, without their labels, or else on the training texts; the task has "
+        "the remaining weight (Schick and Schuetze 2021, section 3.4: 1e-4). 0: none.",
     )
     demonstrations: int = Field(
         0,
         ge=0,
-        description="With head=prompt: each text is read together with an answered training row of each class; "
-        "training draws them every epoch, and a prediction joins so many draws (Gao et al. 2021, section 6: 16, which "
-        "true stands for). 0: none.",
+        description="With head=prompt: each text is read together with one labeled training row per class. Training "
+        "resamples them every epoch; a prediction averages this many samples (Gao et al. 2021, section 6: 16, "
+        "the value of true). 0: none.",
     )
     demonstration_rows: dict[str, tuple[tuple[str, ...], ...]] | None = Field(
         None,
-        description="By class, the rows that demonstrations are drawn from, the text columns of each; kept with the "
-        "checkpoint. Null: the training rows, at most 16 of a class.",
+        description="By class, the rows from which demonstrations are sampled, as the text columns of each; saved "
+        "with the checkpoint. Null: the training rows, at most 16 of a class.",
     )
 
     @field_validator("demonstrations", mode="before")
@@ -115,12 +113,12 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What is written for the classes, in their order."""
+        """The verbalizer's words, in class order."""
         return tuple(self.prompt.words.get(label, label.replace("_", " ")) for label in self.labels or ())
 
     @property
     def written_labels(self) -> tuple[str, ...]:
-        """What a text-to-text model writes for the classes, in their order."""
+        """The words that a text-to-text model writes, in class order."""
         return tuple(self.label_words.get(label, label) for label in self.labels or ())
 
     def text_format(self, model: Any) -> str:
@@ -140,12 +138,12 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
             return
         yield from self.needs_of_template()
         if self.auxiliary_mlm:
-            reason = f"task.auxiliary_mlm={self.auxiliary_mlm:g} learns to fill masks"
-            hint = "leave it out, or take an encoder: model=bert"
+            reason = f"task.auxiliary_mlm={self.auxiliary_mlm:g} trains masked language modeling"
+            hint = "leave it out, or use an encoder: model=bert"
             yield Requirement(architecture("encoder"), "task.auxiliary_mlm", reason, hint)
         if self.demonstrations:
-            reason = f"task.demonstrations={self.demonstrations} are texts around the place of a word"
-            hint = "leave it out, or take an encoder or a decoder"
+            reason = f"task.demonstrations={self.demonstrations} adds texts around a predicted word"
+            hint = "leave it out, or use an encoder or a decoder"
             yield Requirement(architecture("encoder", "decoder"), "task.demonstrations", reason, hint)
 
     def conflicts(self) -> Iterator[Problem]:
@@ -157,34 +155,34 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         yield from (problem for problem in problems if problem is not None)
 
     def ambiguous(self) -> Problem | None:
-        """Why the words of a prompt do not tell the classes apart, if they do not."""
+        """The reason why the words do not distinguish the classes, if any."""
         return self._ambiguous("prompt.words", self.words)
 
     def _ambiguous(self, field: str, words: tuple[str, ...]) -> Problem | None:
-        """The same of a field, which maps classes to words."""
+        """The same for one field that maps classes to words."""
         given = self.prompt.words if field == "prompt.words" else self.label_words
         unknown = [name for name in given if self.labels is not None and name not in self.labels]
         if unknown:
             return Problem(
                 f"task.{field}",
-                f"task.{field} names {unknown[0]!r}, which is no label of task={self.name}",
+                f"task.{field} names {unknown[0]!r}, which is not a label of task={self.name}",
                 f"the labels are {', '.join((self.labels or ())[:8])}",
             )
         if len(set(words)) < len(words):
             return Problem(
                 f"task.{field}",
                 f"task={self.name}: two classes have the same word in {', '.join(words)}",
-                f"give each its own: task.{field}={{CLASS: WORD, ...}}",
+                f"give each class its own word: task.{field}={{CLASS: WORD, ...}}",
             )
         return None
 
     def _out_of_prompt(self) -> Problem | None:
-        """What means nothing where no prompt is read."""
+        """A field that has no effect without a prompt."""
         for field in ("auxiliary_mlm", "demonstrations", "demonstration_rows"):
             value = getattr(self, field)
             if value:
                 shown = value if field != "demonstration_rows" else "..."
-                message = f"task.{field}={shown} is of texts that are read as prompts"
+                message = f"task.{field}={shown} applies to texts read as prompts"
                 return Problem(f"task.{field}", message, f"give task.head={PROMPT} too")
         return None
 
@@ -197,25 +195,24 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
             if isinstance(weights, tuple) and len(weights) != len(labels):
                 raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
             if "f1" in self.metrics and len(labels) != 2:
-                raise ValueError(f"metrics names f1, which is of two classes; there are {len(labels)}: take macro_f1")
+                raise ValueError(f"metrics names f1, which needs two classes; there are {len(labels)}: use macro_f1")
         return self
 
     @model_validator(mode="after")
     def _rows_fit(self) -> ClassificationConfig:
         if self.shots_per_class is not None and self.train_examples is not None:
             raise ValueError(
-                f"shots_per_class={self.shots_per_class} and train_examples={self.train_examples} both say how many "
-                "rows are trained on: give one of them"
+                f"shots_per_class={self.shots_per_class} and train_examples={self.train_examples} both limit the "
+                "training rows: give one of them"
             )
         for name, rows in (self.demonstration_rows or {}).items():
             if self.labels is not None and name not in self.labels:
-                raise ValueError(f"demonstration_rows names {name!r}, which is no label: {', '.join(self.labels[:8])}")
+                raise ValueError(
+                    f"demonstration_rows names {name!r}, which is not a label: {', '.join(self.labels[:8])}"
+                )
             if not rows or any(len(row) != len(self.text) for row in rows):
                 raise ValueError(f"demonstration_rows: a row of {name} has {len(self.text)} texts: {list(self.text)}")
         return self
-
-
-# Multiple choice, as configuration. Imports no torch.
 
 
 @component("task", "multiple_choice", builder="lmtool.tasks.kinds.multiple_choice:MultipleChoice")
@@ -231,17 +228,16 @@ class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
     text: tuple[str, ...] = Field(
         ("text", "choice1", "choice2"),
         min_length=3,
-        description="The columns that are read: what stands before the choices, then the choices. Each choice is read "
-        "as a pair: the first columns with spaces between them, and the choice.",
+        description="The text columns: those before the choices, then the choices. Each choice is read as a pair: "
+        "the preceding columns joined with spaces, and the choice.",
     )
-    choices: int = Field(2, ge=2, description="How many of the last columns are choices.")
+    choices: int = Field(2, ge=2, description="Number of columns, at the end, that are choices.")
     continued: bool = Field(
         False,
-        description="Whether the column before the choices is the beginning of each choice, and not of the first text.",
+        description="Whether the column before the choices is the beginning of each choice, not a part of the first "
+        "text.",
     )
-    wordings: dict[str, str] = Field(
-        {}, description="Values of the columns before the choices, and how they are read instead."
-    )
+    wordings: dict[str, str] = Field({}, description="Replacements for values of the columns before the choices.")
     metrics: tuple[Literal["accuracy"], ...] = Field(
         ("accuracy",), min_length=1, description="Scores that are reported."
     )
@@ -249,7 +245,7 @@ class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
 
     @property
     def default_template(self) -> str:
-        """The columns before the choices with spaces between them, and the choice."""
+        """The columns before the choices joined with spaces, then the choice."""
         return "".join(f"{{{name}}} " for name in self.text[: -self.choices]) + f"{{{ANSWER}}}"
 
     @model_validator(mode="after")
@@ -259,5 +255,5 @@ class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
             needed = "a text before the choices" + (", and the beginning of each" if self.continued else "")
             raise ValueError(f"text={list(self.text)} names {self.choices} choices; there must be {needed}")
         if self.prompt.words:
-            raise ValueError("prompt.words are for classes; here each choice is an answer")
+            raise ValueError("prompt.words apply to classes; here each choice is an answer")
         return self

@@ -1,4 +1,4 @@
-"""Several tasks in one run, GLUE, and tasks as objectives or text of pretraining, as configuration. No torch."""
+"""Configuration of task mixtures, GLUE, and tasks as pretraining objectives or text. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,25 +18,22 @@ from lmtool.models.configs import architecture, kinds
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 
-# All tasks of GLUE, as configuration. Imports no torch.
-
-
 Member = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
 
 
 @component("task", "glue", builder="lmtool.tasks.suites:Glue")
 class GlueConfig(TaskConfig):
-    """The tasks of GLUE, each in a run of its own (Wang et al. 2019)."""
+    """The tasks of GLUE, one run each (Wang et al. 2019)."""
 
-    kind: Literal["glue"] = Field("glue", description="The tasks of GLUE, each in a run of its own.")
-    name: str = Field("glue", description="What the runs are called together.", pattern=r"^[a-z][a-z0-9_]*$")
+    kind: Literal["glue"] = Field("glue", description="The tasks of GLUE, one run each.")
+    name: str = Field("glue", description="Common name of the runs.", pattern=r"^[a-z][a-z0-9_]*$")
     path: str | None = Field(
         None,
-        description="A folder with a folder of each task, named after it (cola, CoLA, mnli_10k), and one named ax for "
-        "the diagnostic set. Null: the hub.",
+        description="A folder with one folder per task, named after it (cola, CoLA, mnli_10k), and ax for the "
+        "diagnostic set. Null: the hub.",
     )
     hub: str | None = Field(
-        "nyu-mll/glue", description="Where no path is given, each task is read from where its own YAML says."
+        "nyu-mll/glue", description="Without a path, each task is read from the source in its own YAML."
     )
     members: tuple[Member | dict[str, Any], ...] = Field(
         ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"),
@@ -44,9 +41,9 @@ class GlueConfig(TaskConfig):
         description="The tasks, in the order of their runs. task.with.NAME.KEY= sets a key of one of them.",
     )
     metrics: tuple[Literal["average"], ...] = Field(
-        ("average",), min_length=1, description="The mean of the tasks' scores, WNLI left out."
+        ("average",), min_length=1, description="The mean of the tasks' scores, without WNLI."
     )
-    metric: Literal["average"] = Field("average", description="What result.json of all runs says.")
+    metric: Literal["average"] = Field("average", description="The score that result.json reports over all runs.")
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -54,51 +51,51 @@ class GlueConfig(TaskConfig):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tasks."""
+        """Names of the tasks."""
         return tuple(map(title_of, self.members))
 
     @model_validator(mode="after")
     def _members_of_glue(self) -> GlueConfig:
         others = [name for name in self.names if name not in get_args(Member)]
         if others:
-            raise ValueError(f"members: {others[0]} is no task of GLUE; these are {', '.join(get_args(Member))}")
+            raise ValueError(f"members: {others[0]} is not a GLUE task; allowed: {', '.join(get_args(Member))}")
         return self
 
 
-# Several tasks in one run, as configuration. Imports no torch.
-
-
-_OWN = "Each member's own: task.with.NAME.{}=."
+_OWN = "Set per member: task.with.NAME.{}=."
 _TASK = Choice("task", key="kind")
 
 
 @component("task", "mixture", builder="lmtool.tasks.mixture:build_mixture")
 class MixtureTaskConfig(TaskConfig):
-    """Several tasks that share a model, each with a head of its own (Caruana 1997), or all of them written by one
-    language model (Raffel et al. 2020, section 2.4)."""
+    """Several tasks that share a model, each with its own head (Caruana 1997), or all written by one language model
+    (Raffel et al. 2020, section 2.4)."""
 
     members_key: ClassVar[str] = "task.members"
     repeats: ClassVar[bool] = True
 
     kind: Literal["mixture"] = Field("mixture", description="Several tasks in one run.")
-    name: str = Field("mixture", description="What they are called together.", pattern=r"^[a-z][a-z0-9_]*$")
+    name: str = Field("mixture", description="Name of the mixture.", pattern=r"^[a-z][a-z0-9_]*$")
     members: tuple[dict[str, Any], ...] = Field(
         min_length=2,
-        description="The tasks: names of shipped ones, or sections with a kind, a name and a path. No name twice. "
-        "task.with.NAME.KEY= sets a key of one of them.",
+        description="The tasks: names of shipped ones, or sections with a kind, a name and a path. Names must "
+        "differ. task.with.NAME.KEY= sets a key of one of them.",
     )
     sampling: Literal["proportional", "uniform", "temperature", "capped"] = Field(
         "proportional",
-        description="The shares of the members, of n training rows each (Raffel et al. 2020, section 3.5.2). "
-        "proportional: as n. uniform: all alike. temperature: as n^(1/temperature). capped: as the smaller of n and "
-        "cap. Their losses have the same weights.",
+        description="Sampling rates of the members, by their training rows n (Raffel et al. 2020, section 3.5.2). "
+        "proportional: n. uniform: equal. temperature: n^(1/temperature). capped: min(n, cap). The losses are "
+        "weighted alike.",
     )
-    temperature: float = Field(2.0, ge=1, description="Of sampling=temperature; 1 is proportional. Published: 2.")
-    cap: int = Field(2**19, ge=1, description="Of sampling=capped, in rows. Published: 2^19.")
+    temperature: float = Field(
+        2.0, ge=1, description="Temperature of sampling=temperature; 1 is proportional. Published: 2."
+    )
+    cap: int = Field(2**19, ge=1, description="Cap of sampling=capped, in rows. Published: 2^19.")
     head: Literal["text_to_text"] | None = Field(
-        None, description="text_to_text: the labels of all members are written (T5). Null: as each member says."
+        None,
+        description="text_to_text: the labels of all members are written as text (T5). Null: each member's own head.",
     )
-    rows: tuple[int, ...] | None = Field(None, description="Training rows of each member. Null: they are counted.")
+    rows: tuple[int, ...] | None = Field(None, description="Training rows of each member. Null: counted from the data.")
 
     text: tuple[()] = Field((), description=_OWN.format("text"))
     label: Literal[""] = Field("", description=_OWN.format("label"))
@@ -115,7 +112,7 @@ class MixtureTaskConfig(TaskConfig):
     dropout: None = Field(None, description=_OWN.format("dropout"))
 
     metrics: tuple[Literal["average"], ...] = Field(
-        ("average",), min_length=1, description="The mean of the members' metrics, those of 100 taken as shares of 1."
+        ("average",), min_length=1, description="The mean of the members' metrics; percentages count as fractions of 1."
     )
     metric: Literal["average"] = Field("average", description="The score that chooses the best checkpoint.")
 
@@ -125,7 +122,7 @@ class MixtureTaskConfig(TaskConfig):
 
     @classmethod
     def longest(cls, section: dict[str, Any]) -> int:
-        """That of the member with the longest sequences."""
+        """The longest default of the members."""
         entries = [
             lookup("task", str(part.get("kind"))) for part in section.get("members") or () if isinstance(part, dict)
         ]
@@ -133,7 +130,7 @@ class MixtureTaskConfig(TaskConfig):
         return max(lengths, default=cls.default_max_length)
 
     def parts(self) -> tuple[TaskConfig, ...]:
-        """The members, as they are learned."""
+        """The member tasks."""
         parts = [_TASK.validate(member) for member in self.members]
         tasks = tuple(part for part in parts if isinstance(part, TaskConfig))
         if self.head is None:
@@ -149,9 +146,9 @@ class MixtureTaskConfig(TaskConfig):
         return self.with_parts(tuple(parts)).model_copy(update={"rows": rows})
 
     def fractions(self) -> tuple[float, ...]:
-        """Of the members in the examples and in the loss, adding up to 1. ValueError where the rows are not counted."""
+        """Sampling rates of the members, which sum to 1. ValueError if the rows have not been counted."""
         if self.rows is None:
-            raise ValueError("build a mixture from the config that its data give back: its rows are counted")
+            raise ValueError("build a mixture from the config of its loaded data, where the rows are counted")
         of_rows = {
             "proportional": lambda count: float(count),
             "uniform": lambda count: 1.0,
@@ -169,27 +166,28 @@ class MixtureTaskConfig(TaskConfig):
         return self.head is not None
 
     def needs(self) -> Iterator[Requirement]:
-        """Its members say more."""
+        """The members add their own requirements."""
         yield from one_forward("task", [part.name for part in self.parts()])
 
     def conflicts(self) -> Iterator[Problem]:
         for part in self.parts() if self.head == TEXT_TO_TEXT else ():
             if not part.writes_labels and part.head_form != TEXT_TO_TEXT:
                 message = (
-                    f"task.head={TEXT_TO_TEXT}: the labels of the member {part.name} ({part.kind}) are not written"
+                    f"task.head={TEXT_TO_TEXT}: the labels of the member {part.name} ({part.kind}) cannot be written "
+                    "as text"
                 )
                 yield Problem("task.head", message, f"leave {part.name} out of task.members, or task.head")
         yield from self._other_scores()
 
     def _other_scores(self) -> Iterator[Problem]:
-        """Of the members of a mixture the larger score is the better one."""
-        from lmtool.learners.metrics import smaller_is_better  # needs numpy, which no other configuration waits for
+        """Members of a mixture need higher-is-better metrics."""
+        from lmtool.learners.metrics import smaller_is_better  # imports numpy, which no other configuration needs
 
         for part in self.parts():
             if smaller_is_better(part.metric):
                 others = [metric for metric in part.metrics if not smaller_is_better(metric)]
                 key = f"task.with.{part.name}.metric"
-                message = f"{key}={part.metric}: small where it is good; the mean of the members is of large scores"
+                message = f"{key}={part.metric}: lower is better; mixtures average higher-is-better metrics"
                 yield Problem("task.members", message, f"give {key}={others[0] if others else 'NAME'}")
 
     @model_validator(mode="after")
@@ -204,27 +202,24 @@ class MixtureTaskConfig(TaskConfig):
         twice = next((title for title in titles if titles.count(title) > 1), None)
         if twice is not None:
             raise ValueError(
-                f"members={titles}: two are called {twice}; give one another name, as a section: "
-                f"{{kind: {members[titles.index(twice)].kind}, name: {twice}_2, path: FOLDER}}"
+                f"members={titles}: {twice} is named twice; give one of them another name, as a section: {{kind: "
+                f"{members[titles.index(twice)].kind}, name: {twice}_2, path: FOLDER}}"
             )
         nested = [member.name for member in members if isinstance(member, (MixtureTaskConfig, GlueConfig))]
         if nested:
-            raise ValueError(f"members={titles}: {nested[0]} is several tasks; name each of them")
+            raise ValueError(f"members={titles}: {nested[0]} is a group of tasks; name each of them")
         if self.rows is not None and len(self.rows) != len(titles):
-            raise ValueError(f"rows={list(self.rows)}: a number for each of the {len(titles)} members")
+            raise ValueError(f"rows={list(self.rows)}: one number is required for each of the {len(titles)} members")
         return self
-
-
-# A task among the objectives of pretraining, as configuration. Imports no torch.
 
 
 @component("objective", "task", builder="lmtool.tasks.mixture:learner")
 class TaskObjectiveConfig(ObjectiveConfig):
-    """A labelled task in pretraining, beside other objectives (Raffel et al. 2020, section 3.5.3)."""
+    """A labeled task as one of the pretraining objectives (Raffel et al. 2020, section 3.5.3)."""
 
     name: Literal["task"] = Field("task", description="A task.")
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
-        description="The task, as `lmtool finetune` has it, with its kind and where its data are: "
+        description="The task, as for `lmtool finetune`, with its kind and the location of its data: "
         "{kind: classification, name: reviews, path: FOLDER}."
     )
 
@@ -234,38 +229,35 @@ class TaskObjectiveConfig(ObjectiveConfig):
 
     @property
     def title(self) -> str:
-        """Tasks go by their own names."""
+        """The task's name."""
         return self.task.name
 
     @property
     def predicted_fraction(self) -> float:
-        """No token is predicted."""
+        """Zero: no token is predicted."""
         return 0.0
 
 
 def tasks_of(objective: ObjectiveConfig) -> tuple[TaskConfig, ...]:
-    """The tasks that an objective is or has among its members."""
+    """The tasks of an objective and its members."""
     return tuple(part.task for part in objective.parts() if isinstance(part, TaskObjectiveConfig))
-
-
-# The texts of a task as text to pretrain on, as configuration. Imports no torch.
 
 
 @component("data", "task", builder="lmtool.tasks.text:TaskText")
 class TaskTextConfig(DataConfig):
-    """The texts of a task without their labels (task-adaptive pretraining, Gururangan et al. 2020)."""
+    """The unlabeled texts of a task (task-adaptive pretraining, Gururangan et al. 2020)."""
 
-    downloads: ClassVar[bool] = True  # a task may name the hub
+    downloads: ClassVar[bool] = True  # the task may be read from the hub
 
     name: Literal["task"] = Field("task", description="The texts of a task.")
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
-        description="The task: a shipped one by its name, whose keys stand beside it (data.task=sst2 "
-        "data.task.path=FOLDER), or a section with a kind and a path. Labels are not read."
+        description="The task: the name of a shipped one, with its keys as data.task.KEY= (data.task=sst2 "
+        "data.task.path=FOLDER), or a section with a kind and a path. Labels are ignored."
     )
     validation_fraction: float = Field(
         0.02,
         gt=0,
         lt=1,
-        description="Share of the rows held out for validation, at least one, where the task has no development "
-        "split; the same ones for every seed.",
+        description="Fraction of the rows held out for validation, at least one, if the task has no development "
+        "split; the same rows for every seed.",
     )

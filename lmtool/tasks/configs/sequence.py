@@ -1,4 +1,4 @@
-"""Classes and values of a whole text, or of a pair of texts, as configuration. Imports no torch."""
+"""Configuration of classes and values of whole texts or pairs of texts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _READS_IN_A_DIRECTION: Offer[ModelConfig] = architecture("decoder")
 _FIRST_TOKEN_READS: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.architecture != "decoder",
-    lambda model: f"the first token of a decoder such as model={model.name} sees nothing of the text",
+    lambda model: f"the first token of a decoder such as model={model.name} attends to none of the text",
     wording="{reason}: {lacking}",
 )
 _FILLS_A_PLACE: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.architecture != "bidirectional_lm",
-    "predicts a word from one side of it at a time",
+    "predicts a word from one side of the context at a time",
 )
 _SCORES_WORDS: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.architecture != "encoder_decoder", "writes the word of a prompt"
+    "model", lambda model: model.architecture != "encoder_decoder", "fills a prompt"
 )
 
 
 def _writes_nothing(model: ModelConfig) -> str:
     kind = "an encoder" if model.architecture == "encoder" else "no decoder"
-    return f"model={model.name} writes no text: it is {kind}"
+    return f"model={model.name} does not generate text: it is {kind}"
 
 
 _WRITES: Offer[ModelConfig] = Offer(
@@ -50,49 +50,48 @@ _WRITES: Offer[ModelConfig] = Offer(
 
 
 class SequenceConfig(TaskConfig):
-    """The base of kinds whose rows are one text, or two, and one label."""
+    """The base of kinds whose rows are one text or a pair, and one label."""
 
     head_fields: ClassVar[tuple[str, ...]] = FORM
     of_summary: ClassVar[tuple[str, ...]] = (
         "pooling", "head_layers", "auxiliary_lm", "dropout", "windows", "domain",
     )  # fmt: skip
-    """The fields that mean nothing where no vector stands for the text."""
+    """The fields that need a vector of the whole text."""
     of_outputs: ClassVar[tuple[str, ...]] = of_summary
-    """The fields that mean nothing where labels are written."""
+    """The fields that have no effect if labels are generated."""
 
     text: tuple[str, ...] = Field(
         ("text",),
         min_length=1,
         max_length=2,
-        description="The columns that are read: one text, or two for a pair; A+B: those columns with a space between "
-        "them, as one text.",
+        description="The text columns: one text, or two for a pair; A+B: both columns joined with a space as one text.",
     )
     head: Literal["paper", "transformers", "text_to_text", "prompt"] | None = Field(
         None,
-        description="How a whole text is read. paper: as in the model's paper. transformers: as its "
-        "...ForSequenceClassification does (GPT: no end token, no bias; BART, T5: a dense layer more), which alone can "
-        'be exported. text_to_text: as a text ("sst2 sentence: ..."), for which the label is written as a text (T5). '
-        "prompt: as the task's prompt, in which the language model's own head predicts the word of the class. "
-        "Null: as in the checkpoint, where its classes are the task's; else as in the paper.",
+        description="How a whole text is classified. paper: as in the model's paper. transformers: as its "
+        "...ForSequenceClassification (GPT: no end token, no bias; BART, T5: an extra dense layer); the only "
+        'form that can be exported. text_to_text: the text ("sst2 sentence: ...") and its label are text '
+        "(T5). prompt: the language model's own head predicts the word of the class in the task's prompt. Null: "
+        "the checkpoint's, if its classes are the task's; else paper.",
     )
 
     pooling: Literal["auto", "first", "mean", "max", "last"] = Field(
         "auto",
-        description="What of the last hidden states the head reads: the first token's (through the pooler, where the "
-        "family has one), the mean or the maximum over all, or the last token's. auto: as a published sentence "
-        "encoder says, else the family's, which alone can be exported.",
+        description="Which of the last hidden states the head reads: the first token's (through the pooler, if the "
+        "family has one), the mean or the maximum over all, or the last token's. auto: the setting of a "
+        "published sentence encoder, or else of the family; the only one that can be exported.",
     )
     head_layers: Literal[1, 2] | None = Field(
         None,
         description="1: the output layer alone; 2: a dense layer before it, the pooler or a new one with tanh. Null: "
-        "the family's, which alone can be exported.",
+        "the family's, the only one that can be exported.",
     )
 
     auxiliary_lm: float = Field(
         0.0,
         ge=0,
-        description="Weight of a language model's loss over the tokens of the text, learned beside the task (Radford "
-        "et al. 2018, section 3.2: 0.5); for decoders. 0: none.",
+        description="Weight of an auxiliary language modeling loss over the text (Radford et al. 2018, section 3.2: "
+        "0.5); for decoders. 0: none.",
     )
 
     @property
@@ -117,11 +116,11 @@ class SequenceConfig(TaskConfig):
 
     @property
     def windowed(self) -> str:
-        """How a text longer than max_length is read."""
+        """How texts longer than max_length are read."""
         return "none"
 
     def form(self, model: ModelConfig) -> SequenceForm:
-        """How a model of this configuration reads a whole text."""
+        """How a model of this configuration encodes a whole text."""
         return model.sequence_form(*(getattr(self, name) for name in FORM))
 
     def text_format(self, model: Any) -> str:
@@ -138,21 +137,23 @@ class SequenceConfig(TaskConfig):
         yield from super().needs()
         typed = f"task.head={self.head}"
         if self.head == TEXT_TO_TEXT and self.writes_labels:
-            hint = "take an encoder-decoder or a decoder: model=t5"
+            hint = "use an encoder-decoder or a decoder: model=t5"
             yield Requirement(_WRITES, "task.head", typed, hint)
         elif self.head == PROMPT and self.fills_prompts:
-            yield Requirement(_FILLS_A_PLACE, "task.head", f"{typed} asks for a word in a text", "leave it out")
-            yield Requirement(CONTEXT, "task.head", f"{typed} asks by the words around", "give task.head=paper")
+            yield Requirement(_FILLS_A_PLACE, "task.head", f"{typed} predicts a word within a text", "leave it out")
+            yield Requirement(
+                CONTEXT, "task.head", f"{typed} predicts from both sides of the context", "give task.head=paper"
+            )
             outputs = tuple(field for field in self.of_outputs if field not in self.of_summary)
-            problem = self._meaningless(outputs, "is of heads over the whole text", "reads one place of it")
+            problem = self._meaningless(outputs, "applies to heads over the whole text", "reads one position")
             if problem is not None:
                 yield Requirement(_SCORES_WORDS, problem.key, problem.message, problem.hint)
         elif self.head == "transformers":
             yield Requirement(TRANSFORMERS_CLASSIFIER, "task.head", typed, "give task.head=paper")
         if self.auxiliary_lm and not self.writes_text:
-            reason = f"task.auxiliary_lm={self.auxiliary_lm:g} learns the next token from those before it"
+            reason = f"task.auxiliary_lm={self.auxiliary_lm:g} trains next-token prediction"
             yield Requirement(
-                _READS_IN_A_DIRECTION, "task.auxiliary_lm", reason, "leave it out, or take a decoder: model=gpt"
+                _READS_IN_A_DIRECTION, "task.auxiliary_lm", reason, "leave it out, or use a decoder: model=gpt"
             )
         if self.pooling == "first" and not self.writes_text:
             hint = "give task.pooling=last or task.pooling=mean"
@@ -171,21 +172,21 @@ class SequenceConfig(TaskConfig):
             yield problem
 
     def _unwritten(self) -> Problem | None:
-        """Why labels cannot be written as texts, if they cannot."""
+        """The reason why labels cannot be written as text, if any."""
         if not self.writes_labels:
-            message = f"task.head={TEXT_TO_TEXT}: labels of task.kind={self.kind} are not written"
+            message = f"task.head={TEXT_TO_TEXT}: labels of task.kind={self.kind} cannot be written as text"
             return Problem("task.head", message, "leave it out")
-        return self._meaningless(self.of_outputs, "is of heads whose outputs are classes or values", "has none")
+        return self._meaningless(self.of_outputs, "applies to heads that output classes or values", "has none")
 
     def _unprompted(self) -> Problem | None:
-        """Why labels cannot be words of a prompt, if they cannot."""
+        """The reason why labels cannot be words of a prompt, if any."""
         if not self.fills_prompts:
-            message = f"task.head={PROMPT} tells classes apart by words; task.kind={self.kind} has none"
+            message = f"task.head={PROMPT} names classes by words; task.kind={self.kind} has no classes"
             return Problem("task.head", message, "leave it out")
-        return self._meaningless(self.of_summary, "is of heads over the whole text", "reads one place of it")
+        return self._meaningless(self.of_summary, "applies to heads over the whole text", "reads one position")
 
     def _meaningless(self, fields: tuple[str, ...], whose: str, but: str) -> Problem | None:
-        """The first of the fields that has a value, which means nothing with this head."""
+        """The first field that is set without effect under this head."""
         for field in fields:
             value, default = self, type(self).model_validate({})
             for name in field.split("."):
@@ -198,19 +199,19 @@ class SequenceConfig(TaskConfig):
 
 
 class WindowedConfig(SequenceConfig):
-    """Those whose long texts may be read in windows."""
+    """Kinds whose long texts may be read in windows."""
 
     windows: Literal["none", "mean", "max"] = Field(
         "none",
-        description="How a text longer than max_length is read. none: it is cut. mean, max: in windows that each learn "
-        "the row's label, and whose probabilities (values) are averaged, or the largest of each taken. Of a pair the "
-        "second text is windowed.",
+        description="Texts longer than max_length. none: they are truncated. mean, max: they are read in windows "
+        "that each learn the row's label; the probabilities (values) of the windows are averaged, or the "
+        "maximum of each is taken. Of a pair, the second text is windowed.",
     )
-    stride: int = Field(0, ge=0, description="Tokens shared by adjacent windows; at most half a window applies.")
+    stride: int = Field(0, ge=0, description="Tokens shared by adjacent windows; at most half a window.")
     domain: Annotated[DomainConfig | None, Choice("task/domain", optional=True)] = Field(
         None,
-        description="Unlabelled texts of another domain beside the task's, for which the model is to work too "
-        "(task.domain=dann task.domain.target=FOLDER): dann or coral. Null: none.",
+        description="Domain adaptation to unlabeled texts of another domain (task.domain=dann "
+        "task.domain.target=FOLDER): dann or coral. Null: none.",
     )
 
     @property
@@ -229,44 +230,48 @@ class WindowedConfig(SequenceConfig):
 class ClassLossConfig(Config):
     """The loss of a classification."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of the probability spread over all classes.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Label smoothing: the probability mass spread over all classes."
+    )
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
         "none",
-        description="none; balanced: training rows / (classes x rows of the class); or one weight a class, in "
-        "the order of labels.",
+        description="none; balanced: training rows / (classes x rows of the class); or one weight per class, in the "
+        "order of labels.",
     )
 
     focal_gamma: float = Field(
         0.0,
         ge=0,
-        description="Exponent of the focal loss: a loss counts (1 - p)^gamma times, p the probability of its label "
-        "(Lin et al. 2017: 2). 0: plain. What the sum is divided by stays the same.",
+        description="Exponent of the focal loss, which scales a loss by (1 - p)^gamma, where p is the probability of "
+        "its label (Lin et al. 2017: 2). 0: none. The normalizer of the sum does not change.",
     )
 
     @model_validator(mode="after")
     def _smoothed_or_focal(self) -> ClassLossConfig:
         if self.focal_gamma and self.label_smoothing:
             raise ValueError(
-                f"label_smoothing={self.label_smoothing} and focal_gamma={self.focal_gamma}: smoothing moves the "
-                "probability that the focal loss is of: give one of them"
+                f"label_smoothing={self.label_smoothing} and focal_gamma={self.focal_gamma}: smoothing changes the "
+                "probability that the focal loss scales by: give one of them"
             )
         return self
 
     @model_validator(mode="after")
     def _weights_positive(self) -> ClassLossConfig:
         if isinstance(self.class_weights, tuple) and (not self.class_weights or min(self.class_weights) <= 0):
-            raise ValueError(f"class_weights={list(self.class_weights)}: a positive number for each class")
+            raise ValueError(f"class_weights={list(self.class_weights)}: weights must be positive")
         return self
 
 
 class MultiLabelLossConfig(ClassLossConfig):
-    """The loss of a multi-label classification: binary cross entropies, their mean over texts and classes."""
+    """The loss of multi-label classification: the mean binary cross entropy over texts and classes."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Share of a label spread over yes and no.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Label smoothing: the probability mass spread over yes and no."
+    )
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
         "none",
-        description="Weight of a class's loss where a text has the class. balanced: training rows without it / rows "
-        "with it; or one weight a class, in the order of labels.",
+        description="Weight of a class's loss on texts of the class. balanced: training rows without it / rows with "
+        "it; or one weight per class, in the order of labels.",
     )
 
 
@@ -287,23 +292,23 @@ class MultiLabelConfig(WindowedConfig):
     )
     labels: tuple[str, ...] | None = Field(
         None,
-        description="The classes by name, in order; quote them. Null: the sorted values found in train.",
+        description="Class names in order; quote them. Null: the sorted values found in train.",
     )
     delimiter: str = Field(
         ",",
         min_length=1,
-        description="Between the classes of a row, where the column holds text; a list is read as it is. Nothing in a "
-        "cell: none of the classes.",
+        description="Separator of a row's classes if the column holds text; lists are read as they are. An empty "
+        "cell has no classes.",
     )
     thresholds: float | tuple[float, ...] | None = Field(
         None,
-        description="The probability from which on a class is predicted: one for all, or one a class. Null: tuned for "
-        "each class on the development rows (F1), and stored with the head.",
+        description="Minimum probability of a predicted class: one for all, or one per class. Null: tuned per class "
+        "on the development rows (F1), and stored with the head.",
     )
     metrics: tuple[Literal["micro_f1", "macro_f1", "subset_accuracy"], ...] = Field(
         ("micro_f1", "macro_f1", "subset_accuracy"),
         min_length=1,
-        description="Scores that are reported. subset_accuracy: rows all of whose classes are right.",
+        description="Metrics to report. subset_accuracy: the fraction of rows whose classes are all right.",
     )
     metric: Literal["micro_f1", "macro_f1", "subset_accuracy"] = Field(
         "micro_f1",
@@ -311,7 +316,7 @@ class MultiLabelConfig(WindowedConfig):
     )
     loss: MultiLabelLossConfig = Field(
         default_factory=lambda: MultiLabelLossConfig.model_validate({}),
-        description="Smoothing, weights and focus of the loss.",
+        description="Smoothing, class weights and focus of the loss.",
     )
 
     @property
@@ -325,7 +330,7 @@ class MultiLabelConfig(WindowedConfig):
             raise ValueError(f"thresholds={self.thresholds}: between 0 and 1")
         if self.labels is not None:
             if len(set(self.labels)) != len(self.labels) or not self.labels:
-                raise ValueError(f"labels={list(self.labels)}: different names")
+                raise ValueError(f"labels={list(self.labels)}: labels must differ")
             for name, given in (("loss.class_weights", self.loss.class_weights), ("thresholds", self.thresholds)):
                 if isinstance(given, tuple) and len(given) != len(self.labels):
                     raise ValueError(f"{name} has {len(given)} numbers for {len(self.labels)} labels")
@@ -354,13 +359,13 @@ class RegressionConfig(WindowedConfig):
     )
     metric: Literal["pearson", "spearman", "mse"] = Field(
         "pearson",
-        description="The score that chooses the best checkpoint; of mse the smallest.",
+        description="The metric that selects the best checkpoint; the smallest mse.",
     )
     standardize: Literal["train"] | tuple[float, float] | None = Field(
         None,
-        description="The mean and the standard deviation of the values: the loss is the squared error over the "
-        "variance, and a new head starts at the mean. train: those of the training rows. Null: "
-        "the squared error itself, as published. Predictions and scores are of the values as they are.",
+        description="Mean and standard deviation of the values: the loss is the squared error over the variance, and "
+        "a new head starts at the mean. train: those of the training rows. Null: the plain squared error, as "
+        "published. Predictions and metrics are on the original scale.",
     )
 
     @property
@@ -370,5 +375,5 @@ class RegressionConfig(WindowedConfig):
     @model_validator(mode="after")
     def _deviates(self) -> RegressionConfig:
         if isinstance(self.standardize, tuple) and self.standardize[1] <= 0:
-            raise ValueError(f"standardize={list(self.standardize)}: a mean and a positive standard deviation")
+            raise ValueError(f"standardize={list(self.standardize)}: give a mean and a positive standard deviation")
         return self

@@ -1,4 +1,4 @@
-"""Classes of words and of spans, as configuration. Imports no torch."""
+"""Configuration of token and span classification. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from lmtool.models.configs import WORD_STATES, ModelConfig
 from lmtool.nn.configs import Side
 from lmtool.tasks.configs.base import TaskConfig
 from lmtool.tasks.configs.sequence import ClassLossConfig
-
-# A class for each word of a text, as configuration: names, parts of speech, chunks. Imports no torch.
 
 
 @component("task", "token_classification", builder="lmtool.tasks.kinds.tokens:TokenClassification")
@@ -36,36 +34,37 @@ class TokenClassificationConfig(TaskConfig):
         ("tokens",),
         min_length=1,
         max_length=1,
-        description="The column of the words: lists, or texts that are divided at white space. Of CoNLL columns the "
-        "first, where header does not name them; of CoNLL-U the form.",
+        description="The column of the words: lists, or texts split at white space. In CoNLL files without header, "
+        "the first; in CoNLL-U the form.",
     )
-    label: str = Field("tags", description="The column of the tags, one a word. Of CoNLL columns the last.")
+    label: str = Field("tags", description="The column of the tags, one per word. In CoNLL files, the last.")
     labels: tuple[str, ...] | None = Field(
         None,
-        description="The tags by name, in order; quote them. A file may hold the names or their numbers from 0. Null: "
-        "those found in train; of a scheme O, and B and I of each type.",
+        description="Tag names in order; quote them. Files may hold the names or their numbers from 0. Null: those "
+        "found in train; under a scheme, O, and B and I of each type.",
     )
     scheme: Literal["auto", "bio", "iob1", "iobes", "none"] = Field(
         "auto",
-        description="How the files tag entities; learned and predicted is BIO. iob1: B only between entities of one "
-        "type. iobes: also BILOU. none: tags without parts, as of speech. auto: seen in train.",
+        description="Tagging scheme of the files; the model learns and predicts BIO. iob1: B only between adjacent "
+        "entities of one type. iobes: also BILOU. none: plain tags, such as parts of speech. auto: detected in "
+        "train.",
     )
     train_on: Literal["all", "first"] = Field(
         "all",
-        description="Pieces of a word that learn its tag: all (those after the first the I of a B), or the first, "
-        "which alone predicts.",
+        description="Tokens of a word that learn its tag: all (those after the first learn the I of a B), or the "
+        "first, which alone predicts.",
     )
     stride: int = Field(
         64,
         ge=0,
-        description="Tokens that neighbouring windows of a long sentence share; at most half of a window is taken. A "
-        "word is predicted by the window in which it has most context.",
+        description="Tokens shared by adjacent windows of a long sentence; at most half a window. A word is "
+        "predicted by the window that holds most of its context.",
     )
     metrics: tuple[Literal["f1", "precision", "recall", "accuracy"], ...] = Field(
         ("f1", "precision", "recall", "accuracy"),
         min_length=1,
-        description="Scores that are reported. f1, precision, recall: of entities, right where both ends and the type "
-        "are (conlleval). accuracy: of words.",
+        description="Metrics to report. f1, precision, recall: over entities, right if both boundaries and the type "
+        "match (conlleval). accuracy: over words.",
     )
     metric: Literal["f1", "accuracy"] = Field("f1", description="The score that chooses the best checkpoint.")
     loss: ClassLossConfig = Field(
@@ -86,7 +85,7 @@ class TokenClassificationConfig(TaskConfig):
         )
 
     def text_format(self, model: Any) -> str:
-        """As transformers' ...ForTokenClassification reads a text, which has the format of its text classifier."""
+        """The format of transformers' ...ForTokenClassification, which is that of its sequence classifier."""
         return model.sequence_form(None if model.transformers_form is None else "transformers").text_format
 
     @model_validator(mode="after")
@@ -98,11 +97,8 @@ class TokenClassificationConfig(TaskConfig):
             if isinstance(weights, tuple) and len(weights) != len(labels):
                 raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
         if self.scheme == "none" and self.metrics != ("accuracy",):
-            raise ValueError(f"metrics={list(self.metrics)} score entities; of scheme=none there is accuracy alone")
+            raise ValueError(f"metrics={list(self.metrics)} score entities; scheme=none supports accuracy only")
         return self
-
-
-# Classes of spans and of pairs of spans, as configuration. Imports no torch.
 
 
 @component("task", "span_classification", builder="lmtool.tasks.kinds.span_classification:SpanClassification")
@@ -125,17 +121,17 @@ class SpanClassificationConfig(TaskConfig):
         ("text", "span"),
         min_length=2,
         max_length=3,
-        description="The columns that are read: the text, and one or two spans, each [start, end) in characters.",
+        description="The text column, and one or two columns of spans, each [start, end) in characters.",
     )
     labels: tuple[str, ...] | None = Field(
         None,
-        description="The classes by name, in order; quote them. A file may hold the names or their numbers from "
-        "0. Null: the sorted values found in train.",
+        description="Class names in order; quote them. Files may hold the names or their numbers from 0. Null: the "
+        "sorted values found in train.",
     )
     metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
         ("accuracy",),
         min_length=1,
-        description="Scores that are reported. f1 is of the second label against the first.",
+        description="Metrics to report. f1 is that of the second label.",
     )
     metric: Literal["accuracy", "f1", "macro_f1", "matthews"] = Field(
         "accuracy",
