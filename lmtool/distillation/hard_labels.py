@@ -1,4 +1,4 @@
-"""A teacher of which a file of predictions is known alone: it answers with its hard labels, and nothing of it runs.
+"""A teacher known only by a file of predictions: it provides hard labels and never runs.
 
 Shape letters: N documents, G examples, M targets.
 """
@@ -25,7 +25,7 @@ from lmtool.types import Batch
 
 @dataclass(frozen=True)
 class Given(TargetProbabilities):
-    """labels: (M,), as `best` gives them."""
+    """labels: (M,), returned by `best`."""
 
     labels: Tensor
 
@@ -41,7 +41,7 @@ class Given(TargetProbabilities):
 
 @dataclass(frozen=True)
 class _Labels:
-    """By example, the labels of one term. keys_G: sorted. first_G, count_G: its rows of `labels`."""
+    """By example, the labels of one term. keys_G: sorted. first_G, count_G: its slice of `labels`."""
 
     keys_G: np.ndarray
     first_G: np.ndarray
@@ -51,8 +51,8 @@ class _Labels:
 
 @dataclass(kw_only=True)
 class HardLabels(Teacher):
-    """The learner is the student's, which says how its rows become examples. relabel: puts the predictions in the place
-    of the labels of training data, and says what the first screen says of that."""
+    """The learner is the student's, which turns rows into examples. relabel: replaces the labels of the training data
+    by the predictions, and returns a line for the first screen."""
 
     relabel: Callable[[SplitData], tuple[SplitData, dict[str, Any]]]
     terms: dict[str, _Labels] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class HardLabels(Teacher):
         return metadata
 
     def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
-        """UserError where it knows nothing of an example of the batch."""
+        """UserError if it has no labels for an example of the batch."""
         predicted: dict[str, TargetProbabilities] = {}
         for term, held in held_terms(batch).items():
             known, target = self.terms.get(term), held.target.labels
@@ -89,8 +89,8 @@ class HardLabels(Teacher):
             order_M, count_G = order_of(held.owners(len(target)), len(keys_G))
             if (known.keys_G[at_G] != keys_G).any() or (known.count_G[at_G] != count_G).any():
                 raise UserError(
-                    f"distill.predictions={self.origin}: the examples of {term} are not those that it was read for",
-                    "give a teacher in its place: distill.teacher=RUN",
+                    f"distill.predictions={self.origin} lacks examples of {term} in this run",
+                    "give a teacher instead: distill.teacher=RUN",
                 )
             within_M = np.arange(len(order_M)) - np.repeat(np.cumsum(count_G) - count_G, count_G)
             labels = torch.empty_like(target)

@@ -1,10 +1,10 @@
-"""A model whose shallow exits learn from its last layer.
+"""Self-distillation: a model whose early exits learn from its last layer.
 
 Zhang, Song, Gao, Chen, Bao, Ma, "Be Your Own Teacher: Improve the Performance of Convolutional Neural Networks via Self
-Distillation", ICCV 2019, section 3: an exit loses (1 - a) of its own loss, a of the divergence from what the last
-layer predicts, and the squared difference of its features from those behind the last layer, which learns from the
-labels alone. The features are hidden states behind the final norm, of all tokens; their width is the same, so that
-nothing maps one to the other.
+Distillation", ICCV 2019, section 3: an exit's loss is (1 - a) of its own loss, a of the divergence from the last
+layer's predictions, and the squared difference of its features from the last layer's, which learns from the labels
+only. The features are hidden states after the final norm, of all tokens; their widths are equal, so no projection is
+needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmtool.types import Batch, StepOutput
 
 
 class SelfDistillation(Distilled):
-    """One forward through all layers; at each exit the student's own code runs over the states that are there."""
+    """One forward through all layers; at each exit the student's own code runs on the states there."""
 
     config: SelfConfig
 
@@ -35,7 +35,7 @@ class SelfDistillation(Distilled):
         super().__init__(config, student)
         if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
             raise UserError(
-                "distill=self: the tuning method has heads read several layers, and an exit ends behind one",
+                "distill=self: the heads of the tuning method read several layers, and an exit reads one",
                 "give tuning.layers=last, another tuning=, or distill=none",
             )
         self.exits = exits_of(student)
@@ -85,7 +85,7 @@ class SelfDistillation(Distilled):
         return StepOutput(sums, self.weights)
 
     def _left(self, x_TH: Tensor) -> Tensor:
-        """States of a layer behind the final norm."""
+        """States of a layer after the final norm."""
         return cast(Stack, self.student.backbone).leave(x_TH)
 
     def beside(self) -> Mapping[str, BaseLearner]:

@@ -1,4 +1,4 @@
-"""The terms of distillation, as configuration. Imports no torch."""
+"""Configuration of the distillation terms. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from lmtool.distillation.configs.base import LayerMap, ModelPair, TermConfig
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.configs import Side
 
-# The terms over what a teacher predicts. Imports no torch.
-
 
 @component("distill/term", "hard", builder="lmtool.distillation.terms.outputs:Hard")
 class HardConfig(TermConfig):
-    """The teacher's hard labels: the loss of the task against what the teacher predicts."""
+    """The teacher's hard labels: the task's loss on the teacher's predictions."""
 
     of_labels: ClassVar[bool] = True
     averages: ClassVar[bool] = True
@@ -28,32 +26,27 @@ class HardConfig(TermConfig):
 
 @component("distill/term", "soft", builder="lmtool.distillation.terms.outputs:Soft")
 class SoftConfig(TermConfig):
-    """Soft targets (Hinton, Vinyals and Dean 2015): T^2 KL(teacher || student), both at temperature T; of values the
-    squared error."""
+    """Soft targets (Hinton, Vinyals and Dean 2015): T^2 KL(teacher || student), both at temperature T; the squared
+    error of values."""
 
     averages: ClassVar[bool] = True
     stored: ClassVar[bool] = True
 
-    temperature: float = Field(2.0, gt=0, description="What logits of both are divided by; 2 for DistilBERT.")
-
-
-# The terms over the states of layers. Imports no torch.
+    temperature: float = Field(2.0, gt=0, description="Temperature of both logits; 2 for DistilBERT.")
 
 
 class StateTermConfig(TermConfig):
-    """The base of terms over states: both models have layers."""
+    """The base of terms over states: both models must have layers."""
 
     teaches_heads: ClassVar[bool] = False
 
     def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
-        yield Requirement(
-            _COMMON_STACK, "distill.terms", "distill.terms", "take terms over what is predicted: distill=soft"
-        )
+        yield Requirement(_COMMON_STACK, "distill.terms", "distill.terms", "use terms over predictions: distill=soft")
 
 
 @component("distill/term", "states", builder="lmtool.distillation.terms.layers:States")
 class StatesConfig(StateTermConfig):
-    """Output states (DistilBERT, Sanh et al. 2019): 1 - cosine of the last hidden states, behind the final norm."""
+    """Output states (DistilBERT, Sanh et al. 2019): 1 - cosine of the last hidden states, after the final norm."""
 
     stored: ClassVar[bool] = True
 
@@ -67,30 +60,30 @@ class HiddenConfig(StateTermConfig):
 
 @component("distill/term", "patience", builder="lmtool.distillation.terms.layers:Patience")
 class PatienceConfig(StateTermConfig):
-    """Patience (Sun et al. 2019): squared error of the unit vectors of the class token's states, by the layer map."""
+    """Patience (Sun et al. 2019): squared error of the normalized states of the class token, by the layer map."""
 
     compares_layers: ClassVar[bool] = True
 
 
 @component("distill/term", "embeddings", builder="lmtool.distillation.terms.layers:Embedded")
 class EmbeddingsConfig(StateTermConfig):
-    """Embeddings (TinyBERT, Jiao et al. 2020): mean squared error of what the first layer reads."""
+    """Embeddings (TinyBERT, Jiao et al. 2020): mean squared error of the first layer's inputs."""
 
 
-# The terms over self-attention. Imports no torch.
+# The terms over self-attention.
 
 
-_STATES = "take terms over states: distill.terms.hidden.weight=1"
+_STATES = "use terms over states: distill.terms.hidden.weight=1"
 
 
 def _heads(pair: ModelPair) -> tuple[int, int]:
-    """Of a layer in student and teacher; 0 where it has none."""
+    """Heads of a layer in student and teacher; 0 without heads."""
     student, teacher = (model.num_heads if isinstance(model, TransformerConfig) else 0 for model in pair)
     return student, teacher
 
 
 def _widths(pair: ModelPair) -> tuple[int, int]:
-    """Of all heads together in student and teacher."""
+    """Total width of the heads in student and teacher."""
     student, teacher = (
         model.num_heads * model.width_of_head if isinstance(model, TransformerConfig) else 0 for model in pair
     )
@@ -112,7 +105,7 @@ def _without_heads(pair: ModelPair) -> str:
 
 def _attends_otherwise(pair: ModelPair) -> str:
     own, its = (model.architecture.replace("_", "-") for model in pair)
-    return f"a token of the student sees what one of an {own} sees, the teacher's what one of an {its} sees"
+    return f"a token of the student attends like one of an {own}, the teacher's like one of an {its}"
 
 
 def _other_heads(pair: ModelPair) -> str:
@@ -136,7 +129,7 @@ def _as_many_heads(pair: ModelPair) -> str:
 
 
 class AttentionTermConfig(TermConfig):
-    """The base of terms over attention: both models attend to the same tokens."""
+    """The base of terms over attention: both models must have the same attention mask."""
 
     teaches_heads: ClassVar[bool] = False
     compares_layers: ClassVar[bool] = True
@@ -146,12 +139,12 @@ class AttentionTermConfig(TermConfig):
         yield Requirement(_ATTENTION_HEADS, key, typed, _STATES)
         yield Requirement(_COMMON_ARCHITECTURE, key, typed, _STATES)
         if any(own == 0 or its == 0 for _, own, its in layers or ()):
-            embeddings = "layer 0 of distill.layers is the embeddings, which do not attend"
+            embeddings = "layer 0 of distill.layers is the embeddings, which have no attention"
             yield Requirement(_of_pair(lambda pair: False, lambda pair: embeddings), key, typed, "leave layer 0 out")
         yield from self.needs_of_heads(name)
 
     def needs_of_heads(self, name: str) -> Iterator[Requirement]:
-        """Heads are compared one by one."""
+        """The numbers of heads must match."""
         yield Requirement(_AS_MANY_HEADS, "distill.terms", f"distill.terms.{name}", _as_many_heads)
 
 
@@ -162,26 +155,27 @@ class AttentionConfig(AttentionTermConfig):
 
 @component("distill/term", "relations", builder="lmtool.distillation.terms.layers:Relations")
 class RelationsConfig(AttentionTermConfig):
-    """Relations (MiniLM, Wang et al. 2020): KL of attention, and of how the values of a layer relate to each other."""
+    """Relations (MiniLM, Wang et al. 2020): KL of attention, and of the relations between the values of a layer."""
 
     relations: tuple[Literal["attention", "queries", "keys", "values"], ...] = Field(
         ("attention", "values"),
         min_length=1,
-        description="Which are compared, each with weight 1: attention and values are MiniLM's, queries, keys and "
-        "values MiniLMv2's.",
+        description="The compared relations, each with weight 1: MiniLM has attention and values, MiniLMv2 queries, "
+        "keys and values.",
     )
     relation_heads: int | None = Field(
         None,
         ge=1,
-        description="Parts that the vectors of all heads are cut into, whatever the heads (MiniLMv2: 48 of 768 wide). "
-        "Null: the heads, of which both models need the same number.",
+        description="Number of relation heads into which the concatenated vectors are split, independent of the "
+        "attention heads (MiniLMv2: 48 of 768 wide). Null: the attention heads, whose number must be equal in "
+        "both models.",
     )
 
     @model_validator(mode="after")
     def _attention_has_heads(self) -> RelationsConfig:
         if self.relation_heads is not None and "attention" in self.relations:
             raise ValueError(
-                f"relation_heads={self.relation_heads} regroups vectors, and attention is by the model's own heads; "
+                f"relation_heads={self.relation_heads} splits vectors, and attention uses the model's own heads; "
                 "give relations=[queries,keys,values]"
             )
         return self
@@ -208,16 +202,13 @@ def _divisor(pair: ModelPair) -> str:
     return f"give distill.terms.relations.relation_heads=N, a divisor of {math.gcd(*_widths(pair))}"
 
 
-# The term over what models predict when states of another text are put into them. Imports no torch.
-
-
 AlignedLayers = tuple[Side, int, int]
-"""Side of the batch that is read, layer of the student, layer of the teacher."""
+"""Side of the batch, layer of the student, layer of the teacher."""
 
 
 def below_the_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:
-    """The pairs of a map at which something is computed with what an intervention puts there: those below the student's
-    last layer; where there are none, the embeddings of both."""
+    """The aligned pairs below the student's last layer, where an intervention affects later computation; if there are
+    none, the embeddings of both."""
     pairs: list[AlignedLayers] = []
     for side, aligned in layers.sides.items():
         below: list[AlignedLayers] = [
@@ -229,26 +220,26 @@ def below_the_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers
 
 @component("distill/term", "interchange", builder="lmtool.distillation.terms.outputs:Interchange")
 class InterchangeConfig(TermConfig):
-    """Interchange interventions (Geiger et al. 2022; Wu et al. 2022): what the teacher predicts of a text when the
-    states of another one's tokens are put in the place of its own, behind layers that are aligned."""
+    """Interchange interventions (Geiger et al. 2022; Wu et al. 2022): the teacher's predictions when the states of some
+    tokens are swapped for those of another text, after aligned layers."""
 
     compares_layers: ClassVar[bool] = True
 
-    temperature: float = Field(2.0, gt=0, description="What logits of both are divided by.")
+    temperature: float = Field(2.0, gt=0, description="Temperature of both logits.")
     proportion: float = Field(
-        0.3, gt=0, le=1, description="Length of the span of tokens that is swapped, as a share of the shorter text."
+        0.3, gt=0, le=1, description="Length of the swapped span of tokens, as a fraction of the shorter text."
     )
     at: Literal["middle", "all"] = Field(
         "middle",
-        description="Of the layers that distill.layers aligns, the last one aside: the middle one, or all, of which "
-        "each text has one in each step. Where the last is the only one: the embeddings.",
+        description="Which of the layers aligned by distill.layers, without the last one: the middle one, or all, "
+        "sampling one for each text in each step. If the last is the only one: the embeddings.",
     )
     dimensions: tuple[float, float] = Field(
-        (0.0, 1.0), description="Which dimensions of a state are swapped: from this share of its width to that."
+        (0.0, 1.0), description="The swapped dimensions of a state, from one fraction of its width to another."
     )
 
     def sites(self, layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:
-        """Where both models are intervened on."""
+        """The interventions' layers in both models."""
         below = below_the_last(layers, student)
         if self.at == "all":
             return below
@@ -259,5 +250,5 @@ class InterchangeConfig(TermConfig):
     def _dimensions_fit(self) -> InterchangeConfig:
         if not 0 <= self.dimensions[0] < self.dimensions[1] <= 1:
             first, last = self.dimensions
-            raise ValueError(f"dimensions=[{first:g},{last:g}]: two shares of a width, from 0 to 1, the smaller first")
+            raise ValueError(f"dimensions=[{first:g},{last:g}]: give two increasing fractions of a width, from 0 to 1")
         return self
