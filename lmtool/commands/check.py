@@ -17,7 +17,7 @@ from lmtool.reporting.inspection import print_failed_rows, print_findings
 from lmtool.resolver.schema.use import CheckConfig
 from lmtool.session.requests import write_output
 from lmtool.system.terminal import counted
-from lmtool.tasks.checking import LabeledTexts, compared, findings, read_sound
+from lmtool.tasks.checking import LabeledTexts, compared, findings, read_valid_rows
 from lmtool.tokenizers.published import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import hf_folder
@@ -36,7 +36,7 @@ def run(config: CheckConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if config.task is not None:
         for part in config.task.parts():
-            data, problems = read_sound(part, config.seed, config.cache_dir, config.offline)
+            data, problems = read_valid_rows(part, config.seed, config.cache_dir, config.offline)
             summary = (
                 {}
                 if data is None

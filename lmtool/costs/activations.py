@@ -312,8 +312,8 @@ def _of_layer(layer: nn.Module, formats: Formats, context: AttentionContext, las
 
 def _of_lstm(part: LstmCell, formats: Formats) -> float:
     """Its inputs, the gates, the cell state before and after its activation, and the output."""
-    kept = VALUE_BYTES * (6 * part.cell_size + 2 * part.output_size)
-    return formats.product * part.weight_ih.shape[1] + kept
+    retained = VALUE_BYTES * (6 * part.cell_size + 2 * part.output_size)
+    return formats.product * part.weight_ih.shape[1] + retained
 
 
 def _of_norm(norm: nn.Module, width: int) -> float:

@@ -228,10 +228,10 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
     rows = math.ceil(steps * rows_an_interval(config.log_every, steps) / config.log_every)
     logs = FOLDER_BYTES + ROW_BYTES * (rows + evaluations)
-    kept = retained_checkpoints(config, steps)
+    retained = retained_checkpoints(config, steps)
     set_budgets = budgets(config.model_dump(include=set(BUDGETS)))
     return replace(
-        single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, budgets=set_budgets,
+        single, steps=steps, checkpoints=retained, log_bytes=logs, evaluations=evaluations, budgets=set_budgets,
         warnings=tuple(config.schedule.remarks(steps)),
     )  # fmt: skip
 

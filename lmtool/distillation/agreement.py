@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool.distillation.interchange import Interventions, Site, interventions, kept_for, parts_of, swapped
+from lmtool.distillation.interchange import (
+    Interventions,
+    Site,
+    interventions,
+    parts_of,
+    record_interchange_states,
+    swapped,
+)
 from lmtool.distillation.seen import RecordedOutputs, Teacher, see
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch, term_of
@@ -119,20 +126,20 @@ def _count(counted: Agreement, student: BaseLearner, teacher: Teacher, batch: Ba
     def of_student(tap: Tap) -> dict[str, np.ndarray]:
         return _best(see(student, batch, 0, tap, losses=False))
 
-    own_kept = kept_for(student.backbone.config.depths, sites, teacher=False)
-    its_kept = kept_for(teacher.learner.backbone.config.depths, sites, teacher=True)
-    own, before = of_student(own_kept), _best(teacher.see(batch, its_kept))
-    for term in _shared(own, before):
-        counted.plain.add(own[term] == before[term])
+    student_states = record_interchange_states(student.backbone.config.depths, sites, teacher=False)
+    teacher_states = record_interchange_states(teacher.learner.backbone.config.depths, sites, teacher=True)
+    of_model, before = of_student(student_states), _best(teacher.see(batch, teacher_states))
+    for term in _shared(of_model, before):
+        counted.plain.add(of_model[term] == before[term])
     counted.texts += len(batch.inputs.lengths)
     for site in sites:
         plans = [interventions(part, [site], PROPORTION, student.seed, 0) for part in parts_of(batch)]
         if not any(plan.changed for plan in plans):
             continue
-        own = of_student(swapped(own_kept, plans, [site], teacher=False))
-        its = _best(teacher.see(batch, swapped(its_kept, plans, [site], teacher=True)))
-        for term in _shared(own, its):
-            same_M, changed_M = own[term] == its[term], its[term] != before[term]
+        of_model = of_student(swapped(student_states, plans, [site], teacher=False))
+        of_teacher = _best(teacher.see(batch, swapped(teacher_states, plans, [site], teacher=True)))
+        for term in _shared(of_model, of_teacher):
+            same_M, changed_M = of_model[term] == of_teacher[term], of_teacher[term] != before[term]
             regions_M = _regions(batch.host, term, plans, len(same_M))
             counted.swapped.add(same_M, changed_M)
             for region in range(REGIONS):
@@ -142,12 +149,12 @@ def _count(counted: Agreement, student: BaseLearner, teacher: Teacher, batch: Ba
 
 def _best(seen: RecordedOutputs) -> dict[str, np.ndarray]:
     """By term, the best classes, (M,); terms over values are left out."""
-    predicted = {term: said for term, said in seen.predicted.items() if not isinstance(said, Values)}
-    return {term: said.best().cpu().numpy() for term, said in predicted.items()}
+    predicted = {term: prediction for term, prediction in seen.predicted.items() if not isinstance(prediction, Values)}
+    return {term: prediction.best().cpu().numpy() for term, prediction in predicted.items()}
 
 
-def _shared(own: Mapping[str, np.ndarray], its: Mapping[str, np.ndarray]) -> list[str]:
-    return [term for term, best_M in own.items() if term in its and its[term].shape == best_M.shape]
+def _shared(of_model: Mapping[str, np.ndarray], of_teacher: Mapping[str, np.ndarray]) -> list[str]:
+    return [term for term, best_M in of_model.items() if term in of_teacher and of_teacher[term].shape == best_M.shape]
 
 
 def _regions(batch: Batch, term: str, plans: Sequence[Interventions], count: int) -> np.ndarray:

@@ -127,7 +127,9 @@ class Codistillation(Distilled):
                 replace(
                     group,
                     name=_title(name, group.name),
-                    parameters=[(f"distill.{name}.{own}", parameter) for own, parameter in group.parameters],
+                    parameters=[
+                        (f"distill.{name}.{name_in_peer}", parameter) for name_in_peer, parameter in group.parameters
+                    ],
                 )
                 for group in peer.parameter_groups()
             ]

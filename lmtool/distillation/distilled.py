@@ -84,10 +84,10 @@ class Distilled(nn.Module, ABC):
 
     def begin(self, reading: StudentData) -> dict[str, Any]:
         """Called before training. Returns a description of the preparation for the first screen."""
-        said: dict[str, Any] = {}
+        description: dict[str, Any] = {}
         for teacher in self.teachers:
-            said |= teacher.begin(reading)
-        return said
+            description |= teacher.begin(reading)
+        return description
 
     def metadata(self) -> dict[str, Any]:
         """Metadata for the first screen."""
@@ -105,8 +105,12 @@ class Distilled(nn.Module, ABC):
         sites = [] if isinstance(layers, str) else below_the_last(layers, self.student.backbone.config)
         # The teacher itself, even if training used stored outputs.
         network = Teacher(teacher.learner, teacher.precision, teacher.origin)
-        said = agreement(self.student, network, [Site(*site) for site in sites], batches, precision)
-        return {**said, **without_interchange(layers)} if isinstance(layers, str) and said["fidelity"] else said
+        description = agreement(self.student, network, [Site(*site) for site in sites], batches, precision)
+        return (
+            {**description, **without_interchange(layers)}
+            if isinstance(layers, str) and description["fidelity"]
+            else description
+        )
 
     def aligned(self, teacher: Teacher) -> LayerMap | str:
         """Which layers of the student and a teacher are aligned, and the reason if none are."""
@@ -122,7 +126,7 @@ class Distilled(nn.Module, ABC):
             yield name.removeprefix(_STUDENT), parameter
 
 
-def own_weights(weights: Mapping[str, float], gold: float) -> dict[str, float]:
+def gold_weights(weights: Mapping[str, float], gold: float) -> dict[str, float]:
     """The weights of the student's own terms, scaled by `gold`."""
     return {term: gold * weight for term, weight in weights.items()}
 
@@ -136,6 +140,6 @@ def _without_student(module: nn.Module, state: dict[str, Any], prefix: str, meta
 def _with_student(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """The inverse map."""
     for name in [name for name in state if name.startswith(prefix)]:
-        own = name.removeprefix(prefix)
-        if not own.startswith("distill."):
-            state[prefix + _STUDENT + own] = state.pop(name)
+        local_name = name.removeprefix(prefix)
+        if not local_name.startswith("distill."):
+            state[prefix + _STUDENT + local_name] = state.pop(name)

@@ -16,7 +16,7 @@ from torch import Tensor
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.distillation.seen import RecordedOutputs, StudentData, Teacher
-from lmtool.distillation.store.outputs import held_terms, order_of
+from lmtool.distillation.store.outputs import batch_terms, order_of
 from lmtool.errors import UserError
 from lmtool.models.heads.predicted import TargetProbabilities
 from lmtool.nn.stack import Tap
@@ -24,7 +24,7 @@ from lmtool.types import Batch
 
 
 @dataclass(frozen=True)
-class Given(TargetProbabilities):
+class FixedLabels(TargetProbabilities):
     """labels: (M,), returned by `best`."""
 
     labels: Tensor
@@ -65,22 +65,22 @@ class HardLabels(Teacher):
         data, metadata = self.relabel(reading.data)
         examples = self.learner.examples(data, reading.max_length)
         budget = max(reading.tokens, int(examples.plan(0).lengths.max()))
-        kept: dict[str, list[tuple[np.ndarray, np.ndarray, Tensor]]] = {}
+        retained: dict[str, list[tuple[np.ndarray, np.ndarray, Tensor]]] = {}
         for batch in PackedLoader(examples, 0, None, budget, shuffle=False).epoch_batches():
-            for term, held in held_terms(batch).items():
+            for term, held in batch_terms(batch).items():
                 labels = held.target.labels
                 if labels is None or term not in self.teaches:
                     continue
                 keys_G = held.keys(by_row=False)
                 order_M, count_G = order_of(held.owners(len(labels)), len(keys_G))
-                kept.setdefault(term, []).append((keys_G, count_G, labels[torch.from_numpy(order_M)]))
-        self.terms = {term: _joined(parts) for term, parts in kept.items()}
+                retained.setdefault(term, []).append((keys_G, count_G, labels[torch.from_numpy(order_M)]))
+        self.terms = {term: _joined(parts) for term, parts in retained.items()}
         return metadata
 
     def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
         """UserError if it has no labels for an example of the batch."""
         predicted: dict[str, TargetProbabilities] = {}
-        for term, held in held_terms(batch).items():
+        for term, held in batch_terms(batch).items():
             known, target = self.terms.get(term), held.target.labels
             if known is None or target is None:
                 continue
@@ -97,12 +97,12 @@ class HardLabels(Teacher):
             labels[torch.from_numpy(order_M)] = known.labels[
                 torch.from_numpy(np.repeat(known.first_G[at_G], count_G) + within_M)
             ]
-            predicted[term] = Given(labels.flatten().to(batch.inputs.tokens.device))
+            predicted[term] = FixedLabels(labels.flatten().to(batch.inputs.tokens.device))
         return RecordedOutputs(self.learner, batch, predicted)
 
 
 def _joined(parts: list[tuple[np.ndarray, np.ndarray, Tensor]]) -> _Labels:
     keys, counts = (np.concatenate(columns) for columns in list(zip(*parts, strict=True))[:2])
-    unique, place = np.unique(keys, return_index=True)
+    unique, first_index = np.unique(keys, return_index=True)
     firsts = np.cumsum(counts) - counts
-    return _Labels(unique, firsts[place], counts[place], torch.cat([labels for *_, labels in parts]))
+    return _Labels(unique, firsts[first_index], counts[first_index], torch.cat([labels for *_, labels in parts]))

@@ -73,11 +73,11 @@ def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: 
     draws_N3 = random_streams.uniform(seed, "interchange", step, host.examples.numpy(), 3)
     numbers_N = np.arange(count)
     # A task may use only one stack of a model with two.
-    there = [number for number, site in enumerate(sites) if site.side == "inputs" or host.outputs is not None]
+    reachable = [number for number, site in enumerate(sites) if site.side == "inputs" or host.outputs is not None]
     sources_N = (numbers_N + 1 + (draws_N3[:, 0] * (count - 1)).astype(np.int64)) % max(count, 1)
-    site_N = (draws_N3[:, 2] * len(there)).astype(np.int64)
+    site_N = (draws_N3[:, 2] * len(reachable)).astype(np.int64)
     swaps, changed = {}, 0
-    for place, number in enumerate(there):
+    for place, number in enumerate(reachable):
         packed = host.inputs if sites[number].side == "inputs" else host.outputs
         assert packed is not None
         bases = numbers_N[(site_N == place) & (sources_N != numbers_N)]
@@ -110,11 +110,11 @@ class Swapped(Tap):
 
     def __init__(
         self,
-        kept: RecordedStates,
+        retained: RecordedStates,
         swaps: Sequence[Mapping[TapPoint, Swap]],
         dimensions: tuple[float, float] = (0.0, 1.0),
     ):
-        self.kept, self.swaps, self.dimensions = kept, swaps, dimensions
+        self.kept, self.swaps, self.dimensions = retained, swaps, dimensions
         self.part: dict[Side, int] = {}
 
     def begin(self, side: Side) -> tuple[int, Tensor] | None:
@@ -149,7 +149,7 @@ def _span(shares: tuple[float, float], width: int) -> tuple[int, int]:
     return first, max(round(shares[1] * width), first + 1)
 
 
-def kept_for(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -> RecordedStates:
+def record_interchange_states(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -> RecordedStates:
     """Records the states needed for interventions at these sites; of an encoder-decoder also those that its decoder
     reads. depths: of the model, by side."""
     places = {site.place(teacher) for site in sites}
@@ -159,7 +159,7 @@ def kept_for(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -
 
 
 def swapped(
-    kept: RecordedStates,
+    retained: RecordedStates,
     plans: Sequence[Interventions],
     sites: Sequence[Site],
     teacher: bool,
@@ -174,4 +174,4 @@ def swapped(
             # Several layers of a student may be aligned with the same teacher layer.
             at[place] = at[place].beside(swap) if place in at else swap
         swaps.append(at)
-    return Swapped(kept, swaps, dimensions)
+    return Swapped(retained, swaps, dimensions)

@@ -30,23 +30,23 @@ class RecordedStates(Tap):
     each forward of a stack, in order."""
 
     def __init__(self, states: Collection[TapPoint] = (), attention: Collection[TapPoint] = ()):
-        self.states: dict[TapPoint, list[Tensor]] = {place: [] for place in states}
-        self.attention_inputs: dict[TapPoint, list[AttentionInputs]] = {place: [] for place in attention}
+        self.states: dict[TapPoint, list[Tensor]] = {point: [] for point in states}
+        self.attention_inputs: dict[TapPoint, list[AttentionInputs]] = {point: [] for point in attention}
 
-    def wants(self, place: TapPoint) -> bool:
-        return place in self.states
+    def wants(self, point: TapPoint) -> bool:
+        return point in self.states
 
-    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
-        self.states[place].append(x_TH)
+    def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
+        self.states[point].append(x_TH)
         return x_TH
 
-    def tokens(self, place: TapPoint) -> list[int]:
+    def tokens(self, point: TapPoint) -> list[int]:
         """Tokens of each forward at a location."""
-        states = [len(x_TH) for x_TH in self.states.get(place, ())]
-        return states + [len(attended.q_TAD) for attended in self.attention_inputs.get(place, ())]
+        states = [len(x_TH) for x_TH in self.states.get(point, ())]
+        return states + [len(attended.q_TAD) for attended in self.attention_inputs.get(point, ())]
 
-    def attention(self, place: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
-        return self.attention_inputs[place].append if kind == "self_attn" and place in self.attention_inputs else None
+    def attention(self, point: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
+        return self.attention_inputs[point].append if kind == "self_attn" and point in self.attention_inputs else None
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class _Predictions(HeadObserver):
         self.predicted: dict[str, Predicted] = {}
 
     def __call__(self, head: PredictingHead, logits: Tensor | TokenLogits) -> None:
-        said = self.learner.predicted(self.names[head], logits, self.batch)
-        if said is not None:
-            term, predicted = said
+        prediction = self.learner.predicted(self.names[head], logits, self.batch)
+        if prediction is not None:
+            term, predicted = prediction
             self.predicted[term] = predicted
 
 
@@ -112,10 +112,10 @@ def _see_members(learner: Mixture, batch: Batch, step: int, states: Tap | None, 
     assert isinstance(batch, MixedBatch), "a mixture reads the batches of its own examples"
     predicted: dict[str, Any] = {}
     sums: dict[str, Tensor] = {}
-    for name, own in batch.members:
+    for name, part in batch.members:
         if name not in learner.members:
             continue
-        seen = see(cast(BaseLearner, learner.members[name]), own, step, states, losses)
+        seen = see(cast(BaseLearner, learner.members[name]), part, step, states, losses)
         predicted |= {term_of(name, term): each for term, each in seen.predicted.items()}
         if seen.output is not None:
             sums |= {term_of(name, term): total for term, total in seen.output.sums.items()}

@@ -53,10 +53,10 @@ class SelfDistillation(Distilled):
         return f"exit_{depth}_soft_{part}" if several else f"exit_{depth}_soft"
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        own, soft = self.student.counts(batch), self.soft.counts(batch)
-        counts = dict(own)
+        task_counts, soft = self.student.counts(batch), self.soft.counts(batch)
+        counts = dict(task_counts)
         for depth in self.exits:
-            counts |= {f"exit_{depth}_{term}": count for term, count in own.items()}
+            counts |= {f"exit_{depth}_{term}": count for term, count in task_counts.items()}
             counts |= {self._soft_title(depth, part): count for part, count in soft.items()}
             counts[f"exit_{depth}_states"] = float(sum(batch.inputs.lengths))
         return counts
@@ -67,18 +67,18 @@ class SelfDistillation(Distilled):
         for depth in (*self.exits, student.backbone.config.num_layers):
             view = at_exit(student, depth) if depth in self.exits else student
             segment = Segment(first, states, depth)
-            shown = see(view, batch, step, segment)
+            recorded = see(view, batch, step, segment)
             assert segment.kept is not None
             first, states = depth, segment.kept
-            seen[depth] = shown, states
+            seen[depth] = recorded, states
         deepest, last_TH = seen.pop(first)
         assert deepest.output is not None
         sums = dict(deepest.output.sums)
         target_TH = self._left(last_TH).detach()
-        for depth, (shown, x_TH) in seen.items():
-            assert shown.output is not None
-            sums |= {f"exit_{depth}_{term}": total for term, total in shown.output.sums.items()}
-            for term, predicted in shown.predicted.items():
+        for depth, (recorded, x_TH) in seen.items():
+            assert recorded.output is not None
+            sums |= {f"exit_{depth}_{term}": total for term, total in recorded.output.sums.items()}
+            for term, predicted in recorded.predicted.items():
                 sums[self._soft_title(depth, term)] = self.soft.lost(predicted, deepest.predicted[term])
             difference_TH = self._left(x_TH).float() - target_TH.float()
             sums[f"exit_{depth}_states"] = difference_TH.square().mean(-1).sum()

@@ -11,7 +11,7 @@ from torch import Tensor
 from lmtool.config.tables import build
 from lmtool.distillation.configs import LayerMap, StandardConfig
 from lmtool.distillation.configs.modes import taken_layers
-from lmtool.distillation.distilled import Distilled, own_weights
+from lmtool.distillation.distilled import Distilled, gold_weights
 from lmtool.distillation.seen import RecordedOutputs, StudentData, Teacher, see
 from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
@@ -50,17 +50,20 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, taken: M
             f"distill.initialize copies layers, and distill.teacher={origin} has added tuning parameters",
             f"export it, which merges them, and give the folder as distill.teacher=; or {_NONE}",
         )
-    own, its = student.state_dict(), teacher.state_dict()
-    tensors = {name: tensor for name, tensor in own.items() if part_of(name) == "backbone"}
+    student_value, teacher_value = student.state_dict(), teacher.state_dict()
+    tensors = {name: tensor for name, tensor in student_value.items() if part_of(name) == "backbone"}
     sources = {name: name for name in tensors}
     for first, second in _layers(student, teacher, taken):
         sources |= {name: second + name.removeprefix(first) for name in tensors if name.startswith(first)}
     for name, source in sources.items():
-        if source in its:
-            tensors[name] = its[source]
-    tensors |= {name: tensor for name, tensor in its.items() if name.startswith("heads.")}
+        if source in teacher_value:
+            tensors[name] = teacher_value[source]
+    tensors |= {name: tensor for name, tensor in teacher_value.items() if name.startswith("heads.")}
     report = load_into(student, tensors, origin)
-    layers = [", ".join(f"{own} = {its}" for own, its in enumerate(numbers, 1)) for numbers in taken.values()]
+    layers = [
+        ", ".join(f"{student_value} = {teacher_value}" for student_value, teacher_value in enumerate(numbers, 1))
+        for numbers in taken.values()
+    ]
     heads = ", ".join(name for name in report.loaded if name != "backbone")
     return f"embeddings; layers {'; '.join(layers)}" + (f"; {heads}" if heads else "")
 
@@ -74,8 +77,8 @@ def _layers(
         for learner in (student, teacher)
     ]
     for side, numbers in taken.items():
-        (first, own), (second, its) = (stacks_of[side] for stacks_of in stacks)
-        pairs = zip(own.depth(), (list(its.depth())[number - 1] for number in numbers), strict=True)
+        (first, student_value), (second, teacher_value) = (stacks_of[side] for stacks_of in stacks)
+        pairs = zip(student_value.depth(), (list(teacher_value.depth())[number - 1] for number in numbers), strict=True)
         for layer, source in pairs:
             if type(layer) is not type(source):
                 raise UserError(
@@ -83,7 +86,9 @@ def _layers(
                     f"layer than its teacher, model={teacher.backbone.config.name}",
                     _NONE,
                 )
-            places = [list(stack.layers).index(module) for stack, module in ((own, layer), (its, source))]
+            places = [
+                list(stack.layers).index(module) for stack, module in ((student_value, layer), (teacher_value, source))
+            ]
             yield f"{first}.layers.{places[0]}.", f"{second}.layers.{places[1]}."
 
 
@@ -139,7 +144,7 @@ class Standard(Distilled):
             self.layers = config.layer_map(student.backbone.config, self.teacher.learner.backbone.config)
         for name, section in config.terms.items():
             self.distill[name] = build(section, student, self.teacher, self.layers)
-        self.weights = own_weights(student.weights, config.gold)
+        self.weights = gold_weights(student.weights, config.gold)
         for name, term in self.terms():
             for part, scale in term.scales(student.weights).items():
                 self.weights[self._title(name, part)] = term.config.weight * scale
@@ -175,10 +180,10 @@ class Standard(Distilled):
             )
 
     def begin(self, reading: StudentData) -> dict[str, Any]:
-        said = super().begin(reading) if self._teachers else self.teacher.begin(reading)
+        description = super().begin(reading) if self._teachers else self.teacher.begin(reading)
         for _, term in self.terms():
-            said |= term.begin(reading)
-        return said
+            description |= term.begin(reading)
+        return description
 
     def terms(self) -> Iterator[tuple[str, Term]]:
         """The terms by their names."""
@@ -214,11 +219,11 @@ class Standard(Distilled):
     def metadata(self) -> dict[str, Any]:
         layers = {} if self.layers is None else {"layers": self.layers.words()}
         untaught = [term for term in self.student.weights if term not in self.teacher.teaches]
-        alone = {"gold alone": ", ".join(untaught)} if untaught else {}
+        gold_only = {"gold alone": ", ".join(untaught)} if untaught else {}
         started = {} if self.started is None else {"started from": self.started}
         heads = {} if self.config.teaches_heads else {"heads": "are not trained, so that metrics mean nothing"}
         origins = ", ".join(teacher.origin for teacher in self._teachers or (self.teacher,))
-        return {"teacher": origins, **alone, **layers, **started, **heads}
+        return {"teacher": origins, **gold_only, **layers, **started, **heads}
 
 
 def _members_of(learner: BaseLearner) -> list[str]:
@@ -227,5 +232,5 @@ def _members_of(learner: BaseLearner) -> list[str]:
 
 
 def _joined(taps: Sequence[Tap | None]) -> Tap | None:
-    there = [tap for tap in taps if tap is not None]
-    return Taps(*there) if there else None
+    active = [tap for tap in taps if tap is not None]
+    return Taps(*active) if active else None

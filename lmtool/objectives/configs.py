@@ -60,7 +60,7 @@ class MaskingConfig(ObjectiveConfig):
     def places(self) -> dict[str, float]:
         return {"heads.enhanced_masked_lm" if self.enhanced_decoder else "heads.masked_lm": self.probability}
 
-    def drawn_epoch(self, epoch: int) -> int:
+    def sampling_epoch(self, epoch: int) -> int:
         """The epoch whose random numbers an epoch uses."""
         return epoch % self.duplicates if self.masking == "static" else epoch
 

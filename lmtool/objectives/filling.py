@@ -39,7 +39,7 @@ def masked_samples(
     # Table rows beyond the vocabulary have no piece.
     probability_MV = logits_at(batch.inputs, at).float().softmax(-1)[:, : tokenizer.vocab_size]
     fractions, guesses = (tensor.cpu() for tensor in probability_MV.topk(min(GUESSES, tokenizer.vocab_size)))
-    tokens, shown = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[at.cpu()]
+    tokens, visible = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[at.cpu()]
     tokens[at.cpu()] = labels.cpu()
     samples = []
     for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
@@ -47,7 +47,7 @@ def masked_samples(
             {
                 "position": place - start,
                 "truth": tokenizer.pieces([int(labels[row])])[0],
-                "shown": tokenizer.pieces([int(shown[row])])[0],
+                "shown": tokenizer.pieces([int(visible[row])])[0],
                 "guesses": list(map(list, zip(tokenizer.pieces(guesses[row]), fractions[row].tolist(), strict=True))),
             }
             for row, place in enumerate(at.tolist())

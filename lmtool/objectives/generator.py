@@ -144,16 +144,16 @@ def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleD
 
 def _disentangle(generator: Backbone, model: Backbone, device: torch.device) -> TableDelta:
     """Makes the model read the generator's token table, initialized as the model's. UserError if the widths differ."""
-    own, its = model.embed.token.weight, generator.embed.token.weight
-    if own.shape != its.shape:
+    own, generator_table = model.embed.token.weight, generator.embed.token.weight
+    if own.shape != generator_table.shape:
         raise UserError(
-            f"objective.sharing=gdes adds to the generator's token table, which has width {its.shape[1]}; the "
-            f"model's has {own.shape[1]}",
+            f"objective.sharing=gdes adds to the generator's token table, which has width {generator_table.shape[1]}; "
+            f"the model's has {own.shape[1]}",
             "give objective.generator_size=1 (and objective.generator_layers=0.5), or objective.sharing=tied",
         )
     if not own.is_meta:
         with torch.no_grad():
-            its.copy_(own)
+            generator_table.copy_(own)
     difference = TableDelta(own.shape[0], own.shape[1], device)
     model.embed.token = DisentangledTable(generator.embed.token, difference)  # type: ignore[assignment]
     return difference
@@ -175,12 +175,12 @@ def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: t
 def start_from_generator(model: Backbone, generator: Backbone) -> list[str]:
     """Copies the generator's tensors into the model if names and shapes match, and returns their names. Two-stage
     training (section 3.2): with a generator of the model's size, all of them."""
-    given = dict(generator.named_parameters())
+    sources = dict(generator.named_parameters())
     copied = []
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in given and given[name].shape == parameter.shape:
-                parameter.copy_(given[name])
+            if name in sources and sources[name].shape == parameter.shape:
+                parameter.copy_(sources[name])
                 copied.append(name)
     return copied
 

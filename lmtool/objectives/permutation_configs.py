@@ -74,7 +74,7 @@ class PlmConfig(ObjectiveConfig):
     def places(self) -> dict[str, float]:
         return {"heads.lm": self.predicted_fraction}
 
-    def drawn_epoch(self, epoch: int) -> int:
+    def sampling_epoch(self, epoch: int) -> int:
         """The epoch whose random numbers an epoch uses: itself."""
         return epoch
 

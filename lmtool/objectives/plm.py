@@ -101,9 +101,9 @@ class PermutationLanguageModel(MaskFiller):
         them."""
         at, labels, tokens = indices_of(batch, "plm"), labels_of(batch, "plm"), batch.inputs.tokens.clone()
         tokens[at] = self.tokenizer.role("mask")
-        shown = replace(batch, inputs=replace(batch.inputs, tokens=tokens))
+        visible_batch = replace(batch, inputs=replace(batch.inputs, tokens=tokens))
         return masked_samples(
-            shown, at, labels, lambda _, places: self._logits(batch.inputs, places), self.tokenizer, n
+            visible_batch, at, labels, lambda _, places: self._logits(batch.inputs, places), self.tokenizer, n
         )
 
     def logits_at(self, packed: Packed, at: Tensor) -> Tensor:

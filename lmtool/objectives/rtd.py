@@ -250,8 +250,8 @@ class ReplacedTokenDetection(GeneratedTextLearner):
         tokens = filled.tokens.cpu()
         for start, sample in zip(batch.inputs.starts, samples, strict=False):
             sample["replaced"] = suspicion_T[start : start + len(sample["pieces"])].tolist()
-            for place in sample["masked"]:
-                place["sampled"] = self.tokenizer.pieces([int(tokens[start + place["position"]])])[0]
+            for position in sample["masked"]:
+                position["sampled"] = self.tokenizer.pieces([int(tokens[start + position["position"]])])[0]
         return samples
 
 

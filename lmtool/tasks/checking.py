@@ -191,7 +191,9 @@ def _text(cell: object) -> str:
     return " ".join(map(str, cell)) if isinstance(cell, (list, tuple)) else str(cell)
 
 
-def read_sound(config: TaskConfig, seed: int, cache_dir: str, offline: bool) -> tuple[TaskData | None, list[UserError]]:
+def read_valid_rows(
+    config: TaskConfig, seed: int, cache_dir: str, offline: bool
+) -> tuple[TaskData | None, list[UserError]]:
     """Reads a task's data without its invalid rows. Returns the data, or None if there are too many invalid rows, and
     the problem of each invalid row. UserError if the data as a whole are invalid."""
     with collected() as problems:
@@ -221,8 +223,8 @@ def _without(tables: Mapping[str, TaskTable], problem: UserError) -> dict[str, T
         if origin in table.origin:
             row = table.origin.index(origin)
             columns = {name: values[:row] + values[row + 1 :] for name, values in table.columns.items()}
-            kept = table.origin[:row] + table.origin[row + 1 :]
-            return {**tables, split: replace(table, columns=columns, origin=kept)}
+            retained = table.origin[:row] + table.origin[row + 1 :]
+            return {**tables, split: replace(table, columns=columns, origin=retained)}
     return None
 
 

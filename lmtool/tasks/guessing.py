@@ -74,7 +74,7 @@ def is_path(value: str, options: Collection[str]) -> bool:
     return path.suffix.lower() in (*_SUFFIXES, *_WORKBOOKS) or path.is_dir() or is_path_only(value)
 
 
-def guess(value: str, given: Mapping[str, str]) -> Guess:
+def guess(value: str, overrides: Mapping[str, str]) -> Guess:
     """Guesses the task of a file or a folder. given: the typed `task.*` values; a typed `kind`, `label`, `text` or
     `header` is not guessed. UserError if nothing fits, if the guess is ambiguous, and if the first line of a table is a
     row."""
@@ -82,15 +82,15 @@ def guess(value: str, given: Mapping[str, str]) -> Guess:
     suffix = file.suffix.lower()
     if suffix in _WORKBOOKS:
         raise UserError(f"task={value} is a workbook; lmtool reads tables as text", SAVE_AS)
-    kind, text, label = given.get("kind"), _list(given.get("text")), given.get("label")
+    kind, text, label = overrides.get("kind"), _list(overrides.get("text")), overrides.get("label")
     if suffix in _WORDS or (kind == "token_classification" and suffix in (".tsv", ".txt")):
         return Guess(kind or "token_classification", text or ("tokens",), label or "tags")
     if suffix == ".json" and begins_squad(_beginning(file)):
         return Guess(kind or "extractive_qa", text or ("question", "context"), label or "answers")
-    columns = _columns(file, _list(given.get("header")))
+    columns = _columns(file, _list(overrides.get("header")))
     if kind is None and suffix in (".tsv", ".txt") and any(map(_are_tags, columns, columns.values())):
         return Guess("token_classification", text or ("tokens",), label or "tags")
-    if suffix in _WITH_HEADER and not (text and label) and "header" not in given and (why := headless(columns)):
+    if suffix in _WITH_HEADER and not (text and label) and "header" not in overrides and (why := headless(columns)):
         raise UserError(f"task={value}: {why}", _with_header(value, columns, kind))
     columns = _without_ids(columns)
     lower = {name.lower(): name for name in columns}

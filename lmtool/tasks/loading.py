@@ -101,9 +101,9 @@ def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int
             )
         drawn.append(own[Permutation(len(own), seed, "sample", _SHOTS + number)(np.arange(2 * shots))])
     chosen = np.concatenate([own[:shots] for own in drawn])
-    others = np.concatenate([own[shots:] for own in drawn])
-    rest = np.setdiff1d(free, np.concatenate([chosen, others]))
-    return Shots(train.take(chosen), train.take(others), train.take(rest))
+    selected = np.concatenate([own[shots:] for own in drawn])
+    rest = np.setdiff1d(free, np.concatenate([chosen, selected]))
+    return Shots(train.take(chosen), train.take(selected), train.take(rest))
 
 
 HELD_OUT = 0.1
@@ -214,7 +214,7 @@ def decode_tables(
     shots, extra = config.few_shots, None
     if shots is not None:
         train, validation, test, rest = _few_shots(kind, train, validation, test, shots, seed, metadata)
-        extra = rest if config.learns_masks and len(rest) else None
+        extra = rest if config.has_auxiliary_mlm and len(rest) else None
     own, warnings = kind.metadata(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]
@@ -364,8 +364,8 @@ def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
         split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"
     ]
     if missing_splits:
-        there = [split for split in columns if split not in ("train", *map(canonical, config.test))]
-        right = f"task.validation=[{','.join(there)}]" if there else "leave task.validation out"
+        available = [split for split in columns if split not in ("train", *map(canonical, config.test))]
+        right = f"task.validation=[{','.join(available)}]" if available else "leave task.validation out"
         raise UserError(
             f"task.validation names the split {missing_splits[0]}; the data have {', '.join(columns)}",
             f"{right}, or put a file of that name beside train",

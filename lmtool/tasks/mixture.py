@@ -53,11 +53,11 @@ class MixedData:
     def splits(self) -> dict[str, SplitData]:
         """The training rows of all members; the first development split of each, combined; and further splits of single
         members under their own names."""
-        own = {name: data.splits() for name, data in self.members.items()}
-        firsts = [list(splits)[1] for splits in own.values()]
+        entry = {name: data.splits() for name, data in self.members.items()}
+        firsts = [list(splits)[1] for splits in entry.values()]
         first = firsts[0] if len(set(firsts)) == 1 else "dev"
         combine: dict[str, dict[str, Rows]] = {"train": {}, first: {}}
-        for (name, splits), chief in zip(own.items(), firsts, strict=True):
+        for (name, splits), chief in zip(entry.items(), firsts, strict=True):
             for split, part in splits.items():
                 title = first if split == chief else split if split != first else f"{name}_{split}"
                 combine.setdefault(title, {}).update(part.rows)
@@ -152,18 +152,18 @@ class TaskMixture(Mixture):
         """The mean of the members' baselines, which are in `members`."""
         parts = {name: list[Batch]() for name, _ in self.named()}
         for batch in batches:
-            for name, own in cast(MixedBatch, batch).members:
-                parts[name].append(own)
+            for name, entry in cast(MixedBatch, batch).members:
+                parts[name].append(entry)
         members = {
             name: member.baseline(train, held_out, parts[name], predictors)
             for name, member in self.tasks
             if member.is_in(held_out)
         }
-        values = {name: {own["metric"]: own["value"]} for name, own in members.items()}
+        values = {name: {entry["metric"]: entry["value"]} for name, entry in members.items()}
         return {
-            "name": " and ".join(dict.fromkeys(own["name"] for own in members.values())),
+            "name": " and ".join(dict.fromkeys(entry["name"] for entry in members.values())),
             "metric": self.metric.name,
-            "value": average({name: (own["metric"], values[name]) for name, own in members.items()}),
+            "value": average({name: (entry["metric"], values[name]) for name, entry in members.items()}),
             "members": members,
         }
 
@@ -178,7 +178,7 @@ class TaskMixture(Mixture):
 
 def average(scores: Mapping[str, tuple[str, Mapping[str, float]]]) -> float:
     """The mean of the tasks' metrics. scores: by task, the name of its metric, and all its scores."""
-    values = [own[metric] / (100 if metric in _OF_100 else 1) for metric, own in scores.values()]
+    values = [entry[metric] / (100 if metric in _OF_100 else 1) for metric, entry in scores.values()]
     return sum(values) / len(values)
 
 
@@ -187,15 +187,15 @@ class MixedTaskScorer(MixedScorer):
 
     def combine(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
         both = super().combine(evaluations)
-        own = {name: evaluation for name, evaluation in evaluations.items() if isinstance(evaluation, TaskEvaluation)}
+        entry = {name: evaluation for name, evaluation in evaluations.items() if isinstance(evaluation, TaskEvaluation)}
         scores = {
             name: (evaluation.kind.config.metric, evaluation.scores)
-            for name, evaluation in own.items()
+            for name, evaluation in entry.items()
             if evaluation.kind is not None and evaluation.scores
         }
         first = {AVERAGE.name: average(scores)} if scores else {}
         first |= {f"{name}_{metric}": values[metric] for name, (metric, values) in scores.items()}
-        return MixedEvaluation(both.terms, both.weights, {**first, **both.scores}, both.warnings, {}, own)
+        return MixedEvaluation(both.terms, both.weights, {**first, **both.scores}, both.warnings, {}, entry)
 
 
 @dataclass(frozen=True)
@@ -206,10 +206,10 @@ class MixedEvaluation(Evaluation):
 
     def metrics(self) -> dict[str, float]:
         """`loss`, `average`, and for each member NAME_loss and NAME_METRIC."""
-        losses = {f"{name}_loss": own.loss for name, own in self.members.items() if own.terms}
+        losses = {f"{name}_loss": entry.loss for name, entry in self.members.items() if entry.terms}
         return {"loss": self.loss, **self.scores, **losses}
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The records of each member, with its name as `task`."""
-        for name, own in self.members.items():
-            yield from ({"task": name, **record} for record in own.records())
+        for name, entry in self.members.items():
+            yield from ({"task": name, **record} for record in entry.records())

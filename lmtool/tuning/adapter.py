@@ -41,7 +41,7 @@ class AdapterTuning(TuningMethod):
             if isinstance(module, StackedAdapters):
                 module.below.requires_grad_(False)
             replace_module(learner, name, module)
-        if config.learns_norms:
+        if config.tunes_norms:
             for norm in norms(learner.backbone):
                 norm.requires_grad_(True)
 
@@ -75,14 +75,15 @@ def trained_adapter(trained: TrainedAdapter) -> BottleneckAdapter:
 
 def slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
     """Checkpoint names of these empty slots in all layers. UserError if a layer has none."""
-    for place in layers(backbone):
+    for position in layers(backbone):
         for name in names:
-            if type(getattr(place.layer, name, None)) is not AdapterSlot:
+            if type(getattr(position.layer, name, None)) is not AdapterSlot:
                 raise UserError(
-                    f"tuning: the layers of {type(backbone).__name__} have no slot for adapters: {place.name}.{name}",
+                    f"tuning: the layers of {type(backbone).__name__} have no slot for adapters: "
+                    f"{position.name}.{name}",
                     "give tuning=full or tuning=head",
                 )
-            yield f"{place.name}.{name}"
+            yield f"{position.name}.{name}"
 
 
 def take(learner: BaseLearner, tensors: Mapping[str, Tensor], inside: str, origin: str) -> None:
@@ -91,17 +92,17 @@ def take(learner: BaseLearner, tensors: Mapping[str, Tensor], inside: str, origi
     UserError if the run has other adapters, or another base model: all its frozen tensors in the checkpoint must equal
     the learner's.
     """
-    own = dict(learner.state_dict())
+    expected = dict(learner.state_dict())
     adapters = {name: tensor for name, tensor in tensors.items() if "_adapter." in name}
     for name, tensor in tensors.items():
-        if name.startswith(f"{BACKBONE}.") and name not in adapters and not _equal(own.get(name), tensor):
+        if name.startswith(f"{BACKBONE}.") and name not in adapters and not _equal(expected.get(name), tensor):
             raise UserError(
                 f"{origin}: its adapters were trained on another model: {name} differs",
                 "start from the checkpoint that they were trained on (checkpoint=), or train them on this one",
             )
     taken = {name.replace("_adapter.", f"_adapter.{inside}"): tensor for name, tensor in adapters.items()}
-    wanted = {name for name in own if f"_adapter.{inside}" in name}
-    if taken.keys() != wanted or any(own[name].shape != tensor.shape for name, tensor in taken.items()):
+    wanted = {name for name in expected if f"_adapter.{inside}" in name}
+    if taken.keys() != wanted or any(expected[name].shape != tensor.shape for name, tensor in taken.items()):
         raise UserError(
             f"{origin}: its adapters do not match its configuration",
             "copy the run again, or train it again",
@@ -109,8 +110,8 @@ def take(learner: BaseLearner, tensors: Mapping[str, Tensor], inside: str, origi
     learner.load_state_dict(taken, strict=False)
 
 
-def _equal(own: Any, tensor: Tensor) -> bool:
-    return own is not None and own.shape == tensor.shape and torch.equal(own.cpu(), tensor.cpu())
+def _equal(expected: Any, tensor: Tensor) -> bool:
+    return expected is not None and expected.shape == tensor.shape and torch.equal(expected.cpu(), tensor.cpu())
 
 
 # Fusion: trained adapters are frozen; an attention over them is trained with the head (Pfeiffer et al. 2021,

@@ -51,15 +51,15 @@ def layers(backbone: Backbone) -> Iterator[LayerPlace]:
 def norms(backbone: Backbone) -> Iterator[nn.Module]:
     """The norms of the layers, and those after the last layers. The embedding's norm is excluded: training it would
     require the backward pass of the lowest layer's attention."""
-    for place in layers(backbone):
-        yield from (part for name, part in place.layer.named_children() if name.startswith("norm"))
+    for position in layers(backbone):
+        yield from (part for name, part in position.layer.named_children() if name.startswith("norm"))
     yield from (stack.final_norm for _, stack in stacks(backbone) if stack.final_norm is not None)
 
 
 def linears(backbone: Backbone, names: Collection[str]) -> Iterator[tuple[str, nn.Linear]]:
     """The linear maps in the layers with one of these names ("q_proj", "fc_out", ...), with their checkpoint names."""
-    for place in layers(backbone):
-        for name, module in place.layer.named_modules(prefix=place.name):
+    for position in layers(backbone):
+        for name, module in position.layer.named_modules(prefix=position.name):
             if isinstance(module, nn.Linear) and name.rpartition(".")[2] in names:
                 yield name, module
 
@@ -75,7 +75,7 @@ def replace_module(learner: nn.Module, name: str, module: nn.Module) -> None:
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-def made_for(learner: nn.Module, kind: Callable[..., AnyModule], *arguments: Any) -> AnyModule:
+def new_module(learner: nn.Module, kind: Callable[..., AnyModule], *arguments: Any) -> AnyModule:
     """A new module, `kind(*arguments)`, on the device of a learner, with uninitialized values."""
     return materialize(partial(kind, *arguments)).to(next(learner.parameters()).device)
 
@@ -84,11 +84,11 @@ def made_for(learner: nn.Module, kind: Callable[..., AnyModule], *arguments: Any
 def draw_as_torch(module: nn.Module, seed: int, prefix: str) -> None:
     """Torch's default initialization: tables standard normal, maps and LSTMs uniform within 1/sqrt of their inputs or
     states; each tensor seeded by its name. prefix: precedes the names of this module's tensors."""
-    for place, part in module.named_modules():
+    for position, part in module.named_modules():
         for kind, parameter in part.named_parameters(recurse=False):
             if parameter.is_meta:
                 continue
-            generator = generator_for(seed, f"{prefix}{place}.{kind}" if place else prefix + kind)
+            generator = generator_for(seed, f"{prefix}{position}.{kind}" if position else prefix + kind)
             values = torch.empty(parameter.shape)
             if isinstance(part, nn.Linear | nn.LSTM):
                 bound = 1 / math.sqrt(part.in_features if isinstance(part, nn.Linear) else part.hidden_size)

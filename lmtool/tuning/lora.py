@@ -140,8 +140,8 @@ class LoraTuning(TuningMethod):
         if config.bias != "none":
             learn_biases(learner, None if config.bias == "all" else maps)
         if config.dropout:
-            for place in layers(learner.backbone):
-                place.layer.register_forward_pre_hook(set_dropout_rng)
+            for position in layers(learner.backbone):
+                position.layer.register_forward_pre_hook(set_dropout_rng)
 
     def merge(self, learner: BaseLearner) -> None:
         merge_linears(learner)
@@ -155,10 +155,10 @@ def _initialize(lora_a: Tensor, seed: int, name: str) -> None:
         lora_a.copy_(torch.empty(lora_a.shape).uniform_(-bound, bound, generator=generator_for(seed, name)))
 
 
-def set_dropout_rng(layer: nn.Module, given: tuple[Any, ...]) -> None:
+def set_dropout_rng(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
     """Before a layer runs, sets each map's dropout generator to the tokens it will read: the encoder's, all of the
     layer's, or, after the last attention, those that later layers read."""
-    context: Context = given[1]
+    context: Context = arguments[1]
     last = "cross_attn" if hasattr(layer, "cross_attn") else "self_attn"
     for name, module in layer.named_modules():
         if not isinstance(module, LoraLinear):

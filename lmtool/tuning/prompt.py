@@ -19,7 +19,7 @@ from lmtool.nn.initialization import generator_for
 from lmtool.nn.prefix import KeyPrefix, VirtualTokens
 from lmtool.nn.stack import Stack
 from lmtool.random_streams import Permutation
-from lmtool.tuning.base import TuningMethod, draw_as_torch, freeze, made_for, stacks
+from lmtool.tuning.base import TuningMethod, draw_as_torch, freeze, new_module, stacks
 from lmtool.tuning.configs import SoftPromptConfig
 from lmtool.types import ParameterGroup
 
@@ -42,7 +42,7 @@ class PromptTuning(TuningMethod):
         freeze(learner, new)
         embed, after = learner.backbone.embed, tokens_before(learner.backbone)
         width = embed.token.weight.shape[1]
-        embed.virtual = made_for(learner, VirtualTokens, self.config.length, width, after)
+        embed.virtual = new_module(learner, VirtualTokens, self.config.length, width, after)
         with torch.no_grad():
             if not embed.virtual.weight.is_meta:
                 embed.virtual.weight.copy_(self._initial(learner, seed))
@@ -56,7 +56,7 @@ class PromptTuning(TuningMethod):
         if tokenizer is None:
             return torch.zeros(count, width)
         labels = label_vectors(learner)[:count] if self.config.init == "class_labels" else []
-        drawn = drawn_from_vocabulary(tokenizer, backbone.embed.token.num_embeddings, count - len(labels), seed)
+        drawn = sample_vocabulary_ids(tokenizer, backbone.embed.token.num_embeddings, count - len(labels), seed)
         device = backbone.embed.token.weight.device
         return torch.cat([*labels, backbone.embed.tokens(torch.from_numpy(drawn).to(device))])
 
@@ -87,7 +87,7 @@ def vector_size(backbone: Backbone) -> float:
     return min(1.0, float(f"{size:.3g}"))  # rounded to be equal on every device
 
 
-def drawn_from_vocabulary(tokenizer: Any, rows: int, count: int, seed: int) -> np.ndarray:
+def sample_vocabulary_ids(tokenizer: Any, rows: int, count: int, seed: int) -> np.ndarray:
     """(count,) ids of entries with a text among the first `POPULATION`, sampled without replacement while they last.
     rows: of the token table."""
     ids = range(min(tokenizer.vocab_size, rows))
@@ -168,27 +168,27 @@ def add_prefixes(learner: BaseLearner, seed: int, length: int, inner_size: int |
     """Adds a prefix of this length to every attention. inner_size: width of its map; None: without a map."""
     config: Any = learner.backbone.config
     width, hidden_size = config.key_value_heads * config.width_of_head, learner.backbone.hidden_size
-    for place in places(learner):
-        depth = len(list(place.stack.depth()))
+    for position in places(learner):
+        depth = len(list(position.stack.depth()))
         prefix = (
-            made_for(learner, KeyPrefix, length, depth, width)
+            new_module(learner, KeyPrefix, length, depth, width)
             if inner_size is None
-            else made_for(learner, MappedPrefix, length, depth, width, hidden_size, inner_size)
+            else new_module(learner, MappedPrefix, length, depth, width, hidden_size, inner_size)
         )
-        draw_as_torch(prefix, seed, f"{place.name}.")
-        setattr(place.stack, place.attribute, prefix)
+        draw_as_torch(prefix, seed, f"{position.name}.")
+        setattr(position.stack, position.attribute, prefix)
 
 
 @torch.no_grad()
 def fold_prefixes(learner: BaseLearner) -> None:
     """Replaces the maps by their results; outputs do not change."""
-    for place in places(learner):
-        mapped: KeyPrefix = getattr(place.stack, place.attribute)
+    for position in places(learner):
+        mapped: KeyPrefix = getattr(position.stack, position.attribute)
         rows = mapped.rows()
-        folded = made_for(learner, KeyPrefix, len(rows), mapped.depth, rows.shape[1] // (2 * mapped.depth))
+        folded = new_module(learner, KeyPrefix, len(rows), mapped.depth, rows.shape[1] // (2 * mapped.depth))
         folded.weight.copy_(rows)
-        setattr(place.stack, place.attribute, folded)
-    learner.added = frozenset(f"{place.name}.weight" for place in places(learner))
+        setattr(position.stack, position.attribute, folded)
+    learner.added = frozenset(f"{position.name}.weight" for position in places(learner))
 
 
 # P-tuning: virtual tokens with a trainable encoder (Liu et al. 2021), or prompts in every layer (Liu et al. 2022).
@@ -227,7 +227,7 @@ class PTuning(TuningMethod):
             add_prefixes(learner, seed, config.length, None)
             return
         width, after = embed.token.weight.shape[1], tokens_before(learner.backbone)
-        embed.virtual = made_for(learner, EncodedTokens, config.length, width, after, config.encoder == "lstm")
+        embed.virtual = new_module(learner, EncodedTokens, config.length, width, after, config.encoder == "lstm")
         draw_as_torch(embed.virtual, seed, NAME)
 
     @torch.no_grad()
@@ -237,7 +237,7 @@ class PTuning(TuningMethod):
         if self.config.deep or embed.virtual is None:
             return self.config
         vectors_PE, after = embed.virtual.vectors(), embed.virtual.after
-        folded = made_for(learner, VirtualTokens, *vectors_PE.shape, after)
+        folded = new_module(learner, VirtualTokens, *vectors_PE.shape, after)
         folded.weight.copy_(vectors_PE)
         embed.virtual = folded
         learner.added = frozenset({f"{NAME}weight"})

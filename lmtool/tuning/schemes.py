@@ -154,8 +154,8 @@ class Mixout(Scheme):
                 self._mixed[zlib.crc32(name.encode())] = mixed_module
 
     def on_step(self, learner: BaseLearner, step: int) -> None:
-        for place, module in self._mixed.items():
-            module.draw = key(learner.seed, "dropout", step, place)
+        for position, module in self._mixed.items():
+            module.draw = key(learner.seed, "dropout", step, position)
 
 
 # Gradual unfreezing: Howard and Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018,

@@ -49,7 +49,7 @@ ANSWERS = [
     ("pretrain --plugin ../other/my.py", 2, "other lmtool ... --plugin my"),
     ("pretrain hydra/launcher=joblib model=bert_tiny", 2, "add -m"),
     ("pretrain model=bert_tiny devices=2 --cfg job", 0, "devices: 2"),
-    ("plan pretrain model=bert_tiny max_steps=3 device=cuda", 0, "on cuda, which is not here"),
+    ("plan pretrain model=bert_tiny max_steps=3 device=cuda", 0, "on cuda, not on this machine"),
     ("pretrain data=my.txt model=bert_tiny --cfg job", 0, "path: my.txt"),
     ("finetune task=rows.csv model=bert_tiny --cfg job", 0, "label: label"),
     ("finetune task=semicolons.csv model=bert_tiny --cfg job", 0, "label: label"),

@@ -214,7 +214,7 @@ def test_gated_maps_have_updates_where_the_family_has_them(family):
         (
             "bert",
             {"rank": 17},
-            "tuning.rank=17: an update of q_proj (16 and 16 wide) has 16 ranks at most; tuning.rank=16",
+            "tuning.rank=17: an update of q_proj (16 x 16) has at most rank 16; tuning.rank=16",
         ),
         ("bert", {"rank": 17, "projections": ("fc_in",)}, "an update of fc_in (16 and 24 wide) has 16 ranks"),
         ("llama", {"rank": 9, "projections": ("q_proj", "v_proj")}, "an update of v_proj (16 and 8 wide) has 8 ranks"),

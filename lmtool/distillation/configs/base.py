@@ -36,12 +36,13 @@ class LayerMap:
     def __iter__(self) -> Iterator[tuple[Side, int, int]]:
         """Yields (side, student layer, teacher layer)."""
         for side, pairs in self.sides.items():
-            yield from ((side, own, its) for own, its in pairs.items())
+            yield from ((side, student_value, teacher_value) for student_value, teacher_value in pairs.items())
 
     def words(self) -> str:
         """The map as shown on screens: "1 <- 4, 2 <- 8"."""
         stacks = {
-            side: ", ".join(f"{own} <- {its}" for own, its in pairs.items()) for side, pairs in self.sides.items()
+            side: ", ".join(f"{student_value} <- {teacher_value}" for student_value, teacher_value in pairs.items())
+            for side, pairs in self.sides.items()
         }
         return "; ".join(stacks.values() if len(stacks) == 1 else (f"{side} {pairs}" for side, pairs in stacks.items()))
 
@@ -64,46 +65,51 @@ def layer_map(layers: Layers, decoder_layers: Layers | None, student: ModelConfi
 
     UserError, with both depths, if the map does not fit, or a model has no layers.
     """
-    own, its = student.depths, teacher.depths
+    student_value, teacher_value = student.depths, teacher.depths
     sides = {}
     for side in shared_sides(student, teacher):
         decoder = side == "outputs" and decoder_layers is not None
-        key, given = ("decoder_layers", decoder_layers) if decoder else ("layers", layers)
-        sides[side] = _pairs(f"distill.{key}", layers if given is None else given, own[side], its[side])
+        key, problem_text = ("decoder_layers", decoder_layers) if decoder else ("layers", layers)
+        sides[side] = _pairs(
+            f"distill.{key}", layers if problem_text is None else problem_text, student_value[side], teacher_value[side]
+        )
     return LayerMap(sides)
 
 
-def _pairs(key: str, layers: Layers, own: int, its: int) -> dict[int, int]:
+def _pairs(key: str, layers: Layers, student_value: int, teacher_value: int) -> dict[int, int]:
     """The map of one stack. own, its: the depths of student and teacher."""
     if not isinstance(layers, str):
-        wrong = next((pair for pair in layers.items() if pair[0] > own or pair[1] > its), None)
+        wrong = next((pair for pair in layers.items() if pair[0] > student_value or pair[1] > teacher_value), None)
         if wrong is not None or not layers:
-            given = (
+            problem_text = (
                 "={} maps no layer" if wrong is None else f" maps layer {wrong[0]} to layer {wrong[1]} of the teacher"
             )
-            raise _unmapped(key + given, key, own, its)
+            raise _unmapped(key + problem_text, key, student_value, teacher_value)
         return dict(sorted(layers.items()))
     if layers == "last":
-        return {own: its}
+        return {student_value: teacher_value}
     if layers == "uniform":
-        return {layer: _evenly(layer, own, its) for layer in range(1, own + 1)}
-    if own == 1 or (layers == "pkd_last" and its < own):
-        given = f"{key}={layers} leaves no layer before the last to train"
-        raise _unmapped(given, key, own, its)
+        return {layer: _evenly(layer, student_value, teacher_value) for layer in range(1, student_value + 1)}
+    if student_value == 1 or (layers == "pkd_last" and teacher_value < student_value):
+        problem_text = f"{key}={layers} leaves no layer before the last to train"
+        raise _unmapped(problem_text, key, student_value, teacher_value)
     if layers == "pkd_skip":
-        return {layer: _evenly(layer, own, its) for layer in range(1, own)}
-    return {layer: its - own + layer for layer in range(1, own)}
+        return {layer: _evenly(layer, student_value, teacher_value) for layer in range(1, student_value)}
+    return {layer: teacher_value - student_value + layer for layer in range(1, student_value)}
 
 
-def _evenly(layer: int, own: int, its: int) -> int:
+def _evenly(layer: int, student_value: int, teacher_value: int) -> int:
     """The nearest layer to layer * its / own, halves rounded up, at least 1."""
-    return max(1, (2 * layer * its + own) // (2 * own))
+    return max(1, (2 * layer * teacher_value + student_value) // (2 * student_value))
 
 
-def _unmapped(given: str, key: str, own: int, its: int) -> UserError:
-    uniform = ", ".join(f"{layer}: {_evenly(layer, own, its)}" for layer in range(1, own + 1))
+def _unmapped(problem_text: str, key: str, student_value: int, teacher_value: int) -> UserError:
+    uniform = ", ".join(
+        f"{layer}: {_evenly(layer, student_value, teacher_value)}" for layer in range(1, student_value + 1)
+    )
     return UserError(
-        f"{given}: the student has {counted(own, 'layer')}, the teacher {its}; 0 is the embeddings",
+        f"{problem_text}: the student has {counted(student_value, 'layer')}, the teacher "
+        f"{teacher_value}; 0 is the embeddings",
         f"give {key}=uniform, which is {key}={{{uniform}}} here, or layers that both have",
     )
 
@@ -127,12 +133,14 @@ def taken_layers(initialize: Initialize, student: ModelConfig, teacher: ModelCon
     if initialize == "none":
         return {}
     for field in _SHAPES:
-        own, its = (getattr(model, field, None) for model in (student, teacher))
-        if own != its:
+        student_value, teacher_value = (getattr(model, field, None) for model in (student, teacher))
+        if student_value != teacher_value:
             raise UserError(
-                f"distill.initialize: the student has model.{field}={own}, its teacher {its}; tensors are copied "
-                "unchanged",
-                f"give model.{field}={its} or distill.initialize=none" if own is not None else _NONE,
+                f"distill.initialize: the student has model.{field}={student_value}, its teacher {teacher_value}; "
+                "tensors are copied unchanged",
+                f"give model.{field}={teacher_value} or distill.initialize=none"
+                if student_value is not None
+                else _NONE,
             )
     if student.shares_layers != teacher.shares_layers:
         sharing = student.name if student.shares_layers else teacher.name
@@ -141,21 +149,22 @@ def taken_layers(initialize: Initialize, student: ModelConfig, teacher: ModelCon
         )
     taken: dict[Side, tuple[int, ...]] = {}
     for side in shared_sides(student, teacher):
-        own, its = student.depths[side], teacher.depths[side]
-        layers = _alternate(own, its) if isinstance(initialize, str) else initialize
-        if len(layers) != own or max(layers) > its:
+        student_value, teacher_value = student.depths[side], teacher.depths[side]
+        layers = _alternate(student_value, teacher_value) if isinstance(initialize, str) else initialize
+        if len(layers) != student_value or max(layers) > teacher_value:
             raise UserError(
-                f"distill.initialize={list(layers)}: the student has {counted(own, 'layer')}, the teacher {its}",
-                f"give distill.initialize=alternate, which is {list(_alternate(own, its))} here",
+                f"distill.initialize={list(layers)}: the student has {counted(student_value, 'layer')}, the teacher "
+                f"{teacher_value}",
+                f"give distill.initialize=alternate, which is {list(_alternate(student_value, teacher_value))} here",
             )
         taken[side] = layers
     return taken
 
 
-def _alternate(own: int, its: int) -> tuple[int, ...]:
+def _alternate(student_value: int, teacher_value: int) -> tuple[int, ...]:
     """The first, the last, and the nearest to even distances between them."""
-    steps = max(own - 1, 1)
-    return tuple(1 + (2 * number * (its - 1) + steps) // (2 * steps) for number in range(own))
+    steps = max(student_value - 1, 1)
+    return tuple(1 + (2 * number * (teacher_value - 1) + steps) // (2 * steps) for number in range(student_value))
 
 
 _NONE = "give distill.initialize=none"
@@ -241,7 +250,7 @@ class DistillConfig(Component):
         """The terms with a nonzero weight, by name."""
         return {}
 
-    def exits_in(self, model: ModelConfig) -> tuple[int, ...]:
+    def exit_layers(self, model: ModelConfig) -> tuple[int, ...]:
         """The layers after which a model has early exits, in order."""
         return ()
 
@@ -258,7 +267,7 @@ def runs_models(name: str) -> Requirement:
     return Requirement(FORWARDS_OF_ONE_PROCESS, "distill", reason, "give distill=soft")
 
 
-def reads_alike(key: str, peer: ModelConfig) -> Iterator[Requirement]:
+def requires_same_inputs(key: str, peer: ModelConfig) -> Iterator[Requirement]:
     """Requires that a peer reads the run's batches. key: the key that names the peer."""
     fields: dict[str, Callable[[ModelConfig], object]] = {
         "architecture": lambda model: model.architecture,

@@ -17,7 +17,7 @@ from lmtool.distillation.configs.base import (
     ModelPair,
     TermConfig,
     layer_map,
-    reads_alike,
+    requires_same_inputs,
     runs_models,
     taken_layers,
 )
@@ -213,9 +213,9 @@ class StandardConfig(DistillConfig):
         """Refuses settings that need a single teacher."""
         if len(self.checkpoints) < 2:
             return None
-        alone, count = [name for name, term in self._weighted.items() if not term.averages], len(self.teachers)
-        if alone:
-            message = f"distill.terms.{alone[0]} learns from one teacher, and distill.teachers has {count}"
+        single, count = [name for name, term in self._weighted.items() if not term.averages], len(self.teachers)
+        if single:
+            message = f"distill.terms.{single[0]} learns from one teacher, and distill.teachers has {count}"
             return Problem("distill.teachers", message, "give one of them as distill.teacher=; soft and hard average")
         if self.starts_from_teacher:
             message = f"distill.initialize takes layers of one teacher, and distill.teachers has {count}"
@@ -230,30 +230,32 @@ class StandardConfig(DistillConfig):
         """Checks the source of the labels."""
         if self.predictions is None or not self.checkpoints:
             return None
-        given = f"distill.predictions={self.predictions} and distill.teacher={self.checkpoints[0]}"
-        message = f"{given}: the labels come from the file or from the teacher"
+        setting = f"distill.predictions={self.predictions} and distill.teacher={self.checkpoints[0]}"
+        message = f"{setting}: the labels come from the file or from the teacher"
         return Problem("distill.predictions", message, "give one of the two")
 
     def _of_targets(self) -> Problem | None:
         """Checks the source of the target texts."""
         if self.targets == "gold" or (self.gold and len(self.checkpoints) < 2):
             return None
-        given = f"distill.gold={self.gold}" if not self.gold else f"{len(self.teachers)} teachers"
+        setting = f"distill.gold={self.gold}" if not self.gold else f"{len(self.teachers)} teachers"
         hint = "give distill.gold=1" if not self.gold else "give one of them as distill.teacher="
         message = (
-            f"distill.targets={self.targets} and {given}: the student's own loss needs exactly one teacher's texts"
+            f"distill.targets={self.targets} and {setting}: the student's own loss needs exactly one teacher's texts"
         )
         return Problem("distill.targets", message, hint)
 
     def _of_store(self) -> Problem | None:
         """Checks which terms can use stored outputs."""
-        given = f"distill.store={'true' if self.store is True else self.store}"
+        setting = f"distill.store={'true' if self.store is True else self.store}"
         live = [name for name, term in self._weighted.items() if not term.stored]
         if self.store and live:
-            message = f"{given} stores the teacher's predictions, and distill.terms.{live[0]} needs the teacher itself"
+            message = (
+                f"{setting} stores the teacher's predictions, and distill.terms.{live[0]} needs the teacher itself"
+            )
             return Problem("distill.store", message, f"give distill.store=null, or distill.terms.{live[0]}=null")
         if isinstance(self.store, str) and len(self.teachers) > 1:
-            message = f"{given} is one folder; each of the distill.teachers needs its own"
+            message = f"{setting} is one folder; each of the distill.teachers needs its own"
             return Problem("distill.store", message, "give distill.store=true")
         return None
 
@@ -264,8 +266,8 @@ class StandardConfig(DistillConfig):
         if len(set(self.teachers)) < len(self.teachers):
             raise ValueError("teachers names one twice; give it a larger weight with teacher_weights")
         if self.teacher_weights is not None and len(self.teacher_weights) != len(self.teachers):
-            given, teachers = list(self.teacher_weights), len(self.teachers)
-            raise ValueError(f"teacher_weights={given}: one number per teacher is required, and there are {teachers}")
+            setting, teachers = list(self.teacher_weights), len(self.teachers)
+            raise ValueError(f"teacher_weights={setting}: one number per teacher is required, and there are {teachers}")
         return self
 
 
@@ -304,7 +306,7 @@ class CodistillationConfig(DistillConfig):
         yield from super().needs()
         yield runs_models(self.name)
         if self.model is not None:
-            yield from reads_alike("distill.model", self.model)
+            yield from requires_same_inputs("distill.model", self.model)
 
     def conflicts(self) -> Iterator[Problem]:
         if self.model is not None and self.checkpoint is not None:
@@ -332,7 +334,7 @@ class SelfConfig(DistillConfig):
         0.03, ge=0, description="Weight of the squared difference between an exit's states and the last layer's."
     )
 
-    def exits_in(self, model: ModelConfig) -> tuple[int, ...]:
+    def exit_layers(self, model: ModelConfig) -> tuple[int, ...]:
         return tuple(range(1, model.num_layers)) if self.exits == "all" else tuple(sorted(self.exits))
 
     def needs(self) -> Iterator[Requirement]:
@@ -350,7 +352,7 @@ class SelfConfig(DistillConfig):
         """The distinct layers of the exits."""
 
         def wrong(model: ModelConfig) -> str | None:
-            exits = self.exits_in(model)
+            exits = self.exit_layers(model)
             beyond = next((depth for depth in exits if not 1 <= depth < model.num_layers), None)
             if not exits or beyond is not None:
                 return "names none" if not exits else f"names {beyond}"
@@ -358,7 +360,7 @@ class SelfConfig(DistillConfig):
 
         def said(model: ModelConfig) -> str:
             behind = f"exits come after layers 1 to {model.num_layers - 1}, all but the last"
-            return f"{list(self.exits_in(model))} {wrong(model)}: {behind}"
+            return f"{list(self.exit_layers(model))} {wrong(model)}: {behind}"
 
         return Offer("model", lambda model: wrong(model) is None, said, wording="{reason}={lacking}")
 

@@ -104,13 +104,18 @@ def _without_heads(pair: ModelPair) -> str:
 
 
 def _attends_otherwise(pair: ModelPair) -> str:
-    own, its = (model.architecture.replace("_", "-") for model in pair)
-    return f"a token of the student attends like one of an {own}, the teacher's like one of an {its}"
+    student_value, teacher_value = (model.architecture.replace("_", "-") for model in pair)
+    return (
+        f"a token of the student attends like one of an {student_value}, the teacher's like one of an {teacher_value}"
+    )
 
 
 def _other_heads(pair: ModelPair) -> str:
-    own, its = _heads(pair)
-    return f"the student has {own} attention heads a layer, the teacher {its}; they are compared one by one"
+    student_value, teacher_value = _heads(pair)
+    return (
+        f"the student has {student_value} attention heads per layer, the teacher {teacher_value}; they are compared "
+        "one by one"
+    )
 
 
 def _of_pair(holds: Callable[[ModelPair], bool], lacking: Callable[[ModelPair], str]) -> Offer[ModelPair]:
@@ -124,8 +129,8 @@ _AS_MANY_HEADS = _of_pair(lambda pair: len({*_heads(pair)}) == 1, _other_heads)
 
 
 def _as_many_heads(pair: ModelPair) -> str:
-    its = _heads(pair)[1]
-    return f"give model.num_heads={its}" if pair.student.hidden_size % its == 0 else _STATES
+    teacher_value = _heads(pair)[1]
+    return f"give model.num_heads={teacher_value}" if pair.student.hidden_size % teacher_value == 0 else _STATES
 
 
 class AttentionTermConfig(TermConfig):
@@ -138,7 +143,7 @@ class AttentionTermConfig(TermConfig):
         key, typed = "distill.terms", f"distill.terms.{name}"
         yield Requirement(_ATTENTION_HEADS, key, typed, _STATES)
         yield Requirement(_COMMON_ARCHITECTURE, key, typed, _STATES)
-        if any(own == 0 or its == 0 for _, own, its in layers or ()):
+        if any(student_value == 0 or teacher_value == 0 for _, student_value, teacher_value in layers or ()):
             embeddings = "layer 0 of distill.layers is the embeddings, which have no attention"
             yield Requirement(_of_pair(lambda pair: False, lambda pair: embeddings), key, typed, "leave layer 0 out")
         yield from self.needs_of_heads(name)
@@ -212,7 +217,9 @@ def below_the_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers
     pairs: list[AlignedLayers] = []
     for side, aligned in layers.sides.items():
         below: list[AlignedLayers] = [
-            (side, own, its) for own, its in sorted(aligned.items()) if own < student.depths[side]
+            (side, student_value, teacher_value)
+            for student_value, teacher_value in sorted(aligned.items())
+            if student_value < student.depths[side]
         ]
         pairs += below or [(side, 0, 0)]
     return pairs

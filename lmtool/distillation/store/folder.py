@@ -94,9 +94,11 @@ def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage
         return None
     differing = [name for name in of if manifest.metadata.get("of", {}).get(name) != of[name]]
     if differing and shelf.typed is not None:
-        others = "; ".join(_difference(name, manifest.metadata.get("of", {}).get(name), of[name]) for name in differing)
+        differences = "; ".join(
+            _difference(name, manifest.metadata.get("of", {}).get(name), of[name]) for name in differing
+        )
         raise UserError(
-            f"distill.store={shelf.typed} does not belong to this run: {others}",
+            f"distill.store={shelf.typed} does not belong to this run: {differences}",
             "give another folder, which will be made, or distill.store=true",
         )
     if differing:
@@ -105,15 +107,17 @@ def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage
     return Opened(folder, manifest.metadata["facts"], size, None)
 
 
-def _difference(name: str, there: Any, here: Any) -> str:
+def _difference(name: str, stored: Any, expected: Any) -> str:
     """The differences between the store's identity and the run's: readable values, not hashes."""
     title = name.replace("_", " ")
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        keys = [key for key in here if there.get(key) != here[key]] or [key for key in there if key not in here]
+    if isinstance(stored, Mapping) and isinstance(expected, Mapping):
+        keys = [key for key in expected if stored.get(key) != expected[key]] or [
+            key for key in stored if key not in expected
+        ]
         return f"other {title} ({', '.join(keys)})"
-    if any(isinstance(value, str) and len(value) == 64 for value in (there, here)) or there is None:
+    if any(isinstance(value, str) and len(value) == 64 for value in (stored, expected)) or stored is None:
         return f"another {title}"
-    return f"{title} {there} in the store, {here} in this run"
+    return f"{title} {stored} in the store, {expected} in this run"
 
 
 def _make(folder: Path, of: Mapping[str, Any], fill: Fill) -> float:
@@ -133,7 +137,7 @@ def _make(folder: Path, of: Mapping[str, Any], fill: Fill) -> float:
     return seconds
 
 
-def require_room(folder: Path, done: int, examples: int, total: int) -> None:
+def require_free_space(folder: Path, done: int, examples: int, total: int) -> None:
     """UserError if the rest does not fit on the disk. done: bytes of the first `examples` of `total`."""
     free, needed = shutil.disk_usage(folder).free, done / max(examples, 1) * (total - examples)
     if needed > 0.95 * free:

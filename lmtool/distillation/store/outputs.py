@@ -39,7 +39,7 @@ _OUTPUTS, _PLACES, _ROWS = (np.uint64(number) for number in (1, 2, 3))
 
 
 @dataclass(frozen=True)
-class Held:
+class TermBatch:
     """One term of a batch. batch: the part of it that has the term's targets, on the host."""
 
     batch: Batch
@@ -95,24 +95,24 @@ class Held:
         return np.repeat(of, targets // len(of))
 
 
-def held_terms(batch: Batch) -> dict[str, Held]:
+def batch_terms(batch: Batch) -> dict[str, TermBatch]:
     """By term name, the location of its targets in a batch."""
     if isinstance(batch, MixedBatch):
         return {
-            term_of(name, term): Held(member.host, member.host.targets[term])
+            term_of(name, term): TermBatch(member.host, member.host.targets[term])
             for name, member in batch.members
             for term in member.targets
         }
     host = batch.host
-    return {term: Held(host, target) for term, target in host.targets.items()}
+    return {term: TermBatch(host, target) for term, target in host.targets.items()}
 
 
-def held_states(batch: Batch) -> Iterator[tuple[str, Held]]:
+def batch_states(batch: Batch) -> Iterator[tuple[str, TermBatch]]:
     """The states of the tokens that are read, by a name per side: of each part of a batch, in order."""
     for part in parts_of(batch):
         host = part.host
         for side, packed in _sides(host):
-            yield f"states of {side}", Held(host, Target(None, at=torch.arange(len(packed.tokens)), side=side))
+            yield f"states of {side}", TermBatch(host, Target(None, at=torch.arange(len(packed.tokens)), side=side))
 
 
 def _sides(batch: Batch) -> Iterator[tuple[Side, Packed]]:
@@ -124,7 +124,7 @@ def _sides(batch: Batch) -> Iterator[tuple[Side, Packed]]:
 
 def require_rows(batch: Batch) -> None:
     """UserError if predictions are not per row."""
-    for term, held in held_terms(batch).items():
+    for term, held in batch_terms(batch).items():
         if held.batch.rows is None or held.target.at is not None or held.inside:
             raise UserError(
                 f"{term} is predicted per token, and the teacher has another tokenizer than the student",
@@ -209,7 +209,7 @@ class TermWriter:
         self._files: dict[str, BinaryIO] = {}
         self._dtypes: dict[str, str] = {}
 
-    def add(self, held: Held, keys_G: np.ndarray, predicted: TargetProbabilities) -> None:
+    def add(self, held: TermBatch, keys_G: np.ndarray, predicted: TargetProbabilities) -> None:
         """Adds the new examples of a batch."""
         self.kind = next(name for name, kind in _KINDS.items() if type(predicted) is kind)
         self.inside = held.inside
@@ -303,7 +303,7 @@ class TermReader:
             mapped = np.memmap(file, dtype=dtype, mode="r", shape=shape) if 0 not in shape else np.zeros(shape, dtype)
             self.arrays[name] = mapped.view(np.ndarray)
 
-    def of(self, held: Held, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
+    def of(self, held: TermBatch, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
         """The teacher's predictions for a batch; None if an example is missing."""
         keys_E = self.arrays["keys"]
         at_G = np.minimum(np.searchsorted(keys_E, keys_G), max(len(keys_E) - 1, 0))
@@ -330,7 +330,7 @@ class TermReader:
             logits = self.layout.tensor(values[rows], device)
             return TopWords(words, logits, norms, self.layout.temperatures, self.metadata["vocabulary"])
         if kind == "words":
-            return KeptWords(values, rows, self.layout, device)
+            return StoredWords(values, rows, self.layout, device)
         tensor = self.layout.tensor(values[rows], device)
         if kind == "classes":
             return Classes(tensor)
@@ -338,7 +338,7 @@ class TermReader:
 
 
 @dataclass(frozen=True)
-class KeptWords(TargetProbabilities):
+class StoredWords(TargetProbabilities):
     """All logits over a vocabulary, read from disk in slices."""
 
     values: np.ndarray
@@ -359,7 +359,7 @@ def temperatures_of(terms: Sequence[Any]) -> tuple[float, ...]:
     return tuple(sorted({1.0, *(term.temperature for term in terms if hasattr(term, "temperature"))}))
 
 
-def _lengths(held: Held) -> np.ndarray:
+def _lengths(held: TermBatch) -> np.ndarray:
     """(N,) tokens of each document."""
     return np.array(held.packed.lengths, dtype=np.int64)
 
@@ -375,7 +375,7 @@ def _inside(lengths_N: np.ndarray) -> np.ndarray:
     return np.arange(lengths_N.max(initial=0)) < np.repeat(lengths_N, 2)[:, None]
 
 
-def _flat(values_ML: np.ndarray, held: Held) -> np.ndarray:
+def _flat(values_ML: np.ndarray, held: TermBatch) -> np.ndarray:
     """(R, 1) the scores of the positions within each document."""
     return values_ML[_inside(_lengths(held))][:, None]
 

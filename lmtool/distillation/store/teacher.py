@@ -19,14 +19,14 @@ import torch
 from lmtool.data.examples import Examples
 from lmtool.data.loader import PackedLoader
 from lmtool.distillation.seen import RecordedOutputs, RecordedStates, StudentData, Teacher
-from lmtool.distillation.store.folder import Opened, Shelf, open_or_make, require_room
+from lmtool.distillation.store.folder import Opened, Shelf, open_or_make, require_free_space
 from lmtool.distillation.store.outputs import (
     Format,
-    Held,
+    TermBatch,
     TermReader,
     TermWriter,
-    held_states,
-    held_terms,
+    batch_states,
+    batch_terms,
     require_rows,
 )
 from lmtool.errors import UserError
@@ -60,9 +60,13 @@ class StoredTeacher(Teacher):
             require_rows(reading.examples.batch(reading.examples.plan(0).rows[:1], np.arange(1), 0))
             reading = replace(reading, examples=examples)
         passes = Passes.of(reading, self.fixed, self.seed)
-        kept = {"dtype": self.layout.dtype, "top_k": self.layout.top_k, "temperatures": list(self.layout.temperatures)}
+        retained = {
+            "dtype": self.layout.dtype,
+            "top_k": self.layout.top_k,
+            "temperatures": list(self.layout.temperatures),
+        }
         opened = open_or_make(
-            self.shelf, {**self.of, **kept, "read": passes.metadata}, lambda folder: self._fill(folder, passes),
+            self.shelf, {**self.of, **retained, "read": passes.metadata}, lambda folder: self._fill(folder, passes),
             reading.progress,
         )  # fmt: skip
         self._read(opened)
@@ -77,24 +81,24 @@ class StoredTeacher(Teacher):
     def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
         """UserError if an example of the batch is missing."""
         device = batch.inputs.tokens.device
-        held = {term: part for term, part in held_terms(batch).items() if term in self.terms}
+        held = {term: part for term, part in batch_terms(batch).items() if term in self.terms}
         predicted = {term: self._kept(term, part, device) for term, part in held.items()}
-        for name, part in held_states(batch) if self.states and states is not None else ():
-            place = self._last(part.target.side)
-            if states is not None and states.wants(place):
-                kept = self._kept(name, part, device)
-                assert isinstance(kept, Classes)
-                states(place, kept.logits_MC.float())
+        for name, part in batch_states(batch) if self.states and states is not None else ():
+            point = self._last(part.target.side)
+            if states is not None and states.wants(point):
+                retained = self._kept(name, part, device)
+                assert isinstance(retained, Classes)
+                states(point, retained.logits_MC.float())
         return RecordedOutputs(self.learner, batch, predicted)
 
-    def _kept(self, term: str, held: Held, device: torch.device) -> TargetProbabilities:
-        kept = self.terms[term].of(held, held.keys(self.by_row), device)
-        if kept is None:
+    def _kept(self, term: str, held: TermBatch, device: torch.device) -> TargetProbabilities:
+        retained = self.terms[term].of(held, held.keys(self.by_row), device)
+        if retained is None:
             raise UserError(
                 f"the store of the teacher's outputs lacks examples of {term} that this run reads",
                 "give distill.store=null, so that the teacher runs alongside the student",
             )
-        return kept
+        return retained
 
     def _last(self, side: Side) -> TapPoint:
         """The last layer of the stack that reads a side."""
@@ -107,17 +111,17 @@ class StoredTeacher(Teacher):
     def _fill(self, folder: Path, passes: Passes) -> dict[str, Any]:
         """Writes the teacher's predictions for all examples."""
         writers: dict[str, TermWriter] = {}
-        others: set[str] = set()  # terms that it does not predict
+        unpredicted: set[str] = set()  # terms that it does not predict
         done = 0
         for batch in passes.batches():
             done += len(batch.inputs.lengths)
-            held = [(term, part) for term, part in held_terms(batch).items() if term not in others]
-            held += held_states(batch) if self.states else ()
+            held = [(term, part) for term, part in batch_terms(batch).items() if term not in unpredicted]
+            held += batch_states(batch) if self.states else ()
             if not all(term in writers and writers[term].has(part.keys(self.by_row)) for term, part in held):
                 self._add(batch, held, writers, folder)
-                others |= {term for term, _ in held} - writers.keys()
+                unpredicted |= {term for term, _ in held} - writers.keys()
                 size = sum(file.stat().st_size for file in folder.iterdir())
-                require_room(folder, size, done, passes.documents)
+                require_free_space(folder, size, done, passes.documents)
             if passes.reading.progress is not None:
                 passes.reading.progress("asking the teacher", done, passes.documents)
         if not writers:
@@ -127,12 +131,12 @@ class StoredTeacher(Teacher):
         return {"terms": {name: writer.close() for name, writer in writers.items()}}
 
     def _add(
-        self, batch: Batch, held: Sequence[tuple[str, Held]], writers: dict[str, TermWriter], folder: Path
+        self, batch: Batch, held: Sequence[tuple[str, TermBatch]], writers: dict[str, TermWriter], folder: Path
     ) -> None:
         depths = self.learner.backbone.config.depths
         tap = RecordedStates(states=[TapPoint(depth, side) for side, depth in depths.items()]) if self.states else None
         predicted = dict(super().see(batch.to(self.precision.device), tap).predicted)
-        loose = sorted(predicted.keys() - held_terms(batch).keys())
+        loose = sorted(predicted.keys() - batch_terms(batch).keys())
         if loose:
             raise UserError(
                 f"the teacher's predictions of {loose[0]} have no targets in the data to index them by",
@@ -140,7 +144,7 @@ class StoredTeacher(Teacher):
             )
         for term, part in held:
             values = predicted.get(term)
-            if tap is not None and term not in held_terms(batch):
+            if tap is not None and term not in batch_terms(batch):
                 values = Classes(_next_states(tap, self._last(part.target.side), len(part.packed.tokens)))
             if values is not None:
                 writer = writers.setdefault(term, TermWriter(folder, len(writers), self.layout))
@@ -148,9 +152,9 @@ class StoredTeacher(Teacher):
                     writer.add(part, part.keys(self.by_row), values)
 
 
-def _next_states(tap: RecordedStates, place: TapPoint, tokens: int) -> torch.Tensor:
+def _next_states(tap: RecordedStates, point: TapPoint, tokens: int) -> torch.Tensor:
     """The states of the next forward recorded by a tap. UserError if a learner does not read each text exactly once."""
-    states = tap.states[place].pop(0) if tap.states[place] else None
+    states = tap.states[point].pop(0) if tap.states[point] else None
     if states is None or len(states) != tokens:
         raise UserError(
             "distill.terms.states: this learner does not read each text exactly once, so its states cannot be stored",

@@ -53,7 +53,10 @@ class LayerTerm(Term):
 
     def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
         """The compared locations, by the layer map."""
-        yield from ((TapPoint(own, side), TapPoint(its, side)) for side, own, its in layers or ())
+        yield from (
+            (TapPoint(student_value, side), TapPoint(teacher_value, side))
+            for side, student_value, teacher_value in layers or ()
+        )
 
     def tap(self, teacher: bool) -> Tap:
         places = [pair[teacher] for pair in self.pairs]
@@ -64,17 +67,17 @@ class LayerTerm(Term):
         return {"": float(batch.tokens)}
 
     def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
-        own, its = self._kept.pop(False), self._kept.pop(True)
+        student_value, teacher_value = self._kept.pop(False), self._kept.pop(True)
         total = torch.zeros((), device=student.batch.inputs.tokens.device)
         rows: dict[Side, int] = {}
         for pair in self.pairs:
-            if own.tokens(pair[0]) != its.tokens(pair[1]):
+            if student_value.tokens(pair[0]) != teacher_value.tokens(pair[1]):
                 raise UserError(
                     "distill.terms: layers are compared token by token, and here the student reads other texts than "
                     "its teacher, such as those of another domain",
                     "use terms over predictions: distill=soft",
                 )
-            lost, rows[pair[0].side] = self.lost(own, its, pair, student.batch)
+            lost, rows[pair[0].side] = self.lost(student_value, teacher_value, pair, student.batch)
             total = total + lost
         # A learner may read an input more than once, or only one side.
         return {"": total * (self.counts(student.batch)[""] / max(sum(rows.values()), 1))}
@@ -86,9 +89,9 @@ class LayerTerm(Term):
 
 def last_places(student: BaseLearner, teacher: BaseLearner) -> Iterator[Pair]:
     """The last layers of the stacks that both have."""
-    own, its = student.backbone.config, teacher.backbone.config
-    for side in shared_sides(own, its):
-        yield TapPoint(own.depths[side], side), TapPoint(its.depths[side], side)
+    student_value, teacher_value = student.backbone.config, teacher.backbone.config
+    for side in shared_sides(student_value, teacher_value):
+        yield TapPoint(student_value.depths[side], side), TapPoint(teacher_value.depths[side], side)
 
 
 def texts_of(batch: Batch, side: Side) -> Sequence[Packed]:
@@ -122,10 +125,12 @@ class AttentionTerm(LayerTerm):
 
     def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
         total, tokens = torch.zeros((), device=batch.inputs.tokens.device), 0
-        for own, its in zip(student.attention_inputs[pair[0]], teacher.attention_inputs[pair[1]], strict=True):
-            for tiles in self.tiles(own, its):
+        for student_value, teacher_value in zip(
+            student.attention_inputs[pair[0]], teacher.attention_inputs[pair[1]], strict=True
+        ):
+            for tiles in self.tiles(student_value, teacher_value):
                 total = total + self.distance(*tiles)
-            tokens += len(own.q_TAD)
+            tokens += len(student_value.q_TAD)
         return total, tokens
 
     @abstractmethod
@@ -209,19 +214,19 @@ class StateTerm(LayerTerm):
     def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
         super().__init__(config, student, teacher, layers)
         assert teacher is not None
-        own, its = student.backbone.hidden_size, teacher.learner.backbone.hidden_size
+        student_value, teacher_value = student.backbone.hidden_size, teacher.learner.backbone.hidden_size
         self.projection: nn.Linear | None = None
-        if own != its:
-            projection = materialize(lambda: nn.Linear(own, its, bias=False))
+        if student_value != teacher_value:
+            projection = materialize(lambda: nn.Linear(student_value, teacher_value, bias=False))
             student.backbone.initialize(projection, student.seed, f"distill.{entry_of(config).name}.projection.")
             self.projection = projection.to(student.device)
 
     def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
-        own, its = student.states[pair[0]], teacher.states[pair[1]]
-        if not own:
+        student_value, teacher_value = student.states[pair[0]], teacher.states[pair[1]]
+        if not student_value:
             return torch.zeros(()), 0
         texts = texts_of(batch, pair[0].side)
-        x_RH, y_RH = self.read(own, texts), self.read(its, texts)
+        x_RH, y_RH = self.read(student_value, texts), self.read(teacher_value, texts)
         if self.projection is not None:
             x_RH = self.projection(x_RH)
         return self.distance(x_RH.float(), y_RH.float(), pair), len(x_RH)
@@ -249,11 +254,11 @@ class States(StateTerm):
         return last_places(student, teacher)
 
     def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
-        for of_teacher, kept in ((False, student), (True, teacher)):
-            place = pair[of_teacher]
-            norm = self._norms[of_teacher].get(place.side)
+        for of_teacher, retained in ((False, student), (True, teacher)):
+            point = pair[of_teacher]
+            norm = self._norms[of_teacher].get(point.side)
             if norm is not None:
-                kept.states[place] = [norm(x_TH) for x_TH in kept.states[place]]
+                retained.states[point] = [norm(x_TH) for x_TH in retained.states[point]]
         return super().lost(student, teacher, pair, batch)
 
     def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
@@ -298,7 +303,7 @@ class Patience(StateTerm):
         return occupied.cu_lengths[1:].long() - 1 if self._last else occupied.cu_lengths[:-1].long()
 
     def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
-        layers = sum(own.side == pair[0].side for own, _ in self.pairs)
+        layers = sum(student_value.side == pair[0].side for student_value, _ in self.pairs)
         return (F.normalize(x_RH, dim=-1) - F.normalize(y_RH, dim=-1)).square().mean(-1).sum() / layers
 
 

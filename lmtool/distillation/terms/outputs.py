@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.distillation.configs import HardConfig, InterchangeConfig, LayerMap, SoftConfig
-from lmtool.distillation.interchange import Site, interventions, kept_for, parts_of, swapped
+from lmtool.distillation.interchange import Site, interventions, parts_of, record_interchange_states, swapped
 from lmtool.distillation.seen import RecordedOutputs, RecordedStates, StudentData, Teacher, see
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -147,7 +147,7 @@ class Interchange(OutputTerm):
         return {"interchange": ", ".join(pairs)} | ({"interchange_fraction": paired} if paired < 1 else {})
 
     def tap(self, teacher: bool) -> RecordedStates:
-        self.kept[teacher] = kept_for(self.depths[teacher], self.sites, teacher)
+        self.kept[teacher] = record_interchange_states(self.depths[teacher], self.sites, teacher)
         return self.kept[teacher]
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -161,8 +161,8 @@ class Interchange(OutputTerm):
             interventions(part, self.sites, self.config.proportion, learner.seed, step) for part in parts_of(batch)
         ]
         taps = {
-            of_teacher: swapped(kept, plans, self.sites, of_teacher, self.config.dimensions)
-            for of_teacher, kept in self.kept.items()
+            of_teacher: swapped(retained, plans, self.sites, of_teacher, self.config.dimensions)
+            for of_teacher, retained in self.kept.items()
         }
         self.kept = {}
         if not any(plan.changed for plan in plans):

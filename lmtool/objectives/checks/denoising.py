@@ -18,7 +18,7 @@ from lmtool.objectives.corruption.noises import (
     infill,
     mask_each,
     noise_counts,
-    poisson_shares,
+    poisson_probabilities,
     restore,
 )
 from lmtool.objectives.examples.denoising import NoisyWindows
@@ -78,7 +78,7 @@ def _permuted(
     order = np.lexsort((before.tokens, before.owners)), np.lexsort((after.tokens, after.owners))
     stats.none("tokens lost by the permutation", (before.tokens[order[0]] != after.tokens[order[1]]).sum())
     sentences = examples.sentences(before, rows["start"])
-    kept, chances = [], []
+    retained, chances = [], []
     sentences_of = np.split(sentences, before.starts[1:])
     for tokens, noised, numbers in zip(_each(before), _each(after), sentences_of, strict=True):
         parts = [sentence.tobytes() for sentence in np.split(tokens, np.flatnonzero(np.diff(numbers)) + 1)]
@@ -86,16 +86,16 @@ def _permuted(
         first, rest = parts[0], parts[1:]
         if rest and not any(sentence.startswith(first) or first.startswith(sentence) for sentence in rest):
             moved = np.ceil(len(parts) * examples.config.sentence_permutation - 1e-9)
-            kept.append(noised.tobytes().startswith(first))
+            retained.append(noised.tobytes().startswith(first))
             chances.append(1 - max(moved - 1, 0) / len(parts))
-    if kept:
-        stats.share("first sentences that stay first", sum(kept), len(kept), np.array(chances))
+    if retained:
+        stats.share("first sentences that stay first", sum(retained), len(retained), np.array(chances))
 
 
 def _infilled(stats: RunningStatistics, examples: NoisyWindows, before: PackedTexts, after: PackedTexts) -> None:
     config, vocabulary = examples.config, examples.vocabulary
     infilled = examples.infilled(before)
-    fractions, drawn, mean = poisson_shares(config.poisson_mean), infilled.drawn, config.poisson_mean
+    fractions, drawn, mean = poisson_probabilities(config.poisson_mean), infilled.drawn, config.poisson_mean
     # Lengths are sampled until their sum suffices, so their number depends on them: each is compared with its
     # conditional distribution given the previous ones; the bound needs only the variance.
     stats.mean("words of a span as drawn", drawn.sum(), len(drawn), len(drawn) * mean, len(drawn) * mean, 1.0)
@@ -129,21 +129,21 @@ def _masked(stats: RunningStatistics, examples: NoisyWindows, before: PackedText
 def _randomised(
     stats: RunningStatistics, examples: NoisyWindows, unit: str, after: PackedTexts, masks_T: np.ndarray
 ) -> None:
-    shown = after.tokens[masks_T] != examples.vocabulary.mask
-    stats.share(f"masked {unit} that show a random token", shown.sum(), masks_T.sum(), examples.config.random)
+    visible = after.tokens[masks_T] != examples.vocabulary.mask
+    stats.share(f"masked {unit} that show a random token", visible.sum(), masks_T.sum(), examples.config.random)
 
 
 def _rotated(stats: RunningStatistics, share: float, before: PackedTexts, after: PackedTexts) -> None:
     """A text may look unrotated by chance: of its n rotations, those by a multiple of its period do."""
-    strange, kept, periods = 0, 0, []
+    strange, retained, periods = 0, 0, []
     for original, other in zip(_each(before), _each(after), strict=True):
         # As text with one character per token: repeated twice, it contains every rotation of itself.
-        text, shown = ("".join(map(chr, tokens.tolist())) for tokens in (original, other))
-        strange += len(shown) != len(text) or shown not in text * 2
-        kept += shown == text
+        text, visible = ("".join(map(chr, tokens.tolist())) for tokens in (original, other))
+        strange += len(visible) != len(text) or visible not in text * 2
+        retained += visible == text
         periods.append((text * 2).find(text, 1))
     stats.none("texts that are no rotation of what they were", strange)
-    stats.share("texts that begin as they did", kept, len(periods), 1 - share * (1 - 1 / np.array(periods)))
+    stats.share("texts that begin as they did", retained, len(periods), 1 - share * (1 - 1 / np.array(periods)))
 
 
 def _each(texts: PackedTexts) -> list[np.ndarray]:
@@ -156,7 +156,7 @@ def _each(texts: PackedTexts) -> list[np.ndarray]:
 class CorruptedSpansInspector(StreamInspector):
     """Inspects `CorruptedSpans`."""
 
-    drops_lone_tokens = True
+    drops_single_tokens = True
 
     def fact(self, stats: RunningStatistics) -> str:
         share, length = stats.measured("corrupted share of text"), stats.measured("tokens of a span")

@@ -25,7 +25,7 @@ class StreamInspector(Inspector):
     drops_lone_tokens: whether a window needs two tokens, so that a single token left at the end of a text is in none.
     """
 
-    drops_lone_tokens = False
+    drops_single_tokens = False
 
     def texts(self, drawn: SampledBatch) -> list[list[str]]:
         """The documents of each window, without separators."""
@@ -45,8 +45,8 @@ class StreamInspector(Inspector):
         ends = np.maximum.accumulate(start + rows["length"])
         gaps = np.maximum(np.append(start, boundaries[-1]) - np.append(0, ends), 0)
         left = ragged_ranges(np.append(0, ends), gaps)
-        lone = np.isin(left + 1, boundaries).sum() if self.drops_lone_tokens else 0
-        stats.exact("left out share of text", len(left), lone, boundaries[-1])
+        single = np.isin(left + 1, boundaries).sum() if self.drops_single_tokens else 0
+        stats.exact("left out share of text", len(left), single, boundaries[-1])
         super().check_plan(stats)
 
 
@@ -95,8 +95,8 @@ class LanesInspector(StreamInspector):
             read = int(row["before"])
             lane = {"number": int(row["lane"]) + 1, "of": self.examples.lanes, "read": read}
             kept = "the state" if memory is None else f"{min(read, memory)} tokens of memory"
-            place = f"{lane['number']} of {lane['of']}, {read:,} tokens read before, sees {kept}"
-            drawing = [("lane", f"{place}  {self._drawing(row, memory)}")]
+            title = f"{lane['number']} of {lane['of']}, {read:,} tokens read before, sees {kept}"
+            drawing = [("lane", f"{title}  {self._drawing(row, memory)}")]
             yield {**entry, "lane": lane, "drawing": drawing}
 
     def _drawing(self, row: np.void, memory: int | None) -> str:
@@ -127,8 +127,8 @@ class LanesInspector(StreamInspector):
         after = self.examples.stream.read(rows["start"] + 1, rows["length"].astype(np.int64))
         stats.none("labels that are not the next token", (after != labels).sum())
         lanes = drawn.batch.lanes
-        said = () if lanes is None else lanes.read
-        stats.none("tokens read before of which a batch knows nothing", rows["before"].sum() - sum(said))
+        read_rows = () if lanes is None else lanes.read
+        stats.none("tokens read before of which a batch knows nothing", rows["before"].sum() - sum(read_rows))
 
 
 # The sides of an encoder-decoder's examples without the format's special tokens.
@@ -148,7 +148,7 @@ def within(template: FormatTemplate, packed: Packed, ids: Tensor) -> np.ndarray:
 class PrefixesInspector(StreamInspector):
     """Shared by both kinds of split examples."""
 
-    drops_lone_tokens = True
+    drops_single_tokens = True
 
     def fact(self, stats: RunningStatistics) -> str:
         return "a text is split at a random position: the part before it is read, the part after it is predicted"
@@ -246,18 +246,18 @@ class WordInspector(StreamInspector):
         }
         for number, entry in enumerate(super().entries(drawn)):
             start, length = starts[number], inputs.lengths[number]
-            own = np.flatnonzero((first_W >= start) & (first_W < start + length))[:_CHECKED_WORDS]
+            window_words = np.flatnonzero((first_W >= start) & (first_W < start + length))[:_CHECKED_WORDS]
             entry["drawing"] = [
                 [_word(symbols_WL[word]), self._predicted(targets, at)]
-                for word, at in zip(own.tolist(), first_W[own].tolist(), strict=True)
+                for word, at in zip(window_words.tolist(), first_W[window_words].tolist(), strict=True)
             ]
             yield entry
 
     def _predicted(self, targets: Mapping[str, Mapping[int, int]], at: int) -> str:
         """The target of each direction at a position, by its arrow."""
         arrows = ((FORWARD, "→"), (BACKWARD, "←"))
-        there = [(arrow, targets[term][at]) for term, arrow in arrows if at in targets[term]]
-        return "  ".join(f"{arrow} {self.tokenizer.readable([label])[0]}" for arrow, label in there)
+        directions = [(arrow, targets[term][at]) for term, arrow in arrows if at in targets[term]]
+        return "  ".join(f"{arrow} {self.tokenizer.readable([label])[0]}" for arrow, label in directions)
 
 
 def _word(symbols: list[int]) -> str:

@@ -51,7 +51,7 @@ class MaskingInspector(Inspector):
 
     def repeats(self, epoch: int) -> bool:
         """Static masks repeat."""
-        return self.config.drawn_epoch(epoch) != epoch
+        return self.config.sampling_epoch(epoch) != epoch
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         whole = self.examples.assemble(drawn.rows)
@@ -96,12 +96,12 @@ class MaskedWindowsInspector(MaskingInspector, StreamInspector):
         share, rows = self.config.short_window_probability, drawn.rows
         if not share:
             return
-        short, room = rows["short"] == 1, self.examples.room
+        short, capacity = rows["short"] == 1, self.examples.room
         stats.share("windows that aim at a shorter length", short.sum(), len(rows), share)
         ends = np.isin(rows["start"] + rows["length"], self.examples.stream.boundaries)
-        stats.none("windows cut although there is text", (~short & ~ends & (rows["length"] != room)).sum())
+        stats.none("windows cut although there is text", (~short & ~ends & (rows["length"] != capacity)).sum())
         stats.note(
-            "length of the shorter ones, as a share of the longest", rows["length"][short].sum(), short.sum() * room
+            "length of the shorter ones, as a share of the longest", rows["length"][short].sum(), short.sum() * capacity
         )
 
 
@@ -117,13 +117,13 @@ def check_branches(
     stats: RunningStatistics,
     mask: float,
     random: float,
-    shown_M: np.ndarray,
+    visible_M: np.ndarray,
     labels_M: np.ndarray,
     regular: int,
     mask_id: int,
 ) -> None:
     """Checks what replaces predicted tokens. A random token may be the original one, and then counts as unchanged."""
-    hidden, same = shown_M == mask_id, shown_M == labels_M
+    hidden, same = visible_M == mask_id, visible_M == labels_M
     stats.share(BRANCHES[0], hidden.sum(), len(labels_M), mask)
     stats.share(BRANCHES[1], (~hidden & ~same).sum(), len(labels_M), random * (1 - 1 / regular))
     stats.share(BRANCHES[2], (~hidden & same).sum(), len(labels_M), 1 - mask - random + random / regular)

@@ -17,8 +17,8 @@ from lmtool.objectives.checks.masking import (
     check_branches,
     check_budget,
 )
-from lmtool.objectives.corruption.masking import MaskedSpans, budget, length_shares
-from lmtool.objectives.corruption.permutation import Permuted, ngram_shares
+from lmtool.objectives.corruption.masking import MaskedSpans, budget, length_probabilities
+from lmtool.objectives.corruption.permutation import Permuted, ngram_probabilities
 
 # Masked spans: their sampled lengths, their replacements, and their first tokens.
 # Shape letters: M masked positions, D sampled lengths.
@@ -42,27 +42,27 @@ class SpanInspector(MaskingInspector):
         wanted = np.ceil(masks.eligible * self.config.probability - 1e-9)
         check_budget(stats, masks.selected, wanted, masks.eligible)
 
-    def _check_lengths(self, stats: RunningStatistics, drawn_D: np.ndarray) -> None:
+    def _check_lengths(self, stats: RunningStatistics, sampled_D: np.ndarray) -> None:
         """Checks that the (D,) sampled lengths follow the configured distribution."""
-        fractions = length_shares(self.config)
-        lengths, count = np.arange(1, len(fractions) + 1), len(drawn_D)
+        fractions = length_probabilities(self.config)
+        lengths, count = np.arange(1, len(fractions) + 1), len(sampled_D)
         mean = float(fractions @ lengths)
         variance = float(fractions @ lengths**2 - mean**2)
-        stats.mean("words of a span as drawn", drawn_D.sum(), count, count * mean, count * variance, len(fractions))
+        stats.mean("words of a span as drawn", sampled_D.sum(), count, count * mean, count * variance, len(fractions))
         for length, share in zip(lengths, fractions, strict=True):
-            stats.share(f"spans of {length} as drawn", (drawn_D == length).sum(), count, float(share))
+            stats.share(f"spans of {length} as drawn", (sampled_D == length).sum(), count, float(share))
 
-    def _check_branches(self, stats: RunningStatistics, spans: MaskedSpans, shown_M: np.ndarray) -> None:
+    def _check_branches(self, stats: RunningStatistics, spans: MaskedSpans, visible_M: np.ndarray) -> None:
         """Checks the replacements, which are chosen per token or per span."""
         config, mask = self.config, self.vocabulary.mask
         regular = int((~self.vocabulary.special).sum())
         if config.replace == "token":
-            check_branches(stats, config.mask, config.random, shown_M, spans.labels, regular, mask)
+            check_branches(stats, config.mask, config.random, visible_M, spans.labels, regular, mask)
             return
         count = len(spans.spans)
         sizes = np.bincount(spans.span_of, minlength=count)
-        hidden = np.bincount(spans.span_of, shown_M == mask, count)
-        same = np.bincount(spans.span_of, shown_M == spans.labels, count)
+        hidden = np.bincount(spans.span_of, visible_M == mask, count)
+        same = np.bincount(spans.span_of, visible_M == spans.labels, count)
         stats.none("spans partly [MASK]", ((hidden > 0) & (hidden < sizes)).sum())
         stats.share("spans that are [MASK]", (hidden > 0).sum(), count, config.mask)
         chances = 1 - config.mask - config.random + config.random * float(regular) ** -sizes.astype(float)
@@ -95,12 +95,12 @@ class PermutationInspector(Inspector):
     def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
         """Adds `drawing`, the order and both streams' attention masks for the first tokens."""
         memory = self.learner.backbone.config.remembers
-        kept = f"up to {memory} tokens in front, of those that windows before reused: seen by all"
+        retained = f"up to {memory} tokens in front, of those that windows before reused: seen by all"
         for entry in super().entries(drawn):
             side = entry["input"]
-            asked = {place["position"] for place in entry["targets"]["plm"]}
+            asked = {target["position"] for target in entry["targets"]["plm"]}
             drawing = draw_streams(side["pieces"][:_DRAWN], side["rank"][:_DRAWN], asked)
-            yield {**entry, "drawing": [*([("memory", kept)] if memory else []), *drawing]}
+            yield {**entry, "drawing": [*([("memory", retained)] if memory else []), *drawing]}
 
     def check_permutations(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         """Checks the properties that the objective guarantees."""
@@ -124,7 +124,7 @@ class PermutationInspector(Inspector):
         _check_order(stats, permuted, inputs.columns["rank"].numpy(), ~text, block)
 
     def _check_ngrams(self, stats: RunningStatistics, permuted: Permuted) -> None:
-        drawn, fractions = permuted.drawn, ngram_shares(self.examples.config.longest)
+        drawn, fractions = permuted.drawn, ngram_probabilities(self.examples.config.longest)
         lengths, count = np.arange(1, len(fractions) + 1), len(drawn)
         mean = float(fractions @ lengths)
         variance = float(fractions @ lengths**2 - mean**2)
@@ -170,8 +170,8 @@ def _check_order(
     before = (
         ranks_T[places] - np.minimum.reduceat(ranks_T[places], np.flatnonzero(number == 0))[np.cumsum(number == 0) - 1]
     )
-    others = sizes[leading] - 1
-    share, spread = before[leading] / others, (others + 2) / (12 * others)
+    others_count = sizes[leading] - 1
+    share, spread = before[leading] / others_count, (others_count + 2) / (12 * others_count)
     stats.mean("place of the first one in the order", share.sum(), len(share), len(share) / 2, spread.sum(), 0.5)
     last_B = np.full(int(block_T.max(initial=0)) + 1, -1)
     np.maximum.at(last_B, block_T[~ordered], ranks_T[~ordered])
@@ -183,8 +183,8 @@ def _check_order(
     np.maximum.at(highest, block_T, ranks_T)
     lowest = np.full(len(last_B) + 1, np.iinfo(np.int64).max)
     np.minimum.at(lowest, block_T, ranks_T)
-    own = block_T[seconds]
-    stats.none("second parts not behind the first", (lowest[own] <= highest[own - 1]).sum())
+    second_blocks = block_T[seconds]
+    stats.none("second parts not behind the first", (lowest[second_blocks] <= highest[second_blocks - 1]).sum())
 
 
 def draw_streams(pieces: list[str], ranks: list[int], asked: set[int]) -> list[tuple[str, str]]:

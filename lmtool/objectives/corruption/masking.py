@@ -77,7 +77,7 @@ def mask_tokens(
         seed: Of the run.
         epoch: Keys the random numbers; under masking=static they repeat every `duplicates` epochs.
     """
-    epoch = config.drawn_epoch(epoch)
+    epoch = config.sampling_epoch(epoch)
     documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
     positions_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
     eligible_T = ~vocabulary.special[tokens_T]
@@ -194,7 +194,7 @@ class MaskedSpans(Masked):
     drawn: np.ndarray
 
 
-def length_shares(config: SpanConfig) -> np.ndarray:
+def length_probabilities(config: SpanConfig) -> np.ndarray:
     """(K,) probability of each length, from 1 word."""
     lengths = np.arange(1, config.longest + 1)
     fractions = (1 - config.geometric) ** (lengths - 1.0) if config.lengths == "geometric" else 1.0 / lengths
@@ -211,7 +211,7 @@ def mask_spans(
     epoch: int,
 ) -> MaskedSpans:
     """Masks spans of a packed batch; arguments as in `mask_tokens`."""
-    epoch = config.drawn_epoch(epoch)
+    epoch = config.sampling_epoch(epoch)
     text = _Text(vocabulary, tokens_T, lengths_N)
     masked_P, drawn = _draw_spans(config, text, examples_N, seed, epoch)
     inside = np.flatnonzero(masked_P)
@@ -261,7 +261,7 @@ def _draw_spans(
     config: SpanConfig, text: _Text, examples_N: np.ndarray, seed: int, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(P,) masked tokens, and (D,) sampled lengths: each round samples one span for each example below its budget."""
-    cumulative = np.cumsum(length_shares(config))[:-1]
+    cumulative = np.cumsum(length_probabilities(config))[:-1]
     masked_P = np.zeros(len(text.places), dtype=bool)
     left_N = np.ceil(text.counts_N * config.probability - 1e-9).astype(np.int64)
     drawn: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
@@ -287,7 +287,7 @@ def _draw_spans(
         new = ~masked_P[inside]
         before = np.cumsum(new) - new  # new tokens before each, from the start of its own span
         before = before - before[np.cumsum(size) - size][owner]
-        kept = new & (before < left_N[active][owner])
-        masked_P[inside[kept]] = True
-        left_N[active] -= np.bincount(owner[kept], minlength=len(active))
+        retained = new & (before < left_N[active][owner])
+        masked_P[inside[retained]] = True
+        left_N[active] -= np.bincount(owner[retained], minlength=len(active))
     return masked_P, np.concatenate(drawn)

@@ -128,19 +128,19 @@ def infill(
     taken_U = np.ones(len(owner_U), dtype=np.int64)
     taken_U[is_span] = size_S
     masked_W = np.repeat(is_span, taken_U)
-    kept_T = np.repeat(~masked_W, sizes)
+    retained_T = np.repeat(~masked_W, sizes)
     opens_W = np.zeros(len(first), dtype=bool)
     opens_W[(np.cumsum(taken_U) - taken_U)[is_span]] = True
     marks_T = np.zeros(len(texts.tokens), dtype=bool)
     marks_T[first[opens_W]] = True
-    tokens = np.where(marks_T, vocabulary.mask, texts.tokens)[kept_T | marks_T]
-    noised = texts.of(tokens, np.bincount(owners[kept_T | marks_T], minlength=len(words_N)))
+    tokens = np.where(marks_T, vocabulary.mask, texts.tokens)[retained_T | marks_T]
+    noised = texts.of(tokens, np.bincount(owners[retained_T | marks_T], minlength=len(words_N)))
     limits_N = np.minimum(longest, texts.lengths + np.ceil(texts.lengths * share).astype(np.int64))
     noised = _insert(noised, vocabulary.mask, np.minimum(inserts_N, np.maximum(limits_N - noised.lengths, 0)))
     return Infilled(_randomised(noised, vocabulary, random), drawn, masked_N)
 
 
-def poisson_shares(mean: float) -> np.ndarray:
+def poisson_probabilities(mean: float) -> np.ndarray:
     """Probabilities of 0, 1, 2, ... until they vanish in double precision."""
     fractions = [exp(-mean)]
     while len(fractions) < mean or fractions[-1] > 1e-17:
@@ -150,7 +150,7 @@ def poisson_shares(mean: float) -> np.ndarray:
 
 def _lengths(texts: PackedTexts, enough_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
     """(D,) texts, and (D,) lengths: for each text, enough lengths to reach its sum."""
-    cumulative = np.cumsum(poisson_shares(mean))[:-1]
+    cumulative = np.cumsum(poisson_probabilities(mean))[:-1]
     draws_N = np.where(enough_N > 0, 8 + np.ceil(2 * enough_N / mean).astype(np.int64), 0)
     while True:
         owner = np.repeat(np.arange(len(draws_N)), draws_N)
@@ -187,9 +187,9 @@ def mask_each(texts: PackedTexts, vocabulary: Vocabulary, share: float, random: 
 
 def delete(texts: PackedTexts, share: float) -> PackedTexts:
     """Deletes round(share x tokens) tokens of each text, but never all of them."""
-    kept = ~_chosen(texts, share, _DELETE, np.ones(len(texts.tokens), dtype=bool))
-    kept[texts.starts[np.bincount(texts.owners, kept, len(texts.lengths)) == 0]] = True
-    return texts.of(texts.tokens[kept], np.bincount(texts.owners[kept], minlength=len(texts.lengths)))
+    retained = ~_chosen(texts, share, _DELETE, np.ones(len(texts.tokens), dtype=bool))
+    retained[texts.starts[np.bincount(texts.owners, retained, len(texts.lengths)) == 0]] = True
+    return texts.of(texts.tokens[retained], np.bincount(texts.owners[retained], minlength=len(texts.lengths)))
 
 
 def rotate(texts: PackedTexts, share: float) -> PackedTexts:

@@ -46,7 +46,7 @@ class Permuted(Masked):
     blocks: np.ndarray
 
 
-def ngram_shares(longest: int) -> np.ndarray:
+def ngram_probabilities(longest: int) -> np.ndarray:
     """(longest,) probability of each n from 1, proportional to 1/n."""
     fractions = 1 / np.arange(1, longest + 1)
     return fractions / fractions.sum()
@@ -122,7 +122,7 @@ def _ngrams(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(P,) predicted tokens, (D,) sampled lengths, (S,) n-gram starts: each round samples one n-gram of each unfinished
     run."""
-    cumulative = np.cumsum(ngram_shares(config.longest))[:-1]
+    cumulative = np.cumsum(ngram_probabilities(config.longest))[:-1]
     chosen_P = np.zeros(len(runs.places), dtype=bool)
     at, left = runs.first.copy(), runs.left.copy()
     drawn, starts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
@@ -134,12 +134,12 @@ def _ngrams(
         length = 1 + np.searchsorted(cumulative, length, side="right")
         drawn.append(length)
         length = np.minimum(length, left[active])
-        room = config.context * length
-        begin = at[active] + (offset * (room - length + 1)).astype(np.int64)
+        capacity = config.context * length
+        begin = at[active] + (offset * (capacity - length + 1)).astype(np.int64)
         begin = runs.next_start[np.minimum(begin, len(runs.places))]
         end = begin + length
         fits = end <= runs.last[active]
-        at[active] = np.where(fits, np.maximum(at[active] + room, end), runs.last[active])
+        at[active] = np.where(fits, np.maximum(at[active] + capacity, end), runs.last[active])
         left[active[fits]] -= length[fits]
         starts.append(begin[fits])
         for step in range(int(length[fits].max(initial=0))):

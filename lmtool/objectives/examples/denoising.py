@@ -24,7 +24,7 @@ from lmtool.objectives.corruption.noises import (
     rotate,
     text_length,
 )
-from lmtool.objectives.examples.windows import Sides, Stream, plan_metadata, room_for, some, windows
+from lmtool.objectives.examples.windows import Sides, Stream, plan_metadata, some, text_capacity, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 
@@ -42,7 +42,7 @@ class NoisyWindows:
         self.config, self.sides, self.store, self.split, self.seed = config, sides, data.text, data.split, seed
         self.vocabulary = _vocabulary(tokenizer)
         special_count = sides.template.special_count
-        self.room = room_for(max_length, special_count, 1)
+        self.room = text_capacity(max_length, special_count, 1)
         # Without separators or empty documents, stream positions are store positions.
         self.stream = Stream(self.store.tokens, self.store.document_offsets, None)
         rows = windows(self.stream, self.room, data.documents == "joined")

@@ -18,11 +18,11 @@ from lmtool.objectives.corruption.permutation import Permuted, permute
 from lmtool.objectives.examples.windows import (
     WINDOW,
     Stream,
-    drawn_windows,
     numbers_of,
     plan_metadata,
-    room_for,
+    sampled_windows,
     some,
+    text_capacity,
     windows,
 )
 from lmtool.objectives.permutation_configs import PlmConfig
@@ -70,8 +70,8 @@ class SpanMasks(TokenMasks):
             assert isinstance(masked, MaskedSpans)
             boundaries = masked.spans[masked.span_of] + np.array([-1, 1])
             within = masked.at - boundaries[:, 0] - 1
-            kept = masked.bordered[masked.span_of] & (within < self.config.boundary_targets)
-            labels, at, span = (torch.from_numpy(values[kept]) for values in (masked.labels, masked.at, boundaries))
+            retained = masked.bordered[masked.span_of] & (within < self.config.boundary_targets)
+            labels, at, span = (torch.from_numpy(values[retained]) for values in (masked.labels, masked.at, boundaries))
             targets["sbo"] = Target(labels, at=at, span=span)
         return targets
 
@@ -112,15 +112,15 @@ class MaskedWindows:
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 1)
         joined = data.documents == "joined"
         self.stream = Stream(self.store.tokens, self.store.document_offsets, tokenizer.role("sep") if joined else None)
-        self.room, self.joined = room_for(max_length, self.template.special_count, 1), joined
+        self.room, self.joined = text_capacity(max_length, self.template.special_count, 1), joined
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
         short = self.config.short_window_probability
-        drawn = self.config.drawn_epoch(epoch) if short else 0
+        drawn = self.config.sampling_epoch(epoch) if short else 0
         if drawn not in self._plans:
             rows = (
-                drawn_windows(self.stream, self.room, self.joined, short, self.seed, drawn)
+                sampled_windows(self.stream, self.room, self.joined, short, self.seed, drawn)
                 if short
                 else windows(self.stream, self.room, self.joined)
             )
@@ -214,5 +214,5 @@ class PermutedSegments:
         metadata = plan_metadata(self._plan, self._windows.store, self._windows.split)
         along = -(-len(self._plan) // self.lanes)
         share = self.config.predicted_fraction
-        own = {"lanes": self.lanes, "segments_per_lane": along, "segments_apart": self.config.reuse}
-        return {**metadata, "predicted_fraction": share, **own}
+        lane_metadata = {"lanes": self.lanes, "segments_per_lane": along, "segments_apart": self.config.reuse}
+        return {**metadata, "predicted_fraction": share, **lane_metadata}

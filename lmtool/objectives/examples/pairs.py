@@ -16,7 +16,7 @@ from lmtool.errors import UserError
 from lmtool.objectives.configs import PairsConfig
 from lmtool.objectives.corruption.masking import Masked, Vocabulary
 from lmtool.objectives.examples.masked import TokenMasks
-from lmtool.objectives.examples.windows import numbers_of, plan_metadata, room_for, some
+from lmtool.objectives.examples.windows import numbers_of, plan_metadata, some, text_capacity
 from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
@@ -183,7 +183,7 @@ class _Builder:
         pairs["label"], pairs["choice"] = label, 1
         swapped = label & (self.kind == "sop")
         a_length, b_length = a[1] - a[0], b[1] - b[0]
-        kept_a, kept_b = (np.asarray(kept) for kept in truncate_pair(a_length, b_length, self.limit))
+        kept_a, kept_b = (np.asarray(retained) for retained in truncate_pair(a_length, b_length, self.limit))
         a_start = a[0] + self._cut(active, number, _CUT_A, a_length - kept_a)
         b_start = b[0] + self._cut(active, number, _CUT_B, b_length - kept_b)
         pairs["a_start"], pairs["b_start"] = np.where(swapped, (b_start, a_start), (a_start, b_start))
@@ -226,11 +226,11 @@ class MaskedPairs:
         self.config, self.store, self.split, self.seed = config, data.text, data.split, seed
         self.masks = masks(config, Vocabulary.of(tokenizer))
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
-        self.limit = room_for(max_length, self.template.special_count, 2)
+        self.limit = text_capacity(max_length, self.template.special_count, 2)
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
-        drawn = self.config.drawn_epoch(epoch)
+        drawn = self.config.sampling_epoch(epoch)
         if drawn not in self._plans:
             self._require_choices()
             rows = sentence_pairs(

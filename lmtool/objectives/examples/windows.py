@@ -23,15 +23,15 @@ from lmtool.types import Batch, Lanes, Packed, Target
 # Shape letters: N examples of a batch.
 
 
-def room_for(max_length: int, special_count: int, texts: int) -> int:
+def text_capacity(max_length: int, special_count: int, texts: int) -> int:
     """Tokens of text that fit. UserError if a text would have fewer than two."""
-    room = max_length - special_count
-    if room < 2 * texts:
+    capacity = max_length - special_count
+    if capacity < 2 * texts:
         raise UserError(
-            f"max_length={max_length} leaves {max(room, 0)} tokens of text after {special_count} special tokens",
+            f"max_length={max_length} leaves {max(capacity, 0)} tokens of text after {special_count} special tokens",
             f"max_length={special_count + 2 * texts} or more",
         )
-    return room
+    return capacity
 
 
 def some(plan: Plan, split: str) -> Plan:
@@ -67,7 +67,7 @@ def plan_metadata(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
 # One window: its first position in the stream, and its length.
 WINDOW = np.dtype([("start", "i8"), ("length", "i4")])
 # short: whether its length was sampled; it is reached unless the text ends before.
-DRAWN_WINDOW = np.dtype([*WINDOW.descr, ("short", "i1")])
+SAMPLED_WINDOW = np.dtype([*WINDOW.descr, ("short", "i1")])
 # Random numbers of a window: whether it is short, and its length.
 _DRAWS = 2
 
@@ -118,15 +118,15 @@ def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.nda
     return rows
 
 
-def drawn_windows(stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int) -> np.ndarray:
-    """(E,) records of `DRAWN_WINDOW`: consecutive windows as in `windows`, but each aims, with probability `short`, at
-    a length sampled uniformly from 2 to `size`, as in BERT's script for pairs (short_seq_prob of
+def sampled_windows(stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int) -> np.ndarray:
+    """(E,) records of `SAMPLED_WINDOW`: consecutive windows as in `windows`, but each aims, with probability `short`,
+    at a length sampled uniformly from 2 to `size`, as in BERT's script for pairs (short_seq_prob of
     create_pretraining_data.py). A pure function of its arguments."""
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     lengths = np.diff(boundaries)
     mean = (1 - short) * size + short * (size + 2) / 2
     counts = np.ceil(1.1 * lengths / mean).astype(np.int64) + 4
-    documents, cut = np.arange(len(lengths)), [np.empty(0, dtype=DRAWN_WINDOW)]
+    documents, cut = np.arange(len(lengths)), [np.empty(0, dtype=SAMPLED_WINDOW)]
     while len(documents):
         # More windows than each document needs; twice as many for documents that need still more.
         owner = np.repeat(documents, counts)
@@ -135,7 +135,7 @@ def drawn_windows(stream: Stream, size: int, joined: bool, short: float, seed: i
         drawn, length = (
             random_streams.uniform_at(seed, "sample", epoch, owner, number * _DRAWS + which) for which in (0, 1)
         )
-        rows = np.empty(len(owner), dtype=DRAWN_WINDOW)
+        rows = np.empty(len(owner), dtype=SAMPLED_WINDOW)
         rows["short"] = drawn < short
         aim = np.where(rows["short"] == 1, 2 + (length * (size - 1)).astype(np.int64), size)
         ends = np.cumsum(aim)
@@ -192,7 +192,7 @@ class CausalWindows:
     ):
         self.store, self.split = store, split
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
-        size = room_for(max_length, 0, 1)
+        size = text_capacity(max_length, 0, 1)
         overlap = 1 if stride is None else size - stride
         if overlap < 1:
             raise UserError(
@@ -304,7 +304,7 @@ class MaskedPrefixes(_Splits):
 
     def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
         stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
-        super().__init__(stream, store, room_for(max_length, 0, 1), documents == "joined", 0, split, seed)
+        super().__init__(stream, store, text_capacity(max_length, 0, 1), documents == "joined", 0, split, seed)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths = rows["length"].astype(np.int64)
@@ -322,7 +322,7 @@ class EncodedPrefixes(_Splits):
         self.sides = sides
         special_count = sides.template.special_count
         stream = Stream(store.tokens, store.document_offsets, None)
-        size = room_for(max_length, special_count, 1)
+        size = text_capacity(max_length, special_count, 1)
         super().__init__(stream, store, size, documents == "joined", 2 * special_count, split, seed)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:

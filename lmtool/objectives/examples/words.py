@@ -16,7 +16,7 @@ from lmtool.data.formats import PackedArrays
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
-from lmtool.objectives.examples.windows import WINDOW, Stream, numbers_of, plan_metadata, room_for, some, windows
+from lmtool.objectives.examples.windows import WINDOW, Stream, numbers_of, plan_metadata, some, text_capacity, windows
 from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
@@ -52,7 +52,7 @@ class WordWindows:
         self.store, self.split, self.reads = store, split, reads
         self.begins_V, self.unknown = tokenizer.starts_word, tokenizer.role("unk")
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
-        size = room_for(max_length, 0, 1)
+        size = text_capacity(max_length, 0, 1)
         rows = word_windows(self.stream, self.begins_V, size, documents == "joined")
         self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
 
@@ -186,9 +186,9 @@ class WordCounts:
     def kept(self) -> np.ndarray:
         """(V,) float64: the probability that an occurrence of a word is retained; 0 for special tokens."""
         share_V = self.counts / self.counts.sum()
-        kept_V = np.sqrt(self._config.subsample / np.maximum(share_V, 1e-300)).clip(max=1.0)
-        kept_V[self._special] = 0.0
-        return kept_V
+        retained_V = np.sqrt(self._config.subsample / np.maximum(share_V, 1e-300)).clip(max=1.0)
+        retained_V[self._special] = 0.0
+        return retained_V
 
     @property
     def noise(self) -> np.ndarray:
@@ -220,7 +220,7 @@ class WordPairs:
     ):
         self.config, self.store, self.split, self.seed, self.counts = config, store, split, seed, counts
         self.stream = Stream(store.tokens, store.document_offsets, None)
-        rows = windows(self.stream, room_for(max_length, 0, 1), joined=False)
+        rows = windows(self.stream, text_capacity(max_length, 0, 1), joined=False)
         self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
         self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
@@ -239,7 +239,7 @@ class WordPairs:
         """The sampled pairs of these examples. Random numbers per position: whether it is retained, its reach, and the
         negatives of each of its pairs."""
         reach, number = self.config.window, self.config.negatives
-        kept_V, sums_V = self._chances()
+        retained_V, sums_V = self._chances()
         lengths_N = rows["length"].astype(np.int64)
         tokens_T = self.stream.read(rows["start"], lengths_N)
         row_T = np.repeat(np.arange(len(rows)), lengths_N)
@@ -249,7 +249,7 @@ class WordPairs:
         def drawn(example: np.ndarray, draw: np.ndarray) -> np.ndarray:
             return random_streams.uniform_at(self.seed, "sample", epoch, example, draw)
 
-        taken_T = drawn(example_T, first_T) < kept_V[tokens_T]
+        taken_T = drawn(example_T, first_T) < retained_V[tokens_T]
         example_K, first_K, row_K = example_T[taken_T], first_T[taken_T], row_T[taken_T]
         reach_K = 1 + (drawn(example_K, first_K + 1) * reach).astype(np.int64)
         offset_2W = np.delete(np.arange(-reach, reach + 1), reach)
@@ -260,8 +260,8 @@ class WordPairs:
         draw_MJ = (first_K[center_M] + 2 + slot_M * number)[:, None] + np.arange(number)
         noise = drawn(np.repeat(example_K[center_M], number), draw_MJ.reshape(-1))
         negatives_MJ = np.searchsorted(sums_V, noise, side="right").reshape(-1, number)
-        kept_N = np.bincount(row_K, minlength=len(rows))
-        return Pairs(tokens_T, taken_T, kept_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ)
+        retained_N = np.bincount(row_K, minlength=len(rows))
+        return Pairs(tokens_T, taken_T, retained_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         pairs = self.pairs(rows, examples, epoch)

@@ -186,7 +186,7 @@ class RunConfig(CommandConfig):
     @property
     def exits(self) -> tuple[int, ...]:
         """The layers behind which the model has early exits."""
-        return self.distill.exits_in(self.model)
+        return self.distill.exit_layers(self.model)
 
 
 class PretrainConfig(RunConfig):

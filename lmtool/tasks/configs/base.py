@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,6 +16,18 @@ from lmtool.errors import Problem
 from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS, LearnedConfig
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import ModelConfig, architecture, kinds
+
+T = TypeVar("T")
+TaskName = Annotated[str, Field(description="The task's name; its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")]
+Metrics = Annotated[tuple[T, ...], Field(min_length=1, description="Metrics to report.")]
+BestMetric = Annotated[T, Field(description="The metric that selects the best checkpoint.")]
+ClassNames = Annotated[
+    tuple[str, ...] | None,
+    Field(
+        description="Class names in order; quote them. Files may hold the names or their numbers from 0. Null: the "
+        "sorted values found in train.",
+    ),
+]
 
 JOINED = "+"
 """Joins the names of columns that are read as one text."""
@@ -45,7 +57,7 @@ class TaskConfig(LearnedConfig):
     """Default maximum tokens of a packed sequence."""
 
     kind: str = Field(description="Task kind.")
-    name: str = Field(description="The task's name; its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")
+    name: TaskName
     text: tuple[str, ...] = Field(
         ("text",),
         min_length=1,
@@ -82,8 +94,8 @@ class TaskConfig(LearnedConfig):
         "is held out.",
     )
     test: tuple[str, ...] = Field(("test",), description="The test splits, labeled or not; never used in training.")
-    metrics: tuple[str, ...] = Field(min_length=1, description="Metrics to report.")
-    metric: str = Field(description="The metric that selects the best checkpoint.")
+    metrics: Metrics[str]
+    metric: BestMetric[str]
     train_examples: int | None = Field(None, ge=1, description="Train on a seeded sample of this many rows. Null: all.")
     dropout: float | None = Field(
         None,
@@ -137,8 +149,8 @@ class TaskConfig(LearnedConfig):
     def same_question(self, other: TaskConfig) -> bool:
         """Whether two tasks differ only in their data: they read the same number of texts and share a name, or the kind
         and the class names (AX and MNLI)."""
-        labels, others = (set(task.class_names or ()) for task in (self, other))
-        same_classes = self.kind == other.kind and bool(labels) and labels == others
+        labels, other_labels = (set(task.class_names or ()) for task in (self, other))
+        same_classes = self.kind == other.kind and bool(labels) and labels == other_labels
         return (self.name == other.name or same_classes) and len(self.text) == len(other.text)
 
     @property
@@ -163,7 +175,7 @@ class TaskConfig(LearnedConfig):
     @property
     def has_data(self) -> bool:
         """Whether a source of rows is configured."""
-        return any(place is not None for place in (self.path, self.hub, self.embedded))
+        return any(source is not None for source in (self.path, self.hub, self.embedded))
 
     @property
     def head_form(self) -> str | None:
@@ -171,7 +183,7 @@ class TaskConfig(LearnedConfig):
         return None
 
     @property
-    def writes_labels(self) -> bool:
+    def labels_as_text(self) -> bool:
         """Whether the labels are texts or can be written as texts."""
         return False
 
@@ -181,7 +193,7 @@ class TaskConfig(LearnedConfig):
         return None
 
     @property
-    def learns_masks(self) -> bool:
+    def has_auxiliary_mlm(self) -> bool:
         """Whether masked language modeling is an auxiliary loss."""
         return False
 

@@ -12,7 +12,7 @@ from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.errors import Problem
 from lmtool.models.configs import architecture
-from lmtool.tasks.configs.base import ANSWER, PROMPT, PromptedConfig
+from lmtool.tasks.configs.base import ANSWER, PROMPT, BestMetric, ClassNames, Metrics, PromptedConfig, TaskName
 from lmtool.tasks.configs.sequence import FORM, ClassLossConfig, SequenceConfig, WindowedConfig
 
 DEMONSTRATIONS = 16
@@ -32,25 +32,14 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         "classification",
         description="One of several classes for a text or a pair of texts.",
     )
-    name: str = Field(
-        "classification",
-        description="The task's name: its head is heads.NAME.",
-        pattern=r"^[a-z][a-z0-9_]*$",
-    )
-    labels: tuple[str, ...] | None = Field(
-        None,
-        description="Class names in order; quote them. Files may hold the names or their numbers from 0. Null: the "
-        "sorted values found in train.",
-    )
+    name: TaskName = "classification"
+    labels: ClassNames = None
     metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
         ("accuracy",),
         min_length=1,
         description="Metrics to report. f1 is that of the second label.",
     )
-    metric: Literal["accuracy", "f1", "macro_f1", "matthews"] = Field(
-        "accuracy",
-        description="The metric that selects the best checkpoint.",
-    )
+    metric: BestMetric[Literal["accuracy", "f1", "macro_f1", "matthews"]] = "accuracy"
     loss: ClassLossConfig = Field(
         default_factory=lambda: ClassLossConfig.model_validate({}),
         description="Label smoothing and class weights of the loss.",
@@ -92,7 +81,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         return DEMONSTRATIONS if value is True else 0 if value is False else value
 
     @property
-    def writes_labels(self) -> bool:
+    def labels_as_text(self) -> bool:
         return True
 
     @property
@@ -100,7 +89,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         return self.shots_per_class
 
     @property
-    def learns_masks(self) -> bool:
+    def has_auxiliary_mlm(self) -> bool:
         return self.auxiliary_mlm > 0
 
     @property
@@ -129,8 +118,8 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     def with_head(self, form: Mapping[str, Any]) -> ClassificationConfig:
         if form.get("head") != PROMPT:
             return self.model_copy(update={name: form[name] for name in (*FORM, "label_words") if name in form})
-        own = {**self.model_dump(), **form}
-        return type(self).model_validate_json(json.dumps(own))
+        values = {**self.model_dump(), **form}
+        return type(self).model_validate_json(json.dumps(values))
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
@@ -160,8 +149,8 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
 
     def _ambiguous(self, field: str, words: tuple[str, ...]) -> Problem | None:
         """The same for one field that maps classes to words."""
-        given = self.prompt.words if field == "prompt.words" else self.label_words
-        unknown = [name for name in given if self.labels is not None and name not in self.labels]
+        field_words = self.prompt.words if field == "prompt.words" else self.label_words
+        unknown = [name for name in field_words if self.labels is not None and name not in self.labels]
         if unknown:
             return Problem(
                 f"task.{field}",
@@ -181,8 +170,8 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         for field in ("auxiliary_mlm", "demonstrations", "demonstration_rows"):
             value = getattr(self, field)
             if value:
-                shown = value if field != "demonstration_rows" else "..."
-                message = f"task.{field}={shown} applies to texts read as prompts"
+                value_text = value if field != "demonstration_rows" else "..."
+                message = f"task.{field}={value_text} applies to texts read as prompts"
                 return Problem(f"task.{field}", message, f"give task.head={PROMPT} too")
         return None
 
@@ -220,11 +209,7 @@ class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
     """The best of several choices of a row."""
 
     kind: Literal["multiple_choice"] = Field("multiple_choice", description="The best of several choices of a row.")
-    name: str = Field(
-        "multiple_choice",
-        description="The task's name: its head is heads.NAME.",
-        pattern=r"^[a-z][a-z0-9_]*$",
-    )
+    name: TaskName = "multiple_choice"
     text: tuple[str, ...] = Field(
         ("text", "choice1", "choice2"),
         min_length=3,
@@ -238,10 +223,8 @@ class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
         "text.",
     )
     wordings: dict[str, str] = Field({}, description="Replacements for values of the columns before the choices.")
-    metrics: tuple[Literal["accuracy"], ...] = Field(
-        ("accuracy",), min_length=1, description="Scores that are reported."
-    )
-    metric: Literal["accuracy"] = Field("accuracy", description="The score that chooses the best checkpoint.")
+    metrics: Metrics[Literal["accuracy"]] = ("accuracy",)
+    metric: BestMetric[Literal["accuracy"]] = "accuracy"
 
     @property
     def default_template(self) -> str:

@@ -15,7 +15,7 @@ from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
 from lmtool.learners.configs import ObjectiveConfig, member_problem, one_forward
 from lmtool.models.configs import architecture, kinds
-from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.base import BestMetric, TaskConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 
 Member = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
@@ -56,9 +56,9 @@ class GlueConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _members_of_glue(self) -> GlueConfig:
-        others = [name for name in self.names if name not in get_args(Member)]
-        if others:
-            raise ValueError(f"members: {others[0]} is not a GLUE task; allowed: {', '.join(get_args(Member))}")
+        alternatives = [name for name in self.names if name not in get_args(Member)]
+        if alternatives:
+            raise ValueError(f"members: {alternatives[0]} is not a GLUE task; allowed: {', '.join(get_args(Member))}")
         return self
 
 
@@ -114,7 +114,7 @@ class MixtureTaskConfig(TaskConfig):
     metrics: tuple[Literal["average"], ...] = Field(
         ("average",), min_length=1, description="The mean of the members' metrics; percentages count as fractions of 1."
     )
-    metric: Literal["average"] = Field("average", description="The score that chooses the best checkpoint.")
+    metric: BestMetric[Literal["average"]] = "average"
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -141,8 +141,8 @@ class MixtureTaskConfig(TaskConfig):
         return self.model_copy(update={"members": tuple(part.model_dump(mode="json") for part in parts)})
 
     def of_parts(self, parts: Sequence[TaskConfig]) -> MixtureTaskConfig:
-        own = dict(zip((part.name for part in self.parts()), self.rows or (), strict=False))
-        rows = tuple(own[part.name] for part in parts) if own else None
+        train_rows = dict(zip((part.name for part in self.parts()), self.rows or (), strict=False))
+        rows = tuple(train_rows[part.name] for part in parts) if train_rows else None
         return self.with_parts(tuple(parts)).model_copy(update={"rows": rows})
 
     def fractions(self) -> tuple[float, ...]:
@@ -171,7 +171,7 @@ class MixtureTaskConfig(TaskConfig):
 
     def conflicts(self) -> Iterator[Problem]:
         for part in self.parts() if self.head == TEXT_TO_TEXT else ():
-            if not part.writes_labels and part.head_form != TEXT_TO_TEXT:
+            if not part.labels_as_text and part.head_form != TEXT_TO_TEXT:
                 message = (
                     f"task.head={TEXT_TO_TEXT}: the labels of the member {part.name} ({part.kind}) cannot be written "
                     "as text"
@@ -185,10 +185,10 @@ class MixtureTaskConfig(TaskConfig):
 
         for part in self.parts():
             if smaller_is_better(part.metric):
-                others = [metric for metric in part.metrics if not smaller_is_better(metric)]
+                alternatives = [metric for metric in part.metrics if not smaller_is_better(metric)]
                 key = f"task.with.{part.name}.metric"
                 message = f"{key}={part.metric}: lower is better; mixtures average higher-is-better metrics"
-                yield Problem("task.members", message, f"give {key}={others[0] if others else 'NAME'}")
+                yield Problem("task.members", message, f"give {key}={alternatives[0] if alternatives else 'NAME'}")
 
     @model_validator(mode="after")
     def _members_fit(self) -> MixtureTaskConfig:

@@ -12,7 +12,7 @@ from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem
 from lmtool.models.configs import CONTEXT, TRANSFORMERS_CLASSIFIER, ModelConfig, SequenceForm, architecture
-from lmtool.tasks.configs.base import PROMPT, DomainConfig, TaskConfig
+from lmtool.tasks.configs.base import PROMPT, BestMetric, DomainConfig, Metrics, TaskConfig, TaskName
 
 TEXT_TO_TEXT = "text_to_text"
 FORM = ("head", "pooling", "head_layers")
@@ -129,14 +129,14 @@ class SequenceConfig(TaskConfig):
     def takes_head(self, form: Mapping[str, Any], model: Any) -> bool:
         if {TEXT_TO_TEXT, PROMPT} & {self.head, form.get("head")}:
             return self.head in (None, form.get("head"))
-        theirs = {name: form[name] for name in FORM if name in form}
-        given = {name: getattr(self, name) for name in FORM if getattr(self, name) not in (None, "auto")}
-        return model.sequence_form(**{**theirs, **given}) == model.sequence_form(**theirs)
+        saved = {name: form[name] for name in FORM if name in form}
+        configured = {name: getattr(self, name) for name in FORM if getattr(self, name) not in (None, "auto")}
+        return model.sequence_form(**{**saved, **configured}) == model.sequence_form(**saved)
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         typed = f"task.head={self.head}"
-        if self.head == TEXT_TO_TEXT and self.writes_labels:
+        if self.head == TEXT_TO_TEXT and self.labels_as_text:
             hint = "use an encoder-decoder or a decoder: model=t5"
             yield Requirement(_WRITES, "task.head", typed, hint)
         elif self.head == PROMPT and self.fills_prompts:
@@ -173,7 +173,7 @@ class SequenceConfig(TaskConfig):
 
     def _unwritten(self) -> Problem | None:
         """The reason why labels cannot be written as text, if any."""
-        if not self.writes_labels:
+        if not self.labels_as_text:
             message = f"task.head={TEXT_TO_TEXT}: labels of task.kind={self.kind} cannot be written as text"
             return Problem("task.head", message, "leave it out")
         return self._meaningless(self.of_outputs, "applies to heads that output classes or values", "has none")
@@ -192,8 +192,8 @@ class SequenceConfig(TaskConfig):
             for name in field.split("."):
                 value, default = getattr(value, name), getattr(default, name)
             if value != default:
-                shown = value.name if isinstance(value, DomainConfig) else value
-                message = f"task.{field}={shown} {whose}; task.head={self.head} {but}"
+                value_text = value.name if isinstance(value, DomainConfig) else value
+                message = f"task.{field}={value_text} {whose}; task.head={self.head} {but}"
                 return Problem(f"task.{field}", message, "leave it out")
         return None
 
@@ -285,11 +285,7 @@ class MultiLabelConfig(WindowedConfig):
         "multi_label",
         description="Any number of several classes for a text or a pair of texts.",
     )
-    name: str = Field(
-        "multi_label",
-        description="The task's name: its head is heads.NAME.",
-        pattern=r"^[a-z][a-z0-9_]*$",
-    )
+    name: TaskName = "multi_label"
     labels: tuple[str, ...] | None = Field(
         None,
         description="Class names in order; quote them. Null: the sorted values found in train.",
@@ -310,10 +306,7 @@ class MultiLabelConfig(WindowedConfig):
         min_length=1,
         description="Metrics to report. subset_accuracy: the fraction of rows whose classes are all right.",
     )
-    metric: Literal["micro_f1", "macro_f1", "subset_accuracy"] = Field(
-        "micro_f1",
-        description="The score that chooses the best checkpoint.",
-    )
+    metric: BestMetric[Literal["micro_f1", "macro_f1", "subset_accuracy"]] = "micro_f1"
     loss: MultiLabelLossConfig = Field(
         default_factory=lambda: MultiLabelLossConfig.model_validate({}),
         description="Smoothing, class weights and focus of the loss.",
@@ -331,9 +324,9 @@ class MultiLabelConfig(WindowedConfig):
         if self.labels is not None:
             if len(set(self.labels)) != len(self.labels) or not self.labels:
                 raise ValueError(f"labels={list(self.labels)}: labels must differ")
-            for name, given in (("loss.class_weights", self.loss.class_weights), ("thresholds", self.thresholds)):
-                if isinstance(given, tuple) and len(given) != len(self.labels):
-                    raise ValueError(f"{name} has {len(given)} numbers for {len(self.labels)} labels")
+            for name, configured in (("loss.class_weights", self.loss.class_weights), ("thresholds", self.thresholds)):
+                if isinstance(configured, tuple) and len(configured) != len(self.labels):
+                    raise ValueError(f"{name} has {len(configured)} numbers for {len(self.labels)} labels")
         return self
 
 
@@ -347,16 +340,8 @@ class RegressionConfig(WindowedConfig):
         "regression",
         description="One number for a text or a pair of texts, by squared error.",
     )
-    name: str = Field(
-        "regression",
-        description="The task's name: its head is heads.NAME.",
-        pattern=r"^[a-z][a-z0-9_]*$",
-    )
-    metrics: tuple[Literal["pearson", "spearman", "mse"], ...] = Field(
-        ("pearson", "spearman", "mse"),
-        min_length=1,
-        description="Scores that are reported.",
-    )
+    name: TaskName = "regression"
+    metrics: Metrics[Literal["pearson", "spearman", "mse"]] = ("pearson", "spearman", "mse")
     metric: Literal["pearson", "spearman", "mse"] = Field(
         "pearson",
         description="The metric that selects the best checkpoint; the smallest mse.",
@@ -369,7 +354,7 @@ class RegressionConfig(WindowedConfig):
     )
 
     @property
-    def writes_labels(self) -> bool:
+    def labels_as_text(self) -> bool:
         return True
 
     @model_validator(mode="after")

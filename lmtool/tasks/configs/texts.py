@@ -12,7 +12,7 @@ from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import PREFIXES
-from lmtool.tasks.configs.base import PromptedConfig, TaskConfig
+from lmtool.tasks.configs.base import BestMetric, PromptedConfig, TaskConfig, TaskName
 
 TextMetric = Literal["bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match"]
 
@@ -43,7 +43,7 @@ class Seq2SeqConfig(PromptedConfig):
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
 
     kind: Literal["seq2seq"] = Field("seq2seq", description="A text from a text.")
-    name: str = Field("seq2seq", description="The task's name.", pattern=r"^[a-z][a-z0-9_]*$")
+    name: TaskName = "seq2seq"
     text: tuple[str, ...] = Field(("source",), min_length=1, max_length=1, description="The source column.")
     label: str = Field("target", description="The target column; a list of texts holds several references.")
     prefix: str = Field("", description='Text before every source (T5: "translate English to German: ").')
@@ -78,7 +78,7 @@ class Seq2SeqConfig(PromptedConfig):
         min_length=1,
         description="Metrics to report: bleu and chrf in percent (sacrebleu), the others as fractions (rouge-score).",
     )
-    metric: TextMetric = Field("bleu", description="The score that chooses the best checkpoint.")
+    metric: BestMetric[TextMetric] = "bleu"
 
     @property
     def makes_inputs(self) -> bool:
@@ -89,7 +89,7 @@ class Seq2SeqConfig(PromptedConfig):
         return True
 
     @property
-    def writes_labels(self) -> bool:
+    def labels_as_text(self) -> bool:
         return True
 
     @property
@@ -140,11 +140,7 @@ class ExtractiveQaConfig(TaskConfig):
     kind: Literal["extractive_qa"] = Field(
         "extractive_qa", description="The answer to a question, as a span of a text."
     )
-    name: str = Field(
-        "extractive_qa",
-        description="The task's name: its head is heads.NAME.",
-        pattern=r"^[a-z][a-z0-9_]*$",
-    )
+    name: TaskName = "extractive_qa"
     text: tuple[str, ...] = Field(
         ("question", "context"),
         min_length=2,
@@ -183,7 +179,7 @@ class ExtractiveQaConfig(TaskConfig):
         description="Metrics to report, as fractions. has_answer_... and no_answer_accuracy: over questions with and "
         "without an answer; best_...: under the threshold that is best for this metric.",
     )
-    metric: AnswerMetric = Field("f1", description="The score that chooses the best checkpoint.")
+    metric: BestMetric[AnswerMetric] = "f1"
 
     def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
         name, head = f"heads.{self.name}.null_threshold", tensors.get(f"heads.{self.name}.output.weight")

@@ -11,7 +11,7 @@ from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.models.configs import WORD_STATES, ModelConfig
 from lmtool.nn.configs import Side
-from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.base import BestMetric, ClassNames, TaskConfig, TaskName
 from lmtool.tasks.configs.sequence import ClassLossConfig
 
 
@@ -25,11 +25,7 @@ class TokenClassificationConfig(TaskConfig):
     kind: Literal["token_classification"] = Field(
         "token_classification", description="A tag for each word of a sentence."
     )
-    name: str = Field(
-        "token_classification",
-        description="The task's name: its head is heads.NAME.",
-        pattern=r"^[a-z][a-z0-9_]*$",
-    )
+    name: TaskName = "token_classification"
     text: tuple[str, ...] = Field(
         ("tokens",),
         min_length=1,
@@ -66,7 +62,7 @@ class TokenClassificationConfig(TaskConfig):
         description="Metrics to report. f1, precision, recall: over entities, right if both boundaries and the type "
         "match (conlleval). accuracy: over words.",
     )
-    metric: Literal["f1", "accuracy"] = Field("f1", description="The score that chooses the best checkpoint.")
+    metric: BestMetric[Literal["f1", "accuracy"]] = "f1"
     loss: ClassLossConfig = Field(
         default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
     )
@@ -112,31 +108,20 @@ class SpanClassificationConfig(TaskConfig):
         "span_classification",
         description="One of several classes for a span of a text, or for a pair of spans.",
     )
-    name: str = Field(
-        "span_classification",
-        description="The task's name: its head is heads.NAME.",
-        pattern=r"^[a-z][a-z0-9_]*$",
-    )
+    name: TaskName = "span_classification"
     text: tuple[str, ...] = Field(
         ("text", "span"),
         min_length=2,
         max_length=3,
         description="The text column, and one or two columns of spans, each [start, end) in characters.",
     )
-    labels: tuple[str, ...] | None = Field(
-        None,
-        description="Class names in order; quote them. Files may hold the names or their numbers from 0. Null: the "
-        "sorted values found in train.",
-    )
+    labels: ClassNames = None
     metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
         ("accuracy",),
         min_length=1,
         description="Metrics to report. f1 is that of the second label.",
     )
-    metric: Literal["accuracy", "f1", "macro_f1", "matthews"] = Field(
-        "accuracy",
-        description="The score that chooses the best checkpoint.",
-    )
+    metric: BestMetric[Literal["accuracy", "f1", "macro_f1", "matthews"]] = "accuracy"
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

@@ -67,14 +67,14 @@ def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[GoldA
             return "an empty answer", "give its text, or an empty list; task.bad_answers=skip skips it"
         if start >= 0 and context.startswith(text, start):
             continue
-        there = context.find(text)
+        index = context.find(text)
         skip = "task.bad_answers=skip skips and counts such rows"
-        if there < 0:
+        if index < 0:
             return f"the answer {_cut(text)!r} is not in its context", f"correct the row; {skip}"
         stands = context[max(start, 0) : max(start, 0) + len(text)]
         return (
             f"answer_start={start} does not point at the answer {_cut(text)!r}: the context has {_cut(stands)!r} there",
-            f"answer_start counts characters from 0 (it is at {there}); {skip}",
+            f"answer_start counts characters from 0 (it is at {index}); {skip}",
         )
     return None
 

@@ -43,9 +43,9 @@ from lmtool.tasks.prompting.examples import (
     Demonstrations,
     PromptedExamples,
     Wording,
-    kept_rows,
+    sample_demonstration_rows,
 )
-from lmtool.tasks.prompting.pattern import Pattern, PatternTexts, PromptTemplate, label_tokens, room_for_texts
+from lmtool.tasks.prompting.pattern import Pattern, PatternTexts, PromptTemplate, label_tokens, prompt_capacity
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, StepOutput, send
 
@@ -111,7 +111,7 @@ class PromptedLearner(ClassLearner):
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> TaskScorer:
         rows = self.rows(data)
-        return DrawsScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
+        return DemonstrationScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
 
     def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
         if TERM not in batch.targets:
@@ -150,7 +150,7 @@ class PromptedLearner(ClassLearner):
         return self._lm.of_tokens(hidden_NH, self._table, self.words)
 
 
-class DrawsScorer(TaskScorer):
+class DemonstrationScorer(TaskScorer):
     """The loss of a row is the mean over its sampled demonstrations."""
 
     def result(self) -> TaskEvaluation:
@@ -188,15 +188,15 @@ class PromptPairs(TextPairs):
         *others, self.pattern, self.pieces = arguments
         super().__init__(*others)
 
-    def sourced(self, room: int) -> tuple[EncodedTexts, int]:
+    def sourced(self, capacity: int) -> tuple[EncodedTexts, int]:
         layout = FormatTemplate(tuple(np.array(tokens, dtype=np.int64) for tokens in self.pieces), {}, {})
         columns = len(layout.pieces) - 1
         texts = PatternTexts(self.rows, self.pattern)
-        kept = truncate_texts(texts.lengths[:columns], room_for_texts(room, layout.special_count, columns))
+        retained = truncate_texts(texts.lengths[:columns], prompt_capacity(capacity, layout.special_count, columns))
         row_E = np.arange(len(self.rows))
-        cells = [(text.read(row_E, own), own) for text, own in zip(texts.texts, kept, strict=False)]
+        cells = [(text.read(row_E, own), own) for text, own in zip(texts.texts, retained, strict=False)]
         assembled = assemble(layout, cells)
-        cut = int(np.sum((kept < texts.lengths[:columns]).any(axis=0)))
+        cut = int(np.sum((retained < texts.lengths[:columns]).any(axis=0)))
         return EncodedTexts.of_ids(assembled.tokens, assembled.lengths), cut
 
 
@@ -253,7 +253,7 @@ class Classification(OneClassKind, WrittenKind):
                 "use macro_f1, accuracy or matthews",
             )
         if self.config.demonstrations and self.config.demonstration_rows is None:
-            values["demonstration_rows"] = kept_rows(train, names)
+            values["demonstration_rows"] = sample_demonstration_rows(train, names)
         return type(self.config).model_validate(values)
 
     def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:

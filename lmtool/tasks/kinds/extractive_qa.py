@@ -131,9 +131,9 @@ class ExtractiveQa(TaskKind):
     def with_threshold(self, prediction: Prediction, threshold: float) -> Prediction:
         """The prediction under a threshold of the null difference."""
         answer = prediction.value
-        given = len(answer.spans_K) > 0 and answer.null_difference <= threshold
+        chosen = len(answer.spans_K) > 0 and answer.null_difference <= threshold
         fractions = self.fractions(answer)
-        return Prediction(PredictedAnswer(answer.spans_K, answer.null, given), float(fractions[0 if given else -1]))
+        return Prediction(PredictedAnswer(answer.spans_K, answer.null, chosen), float(fractions[0 if chosen else -1]))
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         (metrics,) = self._of_samples(rows, predictions, [np.arange(len(rows))])
@@ -150,8 +150,8 @@ class ExtractiveQa(TaskKind):
     ) -> Iterator[dict[str, float]]:
         """The metrics of samples of the rows; each answer is scored once."""
         gold, answered_N = self._gold(rows)
-        given = [self._text(rows, number, answer.span) for number, answer in enumerate(values_of(predictions))]
-        scores = answer_scores(gold, given, self.config.unanswerable)
+        chosen = [self._text(rows, number, answer.span) for number, answer in enumerate(values_of(predictions))]
+        scores = answer_scores(gold, chosen, self.config.unanswerable)
         raw, null_N = scores, np.zeros(len(rows))
         if self.config.unanswerable:
             raw, null_N = self._raw(rows, predictions)
@@ -251,8 +251,8 @@ class ExtractiveQaLearner(TaskLearner):
         head = SequenceHead(self.token_width, 2, kind.config.dropout)
         self.add_token_head(head)
         if kind.config.unanswerable:
-            given = kind.config.null_threshold
-            threshold = torch.tensor(0.0 if given is None else given, dtype=torch.float64, device=self.device)
+            chosen = kind.config.null_threshold
+            threshold = torch.tensor(0.0 if chosen is None else chosen, dtype=torch.float64, device=self.device)
             head.register_buffer("null_threshold", threshold)
 
     def examples(self, data: SplitData, max_length: int) -> QuestionWindows:
@@ -340,8 +340,8 @@ class ExtractiveQaLearner(TaskLearner):
     def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         if not self.config.unanswerable:
             return predictions
-        given = self.config.null_threshold  # overrides the tuned one
-        threshold = float(self.heads[self.term].get_buffer("null_threshold")) if given is None else given
+        chosen = self.config.null_threshold  # overrides the tuned one
+        threshold = float(self.heads[self.term].get_buffer("null_threshold")) if chosen is None else chosen
         decided = PredictionColumns(len(predictions))
         for row, prediction in enumerate(predictions):
             decided.put(row, self.kind.with_threshold(prediction, threshold))

@@ -35,8 +35,8 @@ def word_of(value: object) -> str:
 
 
 def _listing(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown}, ... ({len(names)} in all)"
+    listed = ", ".join(names[:_SHOWN])
+    return listed if len(names) <= _SHOWN else f"{listed}, ... ({len(names)} in all)"
 
 
 def is_unlabelled(values: Sequence[object]) -> bool:
@@ -90,10 +90,10 @@ def class_numbers(
 
 def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: str) -> UserError:
     """The error for an unknown label. where: file:line."""
-    given = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
+    problem = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
     names = ",".join(f'"{name}"' for name in labels[:2])
     return UserError(
-        f"{where}: {given}; the labels of {config.name} are {_listing(labels)}",
+        f"{where}: {problem}; the labels of {config.name} are {_listing(labels)}",
         f"correct the row, or give the labels in order: task.labels=[{names},...]",
     )
 
@@ -150,9 +150,9 @@ def text_of(config: TaskConfig, name: str, value: object, where: tuple[str, int]
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    given = "nothing" if value is None else type(value).__name__
+    problem = "nothing" if value is None else type(value).__name__
     raise UserError(
-        f"{location(where)}: the column {name} holds {given}, not a text",
+        f"{location(where)}: the column {name} holds {problem}, not a text",
         "correct the row, or name another column with task.text=",
     )
 

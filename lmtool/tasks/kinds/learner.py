@@ -383,15 +383,15 @@ class TaskScorer(Scorer):
         constant = len(values) > 1 and _all_same(values) and not _all_same(kind.single(labels))
         if not constant:
             return ()
-        shown_value = kind.shown(values[0])
-        shown_value = "nothing" if shown_value in ("", []) else shown_value
-        return (f"every {kind.unit} was predicted {shown_value}: the model predicts a constant",)
+        value_text = kind.shown(values[0])
+        value_text = "nothing" if value_text in ("", []) else value_text
+        return (f"every {kind.unit} was predicted {value_text}: the model predicts a constant",)
 
 
 def _of_documents(scores: Scores, selected_N: np.ndarray) -> Scores:
     """The scores of the targets in some documents."""
-    kept_M = torch.from_numpy(selected_N).to(scores.documents.device)[scores.documents]
-    return Scores(*(getattr(scores, field.name)[kept_M] for field in fields(scores)))
+    retained_M = torch.from_numpy(selected_N).to(scores.documents.device)[scores.documents]
+    return Scores(*(getattr(scores, field.name)[retained_M] for field in fields(scores)))
 
 
 def _all_same(values: Sequence[Any] | np.ndarray) -> bool:

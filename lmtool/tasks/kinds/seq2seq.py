@@ -171,8 +171,11 @@ class Seq2SeqLearner(TextLearner):
         """The better of two baselines without a model: copying the source, and the most frequent target."""
         rows, (name, constant) = by_source(self.rows(held_out)), self.kind.constant(self.rows(train))
         (sources,) = rows.columns.values()
-        given = {name: [constant] * len(rows), "copy of the source": [Prediction(source, 1.0) for source in sources]}
-        scores = {title: self.kind.metrics(rows, predictions) for title, predictions in given.items()}
+        baselines = {
+            name: [constant] * len(rows),
+            "copy of the source": [Prediction(source, 1.0) for source in sources],
+        }
+        scores = {title: self.kind.metrics(rows, predictions) for title, predictions in baselines.items()}
         best = max(scores, key=lambda title: scores[title][self.metric.name])
         return {
             "name": best,

@@ -159,8 +159,8 @@ class PairedExamples:
             taken = order(np.arange(len(own)) % len(others))
             rows = np.empty(len(own), dtype=[("source", "i8"), ("target", "i8")])
             rows["source"], rows["target"] = np.arange(len(own)), taken
-            kept = dict([*self._plans.items()][-1:])
-            self._plans = kept | {epoch: Plan(rows, own.lengths + others.lengths[taken])}
+            retained = dict([*self._plans.items()][-1:])
+            self._plans = retained | {epoch: Plan(rows, own.lengths + others.lengths[taken])}
         return self._plans[epoch]
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> MixedBatch:
@@ -185,7 +185,7 @@ class SequenceKind(TaskKind):
 
     def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         texts = {
-            name: [text_of(self.config, name, value, place) for value, place in zip(columns[name], origin, strict=True)]
+            name: [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
             for name in self.config.reads
         }
         values, labels = columns.get(self.config.label), None
@@ -305,8 +305,8 @@ class SequenceLearner(TaskLearner):
         target_NH = self._pooled(self._summary(target, self.dropout_rng(target, step)))
         total = loss(self._of_features(source_NH, source, rng))
         classifier = dict(self.heads.items()).get(self.domain_term)
-        apart = self.adaptation.loss(source_NH, target_NH, classifier, step)
-        return StepOutput({self.term: total, self.domain_term: apart}, self.weights)
+        adaptation_loss = self.adaptation.loss(source_NH, target_NH, classifier, step)
+        return StepOutput({self.term: total, self.domain_term: adaptation_loss}, self.weights)
 
     def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
         """`counts` of a batch, given the task's own count."""

@@ -57,14 +57,14 @@ class SpanClassification(OneClassKind):
     def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         name, *spans = self.config.text
         texts = [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
-        kept: dict[str, list[Any]] = {name: texts}
+        retained: dict[str, list[Any]] = {name: texts}
         for span in spans:
             rows = zip(columns[span], texts, origin, strict=True)
-            kept[span] = [_span(span, value, text, where) for value, text, where in rows]
+            retained[span] = [_span(span, value, text, where) for value, text, where in rows]
         values, labels = columns.get(self.config.label), None
         if labelled or (values is not None and not is_unlabelled(values)):
             labels = class_numbers(self.config, self.config.labels or (), values or [], origin)
-        return Rows(row_ids(columns, len(origin)), kept, labels, origin)
+        return Rows(row_ids(columns, len(origin)), retained, labels, origin)
 
     def fitted(self, train: Rows) -> SpanClassificationConfig:
         if "f1" in self.config.metrics and len(self.config.labels or ()) != 2:
@@ -94,8 +94,8 @@ class SpanClassification(OneClassKind):
 
     def line(self, record: Mapping[str, Any]) -> str:
         name, *spans = self.config.text
-        shown = " | ".join(record[name][slice(*record[span])] for span in spans)
-        return f"{record['prediction']} {record['score']:.2f}  {shown} | {record[name]}"
+        span_texts = " | ".join(record[name][slice(*record[span])] for span in spans)
+        return f"{record['prediction']} {record['score']:.2f}  {span_texts} | {record[name]}"
 
 
 def _span(name: str, value: object, text: str, where: tuple[str, int]) -> list[int]:
@@ -128,24 +128,24 @@ class SpanExamples:
         name, *spans = learner.config.text
         self._texts = AlignedTexts(rows.columns[name], tokenizer)
         self._spans_ES2 = np.stack([self._tokens(rows, span) for span in spans], axis=1)
-        room, lengths_E = max_length - self.template.special_count, self._texts.lengths_E
+        capacity, lengths_E = max_length - self.template.special_count, self._texts.lengths_E
         first_E, last_E = self._spans_ES2[:, :, 0].min(axis=1), self._spans_ES2[:, :, 1].max(axis=1)
-        wide = np.flatnonzero(last_E - first_E >= room)
+        wide = np.flatnonzero(last_E - first_E >= capacity)
         if len(wide):
             row, needed = wide[0], int(last_E[wide[0]] - first_E[wide[0]]) + 1
             raise UserError(
                 f"{location(rows.origin[row])}: its spans extend over {needed} tokens; max_length={max_length} "
-                f"allows {max(room, 0)}",
+                f"allows {max(capacity, 0)}",
                 f"give max_length={needed + self.template.special_count} or more, or remove the row",
             )
-        around_E = (room - (last_E - first_E + 1)) // 2
-        start_E = np.clip(first_E - around_E, 0, np.maximum(lengths_E - room, 0))
-        self.truncated = int(np.sum(lengths_E > room))
+        around_E = (capacity - (last_E - first_E + 1)) // 2
+        start_E = np.clip(first_E - around_E, 0, np.maximum(lengths_E - capacity, 0))
+        self.truncated = int(np.sum(lengths_E > capacity))
         records = np.empty(len(rows), dtype=[(field, "i8") for field in ("row", "start", "length")])
-        kept_E = np.minimum(lengths_E - start_E, room)
-        for field, values in zip(records.dtype.names or (), (np.arange(len(rows)), start_E, kept_E), strict=True):
+        retained_E = np.minimum(lengths_E - start_E, capacity)
+        for field, values in zip(records.dtype.names or (), (np.arange(len(rows)), start_E, retained_E), strict=True):
             records[field] = values
-        self._plan = Plan(records, (1 if self.start is None else 2) * (kept_E + self.template.special_count))
+        self._plan = Plan(records, (1 if self.start is None else 2) * (retained_E + self.template.special_count))
 
     def _tokens(self, rows: Rows, name: str) -> np.ndarray:
         """(E, 2) first and last token of a column's spans."""

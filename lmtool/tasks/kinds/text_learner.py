@@ -160,8 +160,8 @@ class TextPairs:
         if self.two_stacks:
             return assemble(self.template, [(ids, lengths)]).packed()
         pieces = self.template.pieces
-        alone = FormatTemplate((pieces[0], pieces[1]), {}, {})
-        return assemble(alone, [(ids, lengths)]).packed()
+        prompt_template = FormatTemplate((pieces[0], pieces[1]), {}, {})
+        return assemble(prompt_template, [(ids, lengths)]).packed()
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         rows_N = rows["row"]
@@ -272,32 +272,32 @@ class TextLearner(TaskLearner):
         uniform = random_streams.uniform_at(
             self.seed, "sample", step, host.examples[documents_M].numpy(), packed.positions[at_M].numpy()
         )
-        own_M = read_M & (torch.from_numpy(uniform) >= truth)
+        predicted_M = read_M & (torch.from_numpy(uniform) >= truth)
         side = batch.inputs if batch.outputs is None else batch.outputs
         tokens_T, device = side.tokens.clone(), side.tokens.device
         self.eval()
         try:
             if self.writing.scheduled_sampling.predictions == "step_by_step":
-                own_T = torch.zeros(len(tokens_T), dtype=torch.bool)
-                own_T[at_M[own_M] + 1] = True
-                tokens_T = send(self._stepwise(host, packed, own_T), device)
+                predicted_T = torch.zeros(len(tokens_T), dtype=torch.bool)
+                predicted_T[at_M[predicted_M] + 1] = True
+                tokens_T = send(self._stepwise(host, packed, predicted_T), device)
             else:
                 _, best_M = self._lm.scores(self.outputs(batch, step), self._table, self.labels(batch))
-                chosen = send(own_M.nonzero()[:, 0], device)
+                chosen = send(predicted_M.nonzero()[:, 0], device)
                 tokens_T[send(at_M, device)[chosen] + 1] = best_M[chosen]
         finally:
             self.train()
         changed = replace(side, tokens=tokens_T)
         return replace(batch, inputs=changed) if batch.outputs is None else replace(batch, outputs=changed)
 
-    def _stepwise(self, host: Batch, packed: Packed, own_T: Tensor) -> Tensor:
+    def _stepwise(self, host: Batch, packed: Packed, predicted_T: Tensor) -> Tensor:
         """(T,) the tokens of the written side, on the host; those selected by `own_T` are predictions."""
         at_M = indices_of(host, self.term)
         first_N = torch.full((len(packed.lengths),), len(packed.tokens)).scatter_reduce(
             0, packed.documents[at_M], at_M, "amin"
         )
         begun = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
-        texts, owned = packed.tokens.split(packed.lengths), own_T.split(packed.lengths)
+        texts, owned = packed.tokens.split(packed.lengths), predicted_T.split(packed.lengths)
         starts = [text[:count].tolist() for text, count in zip(texts, begun, strict=True)]
         more = [text[count:].tolist() for text, count in zip(texts, begun, strict=True)]
         rows, longest = self.backbone.config.vocab_size, max(packed.lengths)

@@ -139,8 +139,8 @@ class WrittenScorer(TaskScorer):
 
     def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
         warnings = super()._warnings(predictions)
-        others = Counter(text for text in column_of(predictions, "text") if self.learner.kind.parsed(text) is None)
-        if not others:
+        invalid = Counter(text for text in column_of(predictions, "text") if self.learner.kind.parsed(text) is None)
+        if not invalid:
             return warnings
-        counted = f"{others.total():,} of {len(predictions):,} written texts are not labels and count as wrong"
-        return (f"{counted}, such as {next(iter(others))[:40]!r}", *warnings)
+        counted = f"{invalid.total():,} of {len(predictions):,} written texts are not labels and count as wrong"
+        return (f"{counted}, such as {next(iter(invalid))[:40]!r}", *warnings)

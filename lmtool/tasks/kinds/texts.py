@@ -66,8 +66,8 @@ class Windows:
     part: np.ndarray
     start: np.ndarray
     end: np.ndarray
-    own_start: np.ndarray
-    own_end: np.ndarray
+    core_start: np.ndarray
+    core_end: np.ndarray
 
     def __len__(self) -> int:
         return len(self.text)
@@ -94,20 +94,20 @@ def windows(lengths: np.ndarray, room: int | np.ndarray, overlap: int | np.ndarr
         ValueError: If windows would not advance.
     """
     lengths_E = np.asarray(lengths, dtype=np.int64)
-    room_E = np.broadcast_to(np.asarray(room, dtype=np.int64), lengths_E.shape)
-    step_E = room_E - np.asarray(overlap, dtype=np.int64)
+    capacity_E = np.broadcast_to(np.asarray(room, dtype=np.int64), lengths_E.shape)
+    step_E = capacity_E - np.asarray(overlap, dtype=np.int64)
     if len(lengths_E) and (step_E.min() < 1 or np.min(overlap) < 0):
-        raise ValueError(f"windows of {room_E.min()} tokens cannot overlap by {np.max(overlap)}")
-    counts_E = 1 + np.maximum(0, -(-(lengths_E - room_E) // step_E))
+        raise ValueError(f"windows of {capacity_E.min()} tokens cannot overlap by {np.max(overlap)}")
+    counts_E = 1 + np.maximum(0, -(-(lengths_E - capacity_E) // step_E))
     text = np.repeat(np.arange(len(lengths_E)), counts_E)
     part = np.arange(len(text)) - np.repeat(np.cumsum(counts_E) - counts_E, counts_E)
     start = part * step_E[text]
-    end = np.minimum(start + room_E[text], lengths_E[text])
-    own_start, own_end = start.copy(), end.copy()
+    end = np.minimum(start + capacity_E[text], lengths_E[text])
+    core_start, core_end = start.copy(), end.copy()
     later = np.flatnonzero(part > 0)
     boundaries = (start[later] + end[later - 1] + 1) // 2
-    own_start[later], own_end[later - 1] = boundaries, boundaries
-    return Windows(text, part, start, end, own_start, own_end)
+    core_start[later], core_end[later - 1] = boundaries, boundaries
+    return Windows(text, part, start, end, core_start, core_end)
 
 
 # Rows as packed batches: tokenized once, truncated, laid out in the backbone's format.
@@ -186,25 +186,25 @@ class SequenceExamples:
         lengths = [text.lengths for text in self._texts]
         row, part, begin = np.arange(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
         if stride is None:
-            kept = [np.minimum(lengths[0], room)]
+            retained = [np.minimum(lengths[0], room)]
             if len(lengths) == 2:
-                kept = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], room)]
-            self.truncated = int(np.sum(np.sum(kept, axis=0) < np.sum(lengths, axis=0)))
+                retained = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], room)]
+            self.truncated = int(np.sum(np.sum(retained, axis=0) < np.sum(lengths, axis=0)))
         else:
-            beside = [np.minimum(side, room // 2) for side in lengths[:-1]]
-            room_E = room - sum(beside) + np.zeros_like(lengths[-1])
-            cut = windows(lengths[-1], room_E, np.minimum(stride, room_E // 2))
+            preceding = [np.minimum(side, room // 2) for side in lengths[:-1]]
+            capacity_E = room - sum(preceding) + np.zeros_like(lengths[-1])
+            cut = windows(lengths[-1], capacity_E, np.minimum(stride, capacity_E // 2))
             row, part, begin = cut.text, cut.part, cut.start
-            kept = [*(side[row] for side in beside), cut.lengths]
-            self.truncated = sum(int(np.sum(side < own)) for side, own in zip(beside, lengths, strict=False))
-        packed = np.sum(kept, axis=0)
+            retained = [*(side[row] for side in preceding), cut.lengths]
+            self.truncated = sum(int(np.sum(side < length)) for side, length in zip(preceding, lengths, strict=False))
+        packed = np.sum(retained, axis=0)
         empty = np.flatnonzero(packed + self.template.special_count == 0)
         if len(empty):
             raise UserError(
                 f"{location(rows.origin[row[empty[0]]])}: an empty text, to which this model adds no special token",
                 "remove the row, or give it a text",
             )
-        fields = {"row": row, "part": part, "begin": begin, **dict(zip(_SIDES, kept, strict=False))}
+        fields = {"row": row, "part": part, "begin": begin, **dict(zip(_SIDES, retained, strict=False))}
         records = np.empty(len(row), dtype=[(name, "i8" if name in ("row", "begin") else "i4") for name in fields])
         for name, values in fields.items():
             records[name] = values

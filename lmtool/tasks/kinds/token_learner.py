@@ -50,7 +50,7 @@ def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
 
     Tags with E or S are iobes. B and I alone are iob1 if no B begins an isolated entity and some I does, else bio.
     """
-    free_begins = free_insides = 0
+    isolated_beginnings = free_insides = 0
     ends, any_entity = False, False
     for tags in sentences:
         before = (OUTSIDE, "")
@@ -62,12 +62,12 @@ def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
             ends |= prefix in "ES"
             any_entity |= prefix != OUTSIDE
             if kind and before[1] != kind:
-                free_begins += prefix == "B"
+                isolated_beginnings += prefix == "B"
                 free_insides += prefix == "I"
             before = parts
     if not any_entity:
         return "none"
-    return "iobes" if ends else "iob1" if free_insides and not free_begins else "bio"
+    return "iobes" if ends else "iob1" if free_insides and not isolated_beginnings else "bio"
 
 
 def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
@@ -79,10 +79,10 @@ def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
         return list(tags)
     converted: list[str] = []
     before = (OUTSIDE, "")
-    for place, tag in enumerate(tags):
+    for offset, tag in enumerate(tags):
         parts = parts_of(tag)
         if parts is None or (parts[0] in "ES" and scheme != "iobes"):
-            raise ValueError(place, tag)
+            raise ValueError(offset, tag)
         prefix, kind = parts
         if prefix == OUTSIDE:
             converted.append(OUTSIDE)
@@ -96,7 +96,7 @@ def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
     return converted
 
 
-def inside_tags(labels: Sequence[str], scheme: str) -> list[int]:
+def continuation_tags(labels: Sequence[str], scheme: str) -> list[int]:
     """By tag number, the tag of a word's later tokens: I of the same type for a B if it exists, else the same tag."""
     number = {label: index for index, label in enumerate(labels)}
     if scheme == "none":
@@ -135,18 +135,18 @@ class TaggedWindows:
             raise UserError(f"the {split} split has no rows")
         self.rows, self.term, self.split, self.start = rows, term, split, layout.start
         self.template = layout.template(1, fewest=2)
-        room, stride = layout.max_length - self.template.special_count, layout.stride or 0
+        capacity, stride = layout.max_length - self.template.special_count, layout.stride or 0
         (sentences,) = rows.columns.values()
         self._encode(sentences, layout.tokenizer)
         self._label(later)
-        self.windows = windows(self._lengths_E, room, min(stride, room // 2))
+        self.windows = windows(self._lengths_E, capacity, min(stride, capacity // 2))
         cut = self.windows
         records = np.empty(
             len(cut), dtype=[("row", "i8"), ("part", "i4"), ("start", "i8"), ("length", "i4"), ("own", "i4", 2)]
         )
         records["row"], records["part"], records["length"] = cut.text, cut.part, cut.lengths
         records["start"] = self._starts_E[cut.text] + cut.start
-        records["own"] = np.stack([cut.own_start - cut.start, cut.own_end - cut.start], axis=1)
+        records["own"] = np.stack([cut.core_start - cut.start, cut.core_end - cut.start], axis=1)
         sides = 1 if layout.start is None else 2
         self._plan = Plan(records, sides * (cut.lengths + self.template.special_count))
 
@@ -156,17 +156,17 @@ class TaggedWindows:
         ids, words, self.unknown_words = [], [], 0
         for start in range(0, len(sentences), _SENTENCES):
             part = sentences[start : start + _SENTENCES]
-            for own, (ids_T, word_T) in zip(part, tokenizer.encode_sentences(part), strict=True):
-                missing = np.setdiff1d(np.arange(len(own)), word_T)
+            for sentence, (ids_T, word_T) in zip(part, tokenizer.encode_sentences(part), strict=True):
+                missing = np.setdiff1d(np.arange(len(sentence)), word_T)
                 self.unknown_words += len(missing)
                 if len(missing) or not len(ids_T):
-                    places = np.searchsorted(word_T, missing) if len(own) else np.zeros(1, dtype=np.int64)
+                    places = np.searchsorted(word_T, missing) if len(sentence) else np.zeros(1, dtype=np.int64)
                     ids_T = np.insert(ids_T, places, unknown)
-                    word_T = np.insert(word_T, places, missing if len(own) else -1)
+                    word_T = np.insert(word_T, places, missing if len(sentence) else -1)
                 first_T = np.diff(word_T, prepend=-1) != 0
                 ids.append(ids_T)
                 words.append(np.where(first_T & (word_T >= 0), word_T, -1))
-        self._lengths_E = np.array([len(own) for own in ids], dtype=np.int64)
+        self._lengths_E = np.array([len(sentence) for sentence in ids], dtype=np.int64)
         self._starts_E = np.cumsum(self._lengths_E) - self._lengths_E
         self._ids, self._words = np.concatenate(ids), np.concatenate(words)
 
@@ -175,7 +175,7 @@ class TaggedWindows:
         self._predicts, self._labels = self._words >= 0, None
         if self.rows.labels is None:
             return
-        tags = np.array([tag for own in self.rows.labels for tag in own], dtype=np.int64)
+        tags = np.array([tag for sentence in self.rows.labels for tag in sentence], dtype=np.int64)
         # Words are in order within sentences, and sentences are in order; so are first tokens.
         numbers_T = np.cumsum(self._predicts) - 1
         if int(numbers_T[-1]) + 1 != len(tags):
@@ -185,7 +185,7 @@ class TaggedWindows:
         if later is not None:
             # The token of an empty sentence belongs to no word.
             empty_T = np.zeros(len(self._ids), dtype=bool)
-            empty_T[self._starts_E[[not own for own in self.rows.labels]]] = True
+            empty_T[self._starts_E[[not sentence for sentence in self.rows.labels]]] = True
             labels_T = np.where(self._predicts, labels_T, later[labels_T])
             self._predicts = worded_T & ~empty_T
         self._labels = labels_T
@@ -267,7 +267,7 @@ class TokenLearner(TaskLearner):
         if model.token_states == "outputs" and isinstance(self.backbone, EncoderDecoder):
             start = self.tokenizer.role(self.backbone.config.start_role)
         layout = InputFormat(self.tokenizer, self.config.text_format(model), max_length, start, self.config.stride)
-        later = np.array(inside_tags(self.config.labels, self.config.scheme)) if learns else None
+        later = np.array(continuation_tags(self.config.labels, self.config.scheme)) if learns else None
         return TaggedWindows(self.rows(data), layout, self.term, data.split, later)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:

@@ -60,34 +60,36 @@ class TokenClassification(TaskKind):
     def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         name, values = self.config.text[0], columns.get(self.config.label)
         words = _lists(columns[name])
-        for number, own in enumerate(words):
-            for place, word in enumerate(own):
+        for number, sentence in enumerate(words):
+            for offset, word in enumerate(sentence):
                 if not isinstance(word, str):
                     raise UserError(
-                        f"{_place(columns, origin, number, place)}: the column {name} holds {type(word).__name__}, "
+                        f"{_place(columns, origin, number, offset)}: the column {name} holds {type(word).__name__}, "
                         "not words",
                         "write a list of words or a text, or name another column with task.text=",
                     )
         labels = None
-        if labelled or (values is not None and not is_unlabelled([tag for own in _lists(values) for tag in own])):
+        if labelled or (
+            values is not None and not is_unlabelled([tag for sentence in _lists(values) for tag in sentence])
+        ):
             labels = self._numbers(words, columns, origin)
         return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin)
 
     def _numbers(self, words: list[list[str]], columns: Mapping[str, list[object]], origin: Origin) -> list[list[int]]:
         """Each word's tag. UserError with file:line if the numbers of words and tags differ, or a tag is unknown."""
         sentences = self._named(_lists(columns[self.config.label]))
-        for number, (own, tags) in enumerate(zip(words, sentences, strict=True)):
-            if len(own) != len(tags):
+        for number, (sentence, tags) in enumerate(zip(words, sentences, strict=True)):
+            if len(sentence) != len(tags):
                 raise UserError(
-                    f"{_place(columns, origin, number, 0)}: {len(own)} words and {len(tags)} tags",
+                    f"{_place(columns, origin, number, 0)}: {len(sentence)} words and {len(tags)} tags",
                     "give each word one tag",
                 )
         number_of = {label: index for index, label in enumerate(self.config.labels or ())}
         decoded = []
         for number, tags in enumerate(self._in_bio(sentences, columns, origin)):
-            for place, tag in enumerate(tags):
+            for offset, tag in enumerate(tags):
                 if tag not in number_of:
-                    where = _place(columns, origin, number, place)
+                    where = _place(columns, origin, number, offset)
                     raise unknown_label(self.config, self.config.labels or (), tag, where)
             decoded.append([number_of[tag] for tag in tags])
         return decoded
@@ -96,8 +98,8 @@ class TokenClassification(TaskKind):
         """Tags as words; numbers become names if all tags are numbers."""
         labels = self.config.labels or ()
         named = [[word_of(tag) for tag in tags] for tags in sentences]
-        given, numbers = set(chain(*named)), {str(number): label for number, label in enumerate(labels)}
-        if given and not given & set(labels) and given <= numbers.keys():
+        problem_text, numbers = set(chain(*named)), {str(number): label for number, label in enumerate(labels)}
+        if problem_text and not problem_text & set(labels) and problem_text <= numbers.keys():
             return [[numbers[tag] for tag in tags] for tags in named]
         return named
 
@@ -109,10 +111,10 @@ class TokenClassification(TaskKind):
             try:
                 converted.append(to_bio(tags, self.config.scheme))
             except ValueError as problem:
-                place, tag = problem.args
-                given = f"the tag {tag!r}" if tag else "no tag"
+                offset, tag = problem.args
+                problem_text = f"the tag {tag!r}" if tag else "no tag"
                 raise UserError(
-                    f"{_place(columns, origin, number, place)}: {given} where the tags are in "
+                    f"{_place(columns, origin, number, offset)}: {problem_text} where the tags are in "
                     f"task.scheme={self.config.scheme}",
                     "correct the line, or name the scheme of the files: task.scheme=bio, iob1, iobes or none",
                 ) from problem
@@ -252,5 +254,5 @@ def _lists(values: Sequence[Any]) -> list[list[Any]]:
 def _place(columns: Mapping[str, list[Any]], origin: Origin, row: int, word: int) -> str:
     """file:line of a word, if known."""
     lines = columns.get(LINES)
-    own = lines[row] if lines is not None else []
-    return f"{origin[row][0]}:{own[word] if word < len(own) else origin[row][1]}"
+    sentence = lines[row] if lines is not None else []
+    return f"{origin[row][0]}:{sentence[word] if word < len(sentence) else origin[row][1]}"

@@ -22,7 +22,7 @@ from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
 from lmtool.random_streams import Permutation
 from lmtool.tasks.kinds.labels import location
-from lmtool.tasks.prompting.pattern import SEPARATOR, Pattern, PatternTexts, room_for_texts
+from lmtool.tasks.prompting.pattern import SEPARATOR, Pattern, PatternTexts, prompt_capacity
 from lmtool.types import Batch, Target
 
 TERM = "mlm"
@@ -54,9 +54,9 @@ class Auxiliary:
         self.template = FormatTemplate(
             template.pieces, {**template.piece_columns, column: marks}, template.text_columns
         )
-        room = room_for_texts(max_length, template.special_count, len(template.pieces) - 1)
+        capacity = prompt_capacity(max_length, template.special_count, len(template.pieces) - 1)
         self._texts, self.seed = PatternTexts(rows, pattern), seed
-        self._kept = truncate_texts(self._texts.lengths, room)
+        self._kept = truncate_texts(self._texts.lengths, capacity)
         self.lengths = self._kept.sum(axis=0) + template.special_count
         self._masking, self._vocabulary = MlmConfig(), Vocabulary.of(pattern.tokenizer)
 
@@ -70,8 +70,8 @@ class Auxiliary:
     def masked(self, text_N: np.ndarray, examples_N: np.ndarray, epoch: int) -> MaskedTexts:
         """Masked texts; random numbers are keyed by (seed, epoch, example, position)."""
         texts = [
-            (text.read(text_N, kept[text_N]), kept[text_N])
-            for text, kept in zip(self._texts.texts, self._kept, strict=True)
+            (text.read(text_N, retained[text_N]), retained[text_N])
+            for text, retained in zip(self._texts.texts, self._kept, strict=True)
         ]
         whole = assemble(self.template, texts)
         masked = mask_tokens(
@@ -93,15 +93,15 @@ _KEPT = 5
 EVALUATION = 0
 
 
-def kept_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
+def sample_demonstration_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
     """By class, the texts of up to `AT_MOST` distinct training rows; the same sample for every run."""
     texts = list(zip(*rows.columns.values(), strict=True))
-    numbers_E, kept = np.asarray(rows.labels), {}
+    numbers_E, retained = np.asarray(rows.labels), {}
     for number, label in enumerate(labels):
         own = list(dict.fromkeys(texts[row] for row in np.flatnonzero(numbers_E == number)))
         drawn = Permutation(len(own), 0, "sample", _KEPT)(np.arange(min(AT_MOST, len(own))))
-        kept[label] = tuple(own[location] for location in np.sort(drawn))
-    return kept
+        retained[label] = tuple(own[location] for location in np.sort(drawn))
+    return retained
 
 
 class Demonstrations:
@@ -251,7 +251,7 @@ class PromptedExamples:
         self._columns = len(self._texts.texts)
         self._own = None if demonstrations is None else demonstrations.own(rows)
         self._keys = None if demonstrations is None else text_keys(rows)
-        self.room = room_for_texts(max_length, self.template.special_count, len(self.template.pieces) - 1)
+        self.room = prompt_capacity(max_length, self.template.special_count, len(self.template.pieces) - 1)
         self._plans: dict[int, Plan] = {}
         self.truncated = 0
         self.plan(0)
@@ -261,8 +261,8 @@ class PromptedExamples:
         drawn = self.split == "train" and (self.shown is not None or self.auxiliary is not None)
         epoch = epoch if drawn else 0
         if epoch not in self._plans:
-            kept = {number: plan for number, plan in self._plans.items() if number in (0, epoch - 1)}
-            self._plans = {**kept, epoch: self._planned(epoch)}
+            retained = {number: plan for number, plan in self._plans.items() if number in (0, epoch - 1)}
+            self._plans = {**retained, epoch: self._planned(epoch)}
         return self._plans[epoch]
 
     def _planned(self, epoch: int) -> Plan:
@@ -280,16 +280,21 @@ class PromptedExamples:
             lengths = np.concatenate([lengths[:, row], *beside])
             if self.continued:
                 lengths = np.roll(lengths, -self._columns, axis=0)
-        kept = truncate_texts(lengths, self.room)
+        retained = truncate_texts(lengths, self.room)
         if epoch == 0:
-            self.truncated = len(np.unique(row[(kept < lengths).any(axis=0)]))
-        packed = kept.sum(axis=0) + self.template.special_count
+            self.truncated = len(np.unique(row[(retained < lengths).any(axis=0)]))
+        packed = retained.sum(axis=0) + self.template.special_count
         if not packed.all():
             where = location(self.rows.origin[row[np.flatnonzero(packed == 0)[0]]])
             raise UserError(f"{where}: an empty text in a prompt without other tokens", "remove the row")
-        fields = [("row", "i8", ()), ("part", "i4", ()), ("shown", "i4", shown.shape[1:]), ("kept", "i4", (len(kept),))]
+        fields = [
+            ("row", "i8", ()),
+            ("part", "i4", ()),
+            ("shown", "i4", shown.shape[1:]),
+            ("kept", "i4", (len(retained),)),
+        ]
         records = np.zeros(len(row), dtype=[*fields, ("auxiliary", "i8", ())])
-        records["row"], records["part"], records["shown"], records["kept"] = row, part, shown, kept.T
+        records["row"], records["part"], records["shown"], records["kept"] = row, part, shown, retained.T
         if self.auxiliary is not None:
             records["auxiliary"] = self.auxiliary.drawn(row, epoch)
             packed = packed + self.auxiliary.lengths[records["auxiliary"]]
@@ -297,7 +302,7 @@ class PromptedExamples:
 
     def _assembled(self, rows: np.ndarray) -> PackedArrays:
         """The prompts of rows of the plan."""
-        kept = list(rows["kept"].T.astype(np.int64))
+        retained = list(rows["kept"].T.astype(np.int64))
         groups = [(self._texts, rows["row"])]
         if self.shown is not None:
             groups += [(self.shown.texts, own) for own in rows["shown"].T]
@@ -305,7 +310,7 @@ class PromptedExamples:
         texts = [(text, numbers) for group, numbers in groups for text in group.texts]
         return assemble(
             self.template,
-            [(text.read(numbers, own), own) for (text, numbers), own in zip(texts, kept, strict=True)],
+            [(text.read(numbers, own), own) for (text, numbers), own in zip(texts, retained, strict=True)],
         )
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:

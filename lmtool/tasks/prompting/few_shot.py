@@ -97,11 +97,11 @@ class Prompts:
     def question(self, values: Mapping[str, str], answer: int, where: tuple[str, int]) -> Question:
         """A row after as many demonstrations as fit, dropping the oldest first. answer: tokens of the longest answer,
         which must fit too. where: file and line. UserError if the row alone does not fit."""
-        room = self.longest - (answer if self._one_stack else 0)
+        capacity = self.longest - (answer if self._one_stack else 0)
         alone, behind = self._own(values, False), self._own(values, True) if self.shots else ()
         for kept in range(self.shots, -1, -1):
             own = behind if kept else alone
-            if len(self._shared[kept]) + len(own) + self._around <= room:
+            if len(self._shared[kept]) + len(own) + self._around <= capacity:
                 return self._laid_out(kept, own)
         more = f" and {answer} of the answer" if self._one_stack and answer else ""
         needed = len(alone) + self._around + (answer if self._one_stack else 0)
@@ -113,7 +113,7 @@ class Prompts:
             f"{longer}a shorter task.prompt.template=, or remove the row",
         )
 
-    def with_kept(self, values: Mapping[str, str], kept: int) -> Question:
+    def with_demonstrations(self, values: Mapping[str, str], kept: int) -> Question:
         """A row after that many demonstrations."""
         return self._laid_out(kept, self._own(values, kept > 0))
 
@@ -255,7 +255,7 @@ class FewShot:
         for nothing in _CONTENT_FREE:
             values = dict.fromkeys(names, nothing)
             answers = [self._tokens(self.template.answer(text, values)) for text in texts]
-            question = prompts.with_kept(values, kept)
+            question = prompts.with_demonstrations(values, kept)
             sums.append(self._scored([question], [answers])[0])
         return [
             np.mean([_softmax(row[[location[text] for text in own]]) for row in sums], axis=0) for own in candidates

@@ -85,19 +85,19 @@ class Pattern:
         """The K+1 runs of tokens around the columns, one of which holds the answer; and the answer's position: the run,
         and its first token in it. answer: its tokens; None: only the text before it. before: text before the prompt."""
         pieces: list[list[int]] = [[]]
-        place, literal = (0, 0), before
+        position, literal = (0, 0), before
         for text, name in zip(self._literals, self._names, strict=True):
             pieces[-1] += self._tokens(literal + text, len(pieces) == 1 and not pieces[0] and not before)
             literal = ""
             if name != ANSWER:
                 pieces.append([])
                 continue
-            place = (len(pieces) - 1, len(pieces[-1]))
+            position = (len(pieces) - 1, len(pieces[-1]))
             if answer is None:
-                return pieces, place
+                return pieces, position
             pieces[-1] += answer
         pieces[-1] += self._tokens(self._last, False)
-        return pieces, place
+        return pieces, position
 
     def answer(self, word: str) -> list[int]:
         """The tokens of a word at the answer's position."""
@@ -125,7 +125,7 @@ class PatternTexts:
         self.lengths = np.array([text.lengths for text in self.texts], dtype=np.int64).reshape(-1, len(rows))
 
 
-def room_for_texts(max_length: int, special_count: int, texts: int) -> int:
+def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
     """Tokens that a prompt leaves for its texts. special_count: the prompt's own tokens. texts: their number. UserError
     if fewer tokens than texts are left."""
     if max_length - special_count < texts:

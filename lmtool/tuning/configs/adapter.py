@@ -25,7 +25,7 @@ Scale = float | Literal["learned"]
 
 
 @dataclass(frozen=True)
-class PublishedPlacement:
+class PlacementSettings:
     """A published placement. slots: in a layer. reads: the adapter's input. bottleneck: its width, or reduction: the
     hidden size over the width. scale: of its output. trains_norms: whether the layers' norms are trained too."""
 
@@ -38,13 +38,13 @@ class PublishedPlacement:
     trains_norms: bool = False
 
 
-HF_FORMAT: dict[Placement, PublishedPlacement] = {
+HF_FORMAT: dict[Placement, PlacementSettings] = {
     # Section 2.1, with the middle one of its sizes; activation and norms as in github.com/google-research/adapter-bert.
-    "houlsby": PublishedPlacement(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
+    "houlsby": PlacementSettings(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
     # Section 3.1 and appendix B of "AdapterFusion"; the values of AdapterHub's `seq_bn`.
-    "pfeiffer": PublishedPlacement(("ffn_adapter",), "sum", "relu", reduction=16.0),
+    "pfeiffer": PlacementSettings(("ffn_adapter",), "sum", "relu", reduction=16.0),
     # Table 1 and section 4.6; the values of AdapterHub's `par_bn`.
-    "parallel": PublishedPlacement(("ffn_adapter",), "input", "relu", reduction=2.0, scale=4.0),
+    "parallel": PlacementSettings(("ffn_adapter",), "input", "relu", reduction=2.0, scale=4.0),
 }
 
 
@@ -62,8 +62,8 @@ class TrainedAdapter(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_path(cls, given: Any) -> Any:
-        return _read(given) if isinstance(given, str) else given
+    def _of_a_path(cls, value: Any) -> Any:
+        return _read(value) if isinstance(value, str) else value
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _read(path: str) -> dict[str, Any]:
             f"{path}: its adapters are stacked on those of {trained.stack_on[0].path}",
             "give a run whose adapters are not stacked",
         )
-    if trained.learns_norms:
+    if trained.tunes_norms:
         raise UserError(
             f"{path}: its layers' norms were trained too, so its adapters do not fit the model it started from",
             "train it again with tuning.train_norms=false",
@@ -180,7 +180,7 @@ class AdapterConfig(ByDepthConfig):
         return self
 
     @property
-    def published(self) -> PublishedPlacement:
+    def published(self) -> PlacementSettings:
         """The published settings of the placement."""
         return HF_FORMAT[self.placement]
 
@@ -195,7 +195,7 @@ class AdapterConfig(ByDepthConfig):
         return self.published.scale if self.scale is None else self.scale
 
     @property
-    def learns_norms(self) -> bool:
+    def tunes_norms(self) -> bool:
         """Whether the norms of the layers are trained."""
         return self.published.trains_norms if self.train_norms is None else self.train_norms
 

@@ -207,8 +207,8 @@ class LoraConfig(ByDepthConfig):
         if self.bias != "none":
             yield Requirement(BIASES, "tuning.bias", f"tuning.bias={self.bias} trains biases", "give tuning.bias=none")
         if "fc_gate" in self.projections:
-            others = ",".join(name for name in self.projections if name != "fc_gate") or "fc_in"
-            hint = f"give 'tuning.projections=[{others}]'"
+            supported = ",".join(name for name in self.projections if name != "fc_gate") or "fc_in"
+            hint = f"give 'tuning.projections=[{supported}]'"
             yield Requirement(GATE, "tuning.projections", "tuning.projections names fc_gate", hint)
 
     def warnings(self, optimizer: Any, model: Any) -> list[str]:
