@@ -36,7 +36,7 @@ def run(config: CheckConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if config.task is not None:
         for part in config.task.parts():
-            data, problems = read_sound(part, config.seed, config.cache_dir, config.offline)
+            data, problems = read_valid_rows(part, config.seed, config.cache_dir, config.offline)
             summary = (
                 {}
                 if data is None

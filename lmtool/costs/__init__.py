@@ -1,1 +1,1 @@
-"""What a run costs before it is spent: parameters, FLOPs, memory, disk, time."""
+"""Estimated costs of a run: parameters, FLOPs, memory, disk, time."""

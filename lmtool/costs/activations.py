@@ -1,8 +1,8 @@
-"""Activations that a forward saves for its backward, counted on the parts of a learner: bytes per token.
+"""Activations that a forward saves for its backward, in bytes per token, computed from a learner's modules.
 
-Elements follow what autograd saves of each operation: a linear map its input where its matrix learns, a norm its input,
-attention its queries, keys, values and result, an activation its input, dropout a byte. Parts below the first that
-learns keep nothing. Tests hold the sum against what torch saves.
+Elements are those that autograd saves for each operation: the input of a linear map if its matrix is trained, the input
+of a norm, the queries, keys, values and result of attention, the input of an activation, and a byte for dropout.
+Modules below the first trainable one save nothing. Tests compare the sum with torch's saved tensors.
 
 Shape letters: H hidden width, F width inside a feed-forward part.
 """
@@ -33,14 +33,14 @@ from lmtool.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
 from lmtool.nn.recurrent import BidirectionalGru, LstmCell
 from lmtool.nn.relative import RelativeAttention
 
-# A value in fp32: of weights, of the residual stream, of what norms read.
+# Bytes of an fp32 value: weights, the residual stream, the inputs of norms.
 VALUE_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Formats:
-    """How a run computes. half: bf16 or fp16 products. cuda: on such a device, where attention runs in the type of the
-    products, by a variable-length kernel where it can. recomputes: whether layers keep their input alone."""
+    """The number formats of a run. half: bf16 or fp16 products. cuda: on a CUDA device, where attention runs in the
+    products' type, with a variable-length kernel if possible. recomputes: whether layers save only their input."""
 
     half: bool = False
     cuda: bool = False
@@ -48,12 +48,12 @@ class Formats:
 
     @property
     def product(self) -> int:
-        """Bytes of an element that a product reads."""
+        """Bytes of a product's input element."""
         return 2 if self.half else VALUE_BYTES
 
     @property
     def attention(self) -> int:
-        """Bytes of an element that attention reads: fp32 on a CPU, see `nn.tiled`."""
+        """Bytes of an attention input element: fp32 on a CPU, see `nn.tiled`."""
         return self.product if self.cuda else VALUE_BYTES
 
 
@@ -64,10 +64,10 @@ class Formats:
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What the tokens of a stack attend to. keys: tokens that a query attends to at most. cross_keys: those of the
-    encoder. scored: positions of all layers add to the scores. copies: of each key and value, where a block gathers
-    its keys (`nn.block_sparse`). memory: states in front of a text, for each of its tokens. query_stream: fraction of
-    the tokens that have a query of a second stream."""
+    """What the tokens of a stack attend to. keys: maximum tokens that a query attends to. cross_keys: those of the
+    encoder. scored: positions of all layers add to the scores. copies: of each key and value, if a block gathers its
+    keys (`nn.block_sparse`). memory: cached states before a text, per token of the text. query_stream: fraction of the
+    tokens that have a query of a second stream."""
 
     keys: float
     cross_keys: float = 0.0
@@ -87,20 +87,20 @@ def attentions_of(layer: nn.Module) -> Iterator[tuple[str, MultiHead]]:
 def attention_bytes(
     attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext, last: bool
 ) -> float:
-    """Its input where a projection learns, the states of the heads, and what the last map reads. last: of the layers,
-    in which a query stream alone asks."""
+    """The input if a projection is trained, the states of the heads, and the input of the output projection. last: the
+    last layer, in which only a query stream asks."""
     joined, width = attention.q_proj.weight.shape[0], attention.q_proj.in_features
     learns = any(keeps_input(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
     low = sum(map(update_values, attention.modules()))
     content, queries = _streams(context, last)
     asking, rows = _values_per_head(attention, _keyed(attention, formats, cross, context))
-    # Each stream has its copies of keys, values and rows of places.
+    # Each stream has its own copies of keys, values and position rows.
     states = asking * queries + (2.0 + rows) * (1 + context.memory) * (content + (context.query_stream > 0))
     if context.copies:
         states += 2 * (context.copies - 1)
     read = (
         1 + context.query_stream + (1 + context.memory if context.memory else 0.0)
-    )  # behind a memory one copy more, with it
+    )  # with a memory, one more copy that includes it
     total = learns * width * read * formats.product + states * joined * formats.attention + low * formats.product
     if keeps_input(attention.out_proj):
         total += queries * joined * formats.product
@@ -109,8 +109,8 @@ def attention_bytes(
 
 
 def score_bytes(attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext, last: bool) -> float:
-    """Of a token's scores, where they are kept: on a CPU dropout needs the weights and its choices, in pieces also what
-    comes out; positions that add to the scores need them on the way back."""
+    """The saved scores of a token: on a CPU, dropout needs the weights and its mask, tiled attention also its output;
+    positions that add to the scores need them in the backward pass."""
     if _keyed(attention, formats, cross, context):
         element = VALUE_BYTES + 1
     elif not formats.cuda and attention.dropout.rate > 0:
@@ -121,36 +121,38 @@ def score_bytes(attention: MultiHead, formats: Formats, cross: bool, context: At
 
 
 def update_values(module: nn.Module) -> int:
-    """Values of a token that a low-rank update of a map keeps: what A gives, and with DoRA what its lengths scale."""
+    """Saved values per token of a map's low-rank update: the output of A, and with DoRA the inputs of its magnitudes.
+    Saved values per token of a map's low-rank update: the output of A, and with DoRA the inputs of its magnitudes."""
     module_parameters = dict(module.named_parameters(recurse=False))
     return sum(len(module_parameters[name]) for name in ("lora_a", "lora_magnitude") if name in module_parameters)
 
 
 def keeps_input(linear: nn.Module) -> bool:
-    """Whether a map's input is read on the way back: where its matrix learns, or one of low rank beside it."""
+    """Whether a map's input is needed in the backward pass: if its matrix is trained, or a low-rank update of it."""
     return any(parameter.requires_grad and parameter.ndim > 1 for parameter in linear.parameters())
 
 
 def _streams(context: AttentionContext, last: bool) -> tuple[float, float]:
-    """The share of the tokens that ask as content, and that of all queries."""
+    """The fraction of tokens with content queries, and that of all queries."""
     content = 0.0 if last and context.query_stream else 1.0
     return content, content + context.query_stream
 
 
 def _scored(attention: MultiHead, cross: bool, context: AttentionContext) -> bool:
-    """Whether places add to the scores: those of all layers, or a table that an attention maps by itself."""
+    """Whether positions add to the scores: those of all layers, or a table projected by the attention."""
     return not cross and (context.scored or bool(attention.table_maps))
 
 
 def _keyed(attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext) -> bool:
-    """Whether it is one function with its dropout (`nn.keyed`), which keeps queries, keys, values and weights."""
+    """Whether attention and its dropout are one function (`nn.keyed`), which saves queries, keys, values and weights.
+    Whether attention and its dropout are one function (`nn.keyed`), which saves queries, keys, values and weights."""
     pieces = cross or _scored(attention, cross, context) or context.copies > 0
     return not (formats.cuda or pieces) and attention.dropout.rate > 0
 
 
 def _values_per_head(attention: MultiHead, keyed: bool) -> tuple[float, float]:
-    """What is kept as wide as the heads: of a query, its result or another form of it too; and of a key, rows of
-    distances, which there are to one side or to both."""
+    """Saved tensors of the heads' width: per query, including its result or another form of it; and per key, including
+    rows of distances to one side or to both."""
     if isinstance(attention, TwoStreamAttention):
         return 3.0, 2.0
     if isinstance(attention, RelativeAttention):
@@ -159,19 +161,19 @@ def _values_per_head(attention: MultiHead, keyed: bool) -> tuple[float, float]:
 
 
 def _terms(attention: MultiHead) -> int:
-    """Terms of its scores that are products with a table of places, of which a query sees one before each key and one
-    behind it, so that each keeps twice what the scores do."""
+    """Terms of the scores that are products with a position table, of which a query uses one row before each key and
+    one after it, so that each saves twice as much as the scores."""
     return len(attention.terms) if isinstance(attention, DisentangledAttention) else 0
 
 
-# Rows of logits that the loss over a vocabulary has at once, of which two chunks are alive, and those of its softmax.
+# Rows of logits per chunk of the vocabulary loss; two chunks are alive at once, and those of the softmax.
 _LOGIT_ROWS = {"cpu": (512, 32), "cuda": (1024, 1024)}
 
 
 @dataclass(frozen=True)
 class SavedActivations:
-    """Bytes that each token of a batch keeps. activations: of all layers. scores: of attention that no fused kernel
-    computes. working: of the layer at work, where no other keeps any: layers are recomputed, or nothing learns."""
+    """Saved bytes per token. activations: of all layers. scores: of attention without a fused kernel. working: of a
+    single layer at work, if layers are recomputed or nothing is trained."""
 
     activations: float = 0.0
     scores: float = 0.0
@@ -184,17 +186,24 @@ class SavedActivations:
 
 
 def has_query_stream(learner: BaseLearner) -> bool:
-    """Whether its objective predicts by a second stream of queries (XLNet)."""
+    """Whether its objective predicts with a second stream of queries (XLNet)."""
     return isinstance(learner.config, ObjectiveConfig) and learner.config.query_stream
 
 
 def saved_activations(
     learner: BaseLearner, formats: Formats, length: float, outputs: float = 0.5, read: float = 1.0, memory: float = 0.0
 ) -> SavedActivations:
-    """What a token of a batch keeps in all backbones of a learner, heads left out. length: mean tokens of an example,
-    both sides, without virtual ones. outputs: of an encoder-decoder the share of its decoder. read: share of the tokens
-    that the last layer of the learner's own backbone works on behind its attention; a query stream stands at these.
-    memory: states of earlier text in front of an example."""
+    """Saved bytes per token of a batch in all backbones of a learner, without heads.
+
+    Args:
+        learner: The learner.
+        formats: The number formats.
+        length: Mean tokens of an example, both sides, without virtual ones.
+        outputs: The decoder's fraction of an encoder-decoder's tokens.
+        read: Fraction of the tokens that the last layer of the learner's own backbone processes after its attention; a
+            query stream has these positions.
+        memory: Cached states of earlier text before an example.
+    """
     total = SavedActivations()
     for backbone in backbones_of(learner):
         share = read if backbone is learner.backbone else 1.0
@@ -209,21 +218,21 @@ def backbones_of(learner: nn.Module) -> list[Backbone]:
 
 
 def layers_of(backbone: Backbone) -> list[nn.Module]:
-    """Its layers in the order they are applied, of both stacks; a family with a forward of its own is one."""
+    """Its layers in the order of application, of both stacks; a family with its own forward counts as one."""
     if isinstance(backbone, EncoderDecoder):
         return [*backbone.encoder.layers, *backbone.decoder.layers]
     return list(backbone.depth()) if isinstance(backbone, OneStack) else [backbone]
 
 
 def lengthening(learner: nn.Module, length: float) -> float:
-    """Tokens in the layers for each of a batch, with the virtual ones. length: mean tokens of an example."""
+    """Tokens in the layers per token of a batch, including virtual ones. length: mean tokens of an example."""
     return max((1 + backbone.embed.virtual_count / length for backbone in backbones_of(learner)), default=1.0)
 
 
 def _of_backbone(
     backbone: Backbone, formats: Formats, length: float, outputs: float, read: float, memory: float, query_stream: float
 ) -> SavedActivations:
-    """memory, query_stream: as `AttentionContext` has them."""
+    """memory, query_stream: see `AttentionContext`."""
     virtual = backbone.embed.virtual_count
     if isinstance(backbone, EncoderDecoder):
         inputs = (1 - outputs) * length + virtual
@@ -254,11 +263,11 @@ def _of_layers(
     learns: bool,
     read: float,
 ) -> SavedActivations:
-    """Of a stack, a token of it. learns: whether anything before its layers does."""
+    """Bytes per token of a stack. learns: whether any module before its layers is trained."""
     parts, context = list(layers), replace(context, scored=embed.position.scores)
     width = _width(parts[0]) if parts else 0
     activations = float(learns * width * (VALUE_BYTES * (embed.norm is not None) + (embed.dropout.rate > 0)))
-    # Words that come again are computed once: this is the most.
+    # An upper bound: repeated words are computed once.
     activations += learns * VALUE_BYTES * (embed.saved_activations if isinstance(embed, WordCharacters) else 0)
     scores = working = frozen = 0.0
     for number, layer in enumerate(parts):
@@ -279,7 +288,7 @@ def _of_layers(
 
 
 def _of_layer(layer: nn.Module, formats: Formats, context: AttentionContext, last: bool, read: float) -> float:
-    """Bytes of a token in a layer whose part behind the attention works on a share of the tokens."""
+    """Bytes per token of a layer whose part after the attention processes a fraction of the tokens."""
     before_attention = sum(_of_lstm(part, formats) for part in layer.modules() if isinstance(part, LstmCell))
     if isinstance(layer, BidirectionalGru | AttendingGru):
         before_attention += VALUE_BYTES * layer.saved_activations(context.cross_keys)
@@ -302,9 +311,9 @@ def _of_layer(layer: nn.Module, formats: Formats, context: AttentionContext, las
 
 
 def _of_lstm(part: LstmCell, formats: Formats) -> float:
-    """Its inputs, the gates, the memory before and behind its activation, and what it gives."""
-    kept = VALUE_BYTES * (6 * part.cell_size + 2 * part.output_size)
-    return formats.product * part.weight_ih.shape[1] + kept
+    """Its inputs, the gates, the cell state before and after its activation, and the output."""
+    retained = VALUE_BYTES * (6 * part.cell_size + 2 * part.output_size)
+    return formats.product * part.weight_ih.shape[1] + retained
 
 
 def _of_norm(norm: nn.Module, width: int) -> float:
@@ -315,7 +324,7 @@ def _of_norm(norm: nn.Module, width: int) -> float:
 def _of_feed_forward(part: FeedForward, formats: Formats) -> float:
     width, inner = part.fc_in.in_features, part.fc_in.out_features
     dropped = part.dropout.rate > 0
-    # Relu keeps its result, which is what the second map reads unless it is dropped from.
+    # ReLU saves its result, which is the second map's input unless it is dropped out.
     relu = part.activation is ACTIVATIONS["relu"]
     if isinstance(part, GatedFeedForward):
         values = 3.0 + (keeps_input(part.fc_out) or dropped)
@@ -328,9 +337,8 @@ def _of_feed_forward(part: FeedForward, formats: Formats) -> float:
 
 
 def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
-    """What the loss over a vocabulary works with at its largest: two chunks of logits, and the gradient of the table in
-    the making. rows: places that predict in one forward. 0 without such a head. Of pairs of words their vectors, and
-    the gradients of these."""
+    """Peak working bytes of the vocabulary loss: two chunks of logits, and the table's gradient. rows: predicting
+    positions in one forward. 0 without such a head. For word pairs, their vectors and the gradients of these."""
     pairs = next((module for module in learner.modules() if isinstance(module, WordPairsHead)), None)
     if pairs is not None:
         return round(2 * rows * (1 + pairs.words) * pairs.output.token.embedding_dim * VALUE_BYTES)
@@ -346,8 +354,8 @@ def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
 
 
 def copied_bytes(learner: nn.Module, formats: Formats) -> int:
-    """Copies of weights that a forward keeps: of all matrices in the type of the products, and of the projections of
-    attention that are joined into one. Nothing where no backbone learns."""
+    """Copies of weights that a forward keeps: of all matrices in the products' type, and of joined attention
+    projections. Zero if no backbone is trained."""
     copied = 0
     for backbone in backbones_of(learner):
         if not _has_trainable(backbone):

@@ -1,4 +1,4 @@
-"""The memory that a run needs, counted on its learner on the meta device; and whether it is available."""
+"""The memory that a run needs, computed from its learner on the meta device, and the available memory."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that this process can still get on a device; None where the system does not say.
+    """Available bytes on a device; None if the system does not report them.
 
-    On a CPU the least of: what the machine has available, free swap included; what its control groups (containers,
-    batch systems) leave it; what its own limit (ulimit -v) leaves it.
+    On a CPU, the minimum of the machine's available memory with free swap, the limits of its control groups
+    (containers, batch systems), and the process's own limit (ulimit -v).
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -46,7 +46,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def _machine() -> Iterator[int]:
-    """Linux says what could be freed too; elsewhere it is all there is."""
+    """Linux reports reclaimable memory; elsewhere all memory counts."""
     try:
         lines = (_PROC / "meminfo").read_text().splitlines()
         kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
@@ -57,7 +57,7 @@ def _machine() -> Iterator[int]:
 
 
 def _groups() -> Iterator[int]:
-    """Available bytes of the control groups of the process: the limit minus memory that cannot be freed."""
+    """Available bytes of the process's control groups: the limit minus memory that cannot be reclaimed."""
     try:
         entries = [line.split(":", 2) for line in (_PROC / "self/cgroup").read_text().splitlines()]
     except OSError:
@@ -70,7 +70,7 @@ def _groups() -> Iterator[int]:
         else:
             continue
         folder = root / place.strip("/")
-        # Within a container the path is that of the host, and its own group is the root.
+        # In a container the path is the host's, and the container's own group is the root.
         for group in [folder, *folder.parents] if folder.is_dir() else [root]:
             limit, used = _number(group / names[0]), _number(group / names[1])
             if limit is not None and used is not None:
@@ -81,7 +81,7 @@ def _groups() -> Iterator[int]:
 
 
 def _cached(group: Path) -> int:
-    """Pages of files, which are given up when memory is asked for."""
+    """Pages of files, which can be reclaimed."""
     try:
         lines = (group / "memory.stat").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.split()[0] in ("inactive_file", "active_file"))
@@ -119,9 +119,8 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
 
 
 def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
-    """Parameters that learn, be it later in the run (`trainable`), and that are there (`total`), tied ones once: of the
-    backbone, of what the tuning method added (`method`), of the heads (`head`), and of what an objective has besides.
-    """
+    """Parameters by role, tied ones once: trainable at any time of the run (`trainable`), all (`total`), of the
+    backbone, added by the tuning method (`method`), of the heads (`head`), and of the objective."""
     by_role = {role: {"trainable": 0, "total": 0} for role in ("backbone", "method", "head")}
     for name, parameter in learner.named_parameters():
         part = part_of(name)
@@ -133,7 +132,7 @@ def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
 
 
 def planned_teachers(config: RunConfig) -> list[Any]:
-    """The learners of a run's teachers by their sizes, as their configurations have them. Nothing is allocated."""
+    """The learners of a run's teachers, from their configurations, on the meta device."""
     models = [TeacherSpec(path, saved_teacher(path, config.offline)).model for path in config.distill.checkpoints]
     learned: Any = cast(TrainingConfig, config).learns
     with torch.device("meta"):
@@ -145,27 +144,27 @@ def configuration_of_peers(config: TrainingConfig, distill: CodistillationConfig
 
 
 def planned_learner(config: TrainingConfig) -> BaseLearner:
-    """The learner of a run by its sizes. Nothing is allocated."""
+    """The learner of a run, on the meta device."""
     with torch.device("meta"):
         return assemble(config, None)[0]
 
 
 def require_memory(config: TrainingConfig, precision: Precision) -> None:
-    """UserError where a run does not fit into memory, before any of it is there: see `too_large`."""
+    """UserError, before any allocation, if a run does not fit into memory: see `too_large`."""
     problem = too_large(config, precision)
     if problem is not None:
         raise problem
 
 
 def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
-    """What to say where the weights of a run, their gradients and the optimizer's state do not fit into the memory that
-    is available: those of all processes on a machine where they compute on its CPU, shares of them with parallel=fsdp.
-    What a step keeps beside them is not counted: it depends on the batch, which can be split."""
+    """A message if a run's weights, gradients and optimizer state exceed the available memory: those of all processes
+    on a machine that compute on its CPU, divided under parallel=fsdp. Activations are not counted: they depend on the
+    batch, which can be split."""
     cpu, place = torch.device("cpu"), rank_info(os.environ)
-    # Weights are made on the host, and trained on the device.
+    # Weights are created on the host, and trained on the device.
     for device, trained in {cpu: False, precision.device: True}.items():
         available = available_bytes(device)
-        # What each process of this machine needs of the host, and one alone of its own device.
+        # What each process of this machine needs of the host, and of its own device.
         together = place.local_size if device == cpu else 1
         fractions = place.size if trained and config.parallel == "fsdp" else 1
         needed = _needed_bytes(config, trained) * together // fractions
@@ -184,7 +183,7 @@ def _fits(config: TrainingConfig, trained: bool, available: int) -> bool:
 
 
 def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
-    """Bytes of all that a run holds together: its own learner, its teachers, and its peers with their copies."""
+    """Bytes of everything a run holds: its learner, its teachers, and its peers with their copies."""
     needed, distill = _bytes_of_learner(config, trained), config.distill
     needed += VALUE_BYTES * sum(map(values_of, planned_teachers(config)))
     if not isinstance(distill, CodistillationConfig):
@@ -218,8 +217,7 @@ def values_of(learner: nn.Module) -> int:
 
 
 def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> str:
-    """The overrides with which a model fits: one size at its default, all that are larger than theirs at it, or as many
-    layers as there is room for."""
+    """Overrides with which a model fits: one size at its default, all larger sizes at theirs, or fewer layers."""
     model = config.model
     fields = type(model).model_fields
     larger = {
@@ -249,7 +247,7 @@ def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> 
 
 
 def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
-    """Parameters in a checkpoint of a run; None for all of them: a tuned run leaves some to what it starts from."""
+    """Parameters in a checkpoint of a run; None for all of them: a tuned run saves only its delta."""
     tuning = learner.tuning
     if tuning is None or config.checkpoint in (None, "none"):
         return None
@@ -258,8 +256,7 @@ def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
 
 
 def model_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> ModelConfig:
-    """Their model: as it is typed, of the checkpoint that they start from, or the run's. UserError where it is not
-    read."""
+    """The peers' model: the configured one, that of their checkpoint, or the run's. UserError if it cannot be read."""
     if distill.model is not None or distill.checkpoint is None:
         return distill.model or config.model
     saved = saved_config(distill.checkpoint, config.offline)

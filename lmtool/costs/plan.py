@@ -1,8 +1,8 @@
 """The cost model: FLOPs, memory and disk of a run. Arithmetic over plain numbers.
 
-FLOPs count a multiply and an add as two and a training step as three forwards (the backward costs two). Every part of a
-learner multiplies each of its places with the values of its matrices, and attention adds, for each layer, the scores
-and the sums over what a token sees; packed documents cost their own length only.
+A multiply and an add count as two FLOPs, and a training step as three forwards (the backward counts two). Every part of
+a learner multiplies each of its positions with its matrices; attention adds, for each layer, the scores and the
+weighted sums over the attended tokens; packed documents attend within themselves only.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from lmtool.nn.prefix import VirtualTokens
 from lmtool.reporting.costs import RunPlan
 
 # Other memory of a process: Python, torch, the tokenizer and the loader (390 to 415 MB measured on Linux); on CUDA the
-# context, the workspaces of libraries, and fragments that the allocator cannot reuse.
+# context, library workspaces, and unusable fragments of the allocator.
 RESERVE = {False: 400_000_000, True: 1_500_000_000}
-# A row of metrics.jsonl, and what else the run's folder holds beside checkpoints.
+# A row of metrics.jsonl, and the rest of the run's folder without checkpoints.
 ROW_BYTES, FOLDER_BYTES = 250, 200_000
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a part of a learner. share: fraction of a batch's tokens that it runs at. values: of its matrices;
-    one used twice counts twice. attention: layers times the width of their heads; context: mean number of
-    tokens that a token attends to. passes: 3 with gradients, 2 if the matrices are frozen, 1 without gradients.
-    """
+    """The work of a part of a learner. share: fraction of a batch's tokens that it processes. values: matrix elements;
+    matrices used twice count twice. attention: layers times the total width of their heads; context: mean attended
+    tokens per token. passes: 3 with gradients, 2 if the matrices are frozen, 1 without gradients."""
 
     share: float
     values: float
@@ -52,10 +51,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Values that a run holds. parameters: by part. learning: those that learn. optimizer: what it keeps of these.
-    in_layers, layer: of all layers, and of the largest one. teachers: of models that are read beside it and never
-    learn. copied_bytes: copies of weights that a forward makes. saved: in a checkpoint (None: all parameters).
-    carried: state that is carried from batch to batch."""
+    """Values that a run holds. parameters: by part. learning: trainable ones. optimizer: its state. in_layers, layer:
+    of all layers, and of the largest one. teachers: of frozen models that run alongside. copied_bytes: copies of
+    weights made by a forward. saved: in a checkpoint (None: all parameters). carried: state carried from batch to
+    batch."""
 
     parameters: Mapping[str, int]
     learning: int
@@ -74,7 +73,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward. tokens: in it. activations: of each token. head_bytes: of the loss over a vocabulary."""
+    """One forward. tokens: their number. activations: per token. head_bytes: of the vocabulary loss."""
 
     tokens: float
     activations: SavedActivations = field(default_factory=SavedActivations)
@@ -83,18 +82,19 @@ class Forward:
 
     @property
     def activation_bytes(self) -> float:
-        """For its backward."""
+        """Saved for its backward."""
         return self.tokens * (self.activations.activations + self.activations.scores + self.activations.working)
 
 
 def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = False) -> dict[str, int]:
-    """Bytes of one device by part, at the fullest moment of a step; parts of nothing are left out.
+    """Bytes of one device by part, at the peak of a step, without empty parts.
 
-    sharded: every device holds its share of weights, gradients and optimizer state (fsdp), and has at a time the whole
-    of two layers, one at work and one on its way, and of all that is in no layer, with the gradients of one of each.
+    sharded: every device holds its fraction of weights, gradients and optimizer state (fsdp), and temporarily two full
+    layers, the active one and the prefetched one, and all parameters outside of layers, with the gradients of one of
+    each.
     """
     share = devices if sharded else 1
-    # The loss is behind the last layer, and one that works again is before it: only the larger of both is there.
+    # The loss follows the last layer, and recomputation precedes it: only the larger of both is in memory.
     working = forward.tokens * forward.activations.working
     outside = sizes.total - sizes.in_layers
     parts = {
@@ -103,7 +103,7 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
         "optimizer": VALUE_BYTES * sizes.optimizer / share,
         "gathered weights": VALUE_BYTES * (3 * sizes.layer + 2 * outside) if share > 1 else 0,
         "weight copies": sizes.copied_bytes,
-        "carried state": 2 * VALUE_BYTES * sizes.carried,  # that of before a step too
+        "carried state": 2 * VALUE_BYTES * sizes.carried,  # including that before a step
         "activations": forward.tokens * forward.activations.activations + working,
         "attention scores": forward.tokens * forward.activations.scores,
         "logits": max(0, forward.head_bytes - working),
@@ -115,8 +115,8 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The costs of a step. works: of every part. tokens: real tokens in a step of all devices, mean. forward: of one
-    device. sharded: as `memory_of` has it."""
+    """The costs of a step. works: of every part. tokens: mean real tokens in a step over all devices. forward: of one
+    device. sharded: see `memory_of`."""
 
     works: Sequence[Work]
     tokens: float
@@ -126,7 +126,7 @@ class StepCosts:
     sharded: bool = False
 
     def plan(self) -> RunPlan:
-        """The plan of a run of one step and one checkpoint, without times."""
+        """The plan of a run with one step and one checkpoint, without times."""
         sizes = self.sizes
         saved = sizes.total if sizes.saved is None else sizes.saved
         return RunPlan(
@@ -142,10 +142,8 @@ class StepCosts:
         )
 
 
-# The work of a learner, counted on its parts.
-#
-# The work is that of the architecture, as papers count it: every layer on every token. What a last layer spares where
-# few of its tokens are read is not taken off.
+# The work of a learner, computed from its modules: that of the architecture, as papers count it, with every layer on
+# every token. Savings of a last layer that computes few tokens are not subtracted.
 
 
 _TABLES = (nn.Embedding, Position)
@@ -156,9 +154,9 @@ def works_of(
 ) -> Iterator[Work]:
     """The work of every part of a learner.
 
-    fractions: the share of the tokens that a part runs at, by its name; predicted: of a head with a vocabulary that is
-    not in it, where every other part runs once an example. length: mean tokens of an example, both sides. outputs: of
-    an encoder-decoder the share of its decoder.
+    fractions: by part name, the fraction of the tokens that it processes; predicted: that of a vocabulary head without
+    an entry, where every other part runs once per example. length: mean tokens of an example, both sides. outputs: the
+    decoder's fraction of an encoder-decoder's tokens.
     """
     yield from _body(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
     if learner.query_stream:
@@ -177,22 +175,22 @@ def works_of(
 
 
 def _decoding(backbone: Any, length: float) -> Work:
-    """The enhanced mask decoder's: the last layer a second time."""
+    """The enhanced mask decoder: the last layer a second time."""
     layers = list(backbone.depth())
     last = layers[-1:]
     return Work(1.0, _matrices(last), _attention(last), backbone.seen(len(layers) - 1, length))
 
 
 def _asking(backbone: Any, share: float, length: float) -> Work:
-    """A query stream's: all layers at the tokens that are predicted, which ask and are not asked."""
+    """A query stream: all layers at the predicted tokens, with queries only."""
     layers = list(backbone.depth())
     asked = _matrices(part for layer in layers for part in (layer.self_attn.k_proj, layer.self_attn.v_proj))
     return Work(share, _matrices(layers) - asked, _attention(layers), backbone.seen(0, length))
 
 
 def _passes(backbone: Backbone) -> float:
-    """The work of a step over a backbone in forwards: 1, as much again for the gradients of states where anything in
-    it learns, and for those of the matrices as far as these learn."""
+    """The work of a step over a backbone in forwards: 1, plus 1 for the gradients of states if anything is trained,
+    plus the trained fraction of its matrices for their gradients."""
     parts = [part for part in backbone.modules() if not isinstance(part, _TABLES)]
     matrices = [parameter for part in parts for parameter in part.parameters(recurse=False) if parameter.ndim > 1]
     learn = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
@@ -201,13 +199,13 @@ def _passes(backbone: Backbone) -> float:
 
 
 def _body(backbone: Backbone, length: float, outputs: float, share: float, passes: float) -> Iterator[Work]:
-    """A backbone's layers, each of its tokens once, virtual ones too; shared layers as often as they are applied. The
-    rows of a prefix are seen, and are no work besides."""
+    """A backbone's layers, once per token, including virtual ones; shared layers as often as they are applied. Prefix
+    rows are attended to, without other work."""
     if isinstance(backbone, EncoderDecoder):
         embedding = _matrices([backbone.embed])
         inputs, encoder, decoder = 1 - outputs, backbone.encoder.layers, backbone.decoder.layers
         crossed: list[Any] = [layer.cross_attn for layer in decoder]
-        # Keys and values are made of the inputs.
+        # Keys and values are computed from the inputs.
         key_value_maps = [
             part for cross in crossed for name, part in cross.named_children() if name in ("k_proj", "v_proj")
         ]
@@ -221,7 +219,7 @@ def _body(backbone: Backbone, length: float, outputs: float, share: float, passe
         return
     total_length = length + backbone.embed.virtual_count
     if not isinstance(backbone, OneStack):
-        # A family with a forward of its own is taken as a whole, each of its parts once.
+        # A family with its own forward counts as a whole, each of its modules once.
         yield Work(share * total_length / length, _matrices([backbone]), passes=passes)
         return
     layers = list(backbone.depth())
@@ -232,8 +230,8 @@ def _body(backbone: Backbone, length: float, outputs: float, share: float, passe
 
 
 def _matrices(modules: Iterable[nn.Module]) -> int:
-    """Values of the matrices in modules that a token's vector is multiplied with; tables are looked up, and what
-    computes virtual tokens, or the keys and queries of places, does so once a batch."""
+    """Elements of the matrices that a token's vector is multiplied with; tables are looked up, and virtual tokens, or
+    position keys and queries, are computed once per batch."""
     parts = [part for module in modules for part in module.modules()]
     once = {inner for part in parts if isinstance(part, VirtualTokens) for inner in part.modules()}
     readers = [part for part in parts if isinstance(part, WordCharacters)]
@@ -249,18 +247,18 @@ def _matrices(modules: Iterable[nn.Module]) -> int:
 
 
 def _attention(layers: Iterable[nn.Module]) -> int:
-    """The widths of all layers' attention added up."""
+    """The summed widths of all layers' attention."""
     return sum(_width(layer.self_attn) for layer in layers if hasattr(layer, "self_attn"))
 
 
 def _width(attention: Any) -> int:
-    """The width of all heads together."""
+    """The total width of the heads."""
     return attention.q_proj.weight.shape[0]
 
 
 def _vocabulary(head: nn.Module, backbone: Backbone) -> int:
-    """Values of the table that a head reads tokens off, beside a map of its own; of pairs of words one row. Of a head
-    that samples its words those that it leaves out are taken off."""
+    """Elements of the table with which a head predicts tokens, plus its own map; for word pairs one row. A head with
+    sampled softmax excludes the words left out."""
     if isinstance(head, WordPairsHead):
         return head.output.token.embedding_dim
     if isinstance(head, SampledLMHead):

@@ -46,8 +46,7 @@ from lmtool.training.precision import Precision
 
 
 def _other_models(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[Work]:
-    """The work of what runs beside the student: of teachers without gradients, of peers that learn too. how: as of the
-    student."""
+    """The work of models besides the student: teachers without gradients, and trained peers."""
     for teacher in teachers if config.distill.same_batches else ():
         yield from (replace(work, passes=1) for work in works_of(teacher, *how))
     if isinstance(config.distill, CodistillationConfig):
@@ -61,7 +60,7 @@ def plan_of(
     config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], where: Precision | PlannedDevice
 ) -> RunPlan:
     """The plan of a run. metadata: the training loader's. where: a planned device, or one of this machine, which is
-    measured for a third of a second at most."""
+    measured for at most a third of a second."""
     single = _of_one_step(config, learner, metadata, _planned_device(config, where))
     limits = _limits(config, single, metadata["steps_per_epoch"])
     budget = min(limits, key=lambda name: limits[name])
@@ -86,7 +85,7 @@ def plan_in_phases(
     )
 
     def mean(budget: str) -> RunPlan:
-        """A step, mean over a run that this budget ends."""
+        """A mean step of a run that this budget ends."""
         tokens, flops = (fractions.mean(values, budget) for values in (fractions.tokens, fractions.flops))
         largest = max(singles, key=lambda single: single.needed_bytes)
         seconds = largest.step_seconds
@@ -121,7 +120,7 @@ def _planned_device(config: RunConfig, where: Precision | PlannedDevice) -> Plan
 def _of_one_step(
     config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], device: PlannedDevice
 ) -> RunPlan:
-    """The plan of a run of one step."""
+    """The plan of a single step."""
     predicted = metadata.get("predicted_fraction", 0.0)
     fractions = config.objective.places if isinstance(config, PretrainConfig) else {}
     # A task's encoder-decoder reads its text on both sides.
@@ -132,7 +131,7 @@ def _of_one_step(
     tokens, devices = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"], devices_of(config)
     sizes, forward = _sizes(config, learner, teachers, device), _forward(config, learner, metadata, device)
     sharded = config.parallel == "fsdp" and devices > 1
-    # Several processes of one CPU share its cores.
+    # Several processes on one CPU share its cores.
     share = devices if device.cuda else 1
     layers = sum(len(layers_of(backbone)) for backbone in backbones_of(learner))
     forwards = max(1.0, tokens / devices / max(forward.tokens, 1))
@@ -150,7 +149,7 @@ def _of_one_step(
 
 
 def devices_of(config: RunConfig) -> int:
-    """Processes that train together: those asked for, or that torchrun started."""
+    """The number of training processes: configured, or started by torchrun."""
     return config.devices or int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -193,7 +192,7 @@ def _forward(config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any
     predicted = metadata.get("predicted_fraction", 0.0)
     tokens = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"] / devices_of(config)
     if config.micro_batch_tokens is not None:
-        # The limit of a forward counts virtual tokens, the size of a step does not.
+        # The limit of a forward includes virtual tokens, the size of a step does not.
         tokens = min(tokens, config.micro_batch_tokens / lengthening(learner, length))
     if isinstance(config, PretrainConfig):
         memory = config.model.remembers * reads_lanes(config.model, config.objective, config.data)
@@ -206,7 +205,7 @@ def _forward(config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any
 
 
 def _limits(config: RunConfig, single: RunPlan, steps_per_epoch: float) -> dict[str, float]:
-    """The steps of a run within each of its budgets. single: the plan of one."""
+    """The steps of a run under each of its budgets. single: the plan of one step."""
     limits = {"max_steps": float(config.max_steps or "inf")}
     if config.max_epochs is not None:
         limits["max_epochs"] = config.max_epochs * steps_per_epoch
@@ -220,35 +219,34 @@ def _limits(config: RunConfig, single: RunPlan, steps_per_epoch: float) -> dict[
 
 
 def _whole_steps(limit: float) -> int:
-    """The step that spends a budget."""
+    """The step that exhausts a budget."""
     return max(1, math.ceil(min(limit, MOST_STEPS) - 1e-9))
 
 
 def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
-    """The plan of so many steps. single: that of one."""
+    """The plan of this many steps. single: that of one."""
     evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
     rows = math.ceil(steps * rows_an_interval(config.log_every, steps) / config.log_every)
     logs = FOLDER_BYTES + ROW_BYTES * (rows + evaluations)
-    kept = retained_checkpoints(config, steps)
+    retained = retained_checkpoints(config, steps)
     set_budgets = budgets(config.model_dump(include=set(BUDGETS)))
     return replace(
-        single, steps=steps, checkpoints=kept, log_bytes=logs, evaluations=evaluations, budgets=set_budgets,
+        single, steps=steps, checkpoints=retained, log_bytes=logs, evaluations=evaluations, budgets=set_budgets,
         warnings=tuple(config.schedule.remarks(steps)),
     )  # fmt: skip
 
 
-# Overrides that make a run fit into memory: each is tried by planning the run with it.
+# Overrides that make a run fit into memory: each is verified by planning the run with it.
 
 
-# Devices that are tried.
+# Numbers of devices to try.
 _DEVICES = (2, 4, 8, 16, 32, 64, 128, 256)
 _RECOMPUTE = {"gradient_checkpointing": True}
 
 
 def what_fits(config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> tuple[str, ...]:
-    """Lines of overrides with which the run fits, what they cost and what it takes then: the least of each kind, and
-    of the kinds that cost more than time only where no other does. planned: the plan of a configuration; empty where
-    nothing that is tried fits."""
+    """Lines of overrides with which the run fits, with their costs and memory: the smallest of each kind; kinds with
+    other costs than time only if nothing else fits. planned: the plan of a configuration. Empty if nothing fits."""
     lines = []
     for kinds in (_cheap(config), _dear(config)):
         for kind in kinds:
@@ -263,17 +261,17 @@ def what_fits(config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> tup
 
 
 def _goes_together(config: RunConfig) -> bool:
-    """Whether the rules over several keys let it be."""
+    """Whether the rules over several keys accept the configuration."""
     values = {key: getattr(config, key) for key in type(config).model_fields}
     return not list(violations(type(config), values, running=False))
 
 
 Override = tuple[str, Mapping[str, Any], str]
-"""Words, the values they set, what they cost."""
+"""The override as text, its values, and its costs."""
 
 
 def _cheap(config: RunConfig) -> Iterator[Iterable[Override]]:
-    """Smaller forwards, recomputed layers, both: from the least to the most of each kind."""
+    """Smaller forwards, recomputed layers, both: each in increasing order."""
     smaller = list(_micro_batches(config))
     yield [(words, changes, ", the same result") for words, changes in smaller]
     if not config.gradient_checkpointing:
@@ -288,7 +286,7 @@ def _cheap(config: RunConfig) -> Iterator[Iterable[Override]]:
 
 
 def _dear(config: RunConfig) -> Iterator[Iterable[Override]]:
-    """More devices, or an optimizer that keeps less, beside the smallest forwards."""
+    """More devices, or an optimizer with less state, combined with the smallest forwards."""
     words, least = [("", {}), *_micro_batches(config)][-1]
     words = f"gradient_checkpointing=true {words}".strip()
     yield [
@@ -311,7 +309,7 @@ def _dear(config: RunConfig) -> Iterator[Iterable[Override]]:
 
 
 def _micro_batches(config: RunConfig) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Forwards of half the tokens, and half of that, down to one sequence."""
+    """Forwards of half the tokens, a quarter, and so on, down to one sequence."""
     tokens = config.micro_batch_tokens or config.batch_tokens or (config.batch_examples or 1) * config.max_length
     while (tokens := tokens // 2) >= config.max_length:
         yield f"micro_batch_tokens={tokens}", {"micro_batch_tokens": tokens}

@@ -1,4 +1,4 @@
-"""The speed of a device, measured here or published, and the time of a step on it."""
+"""The speed of a device, measured or published, and the time of a step on it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from lmtool.resolver.schema.run import RunConfig
 from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILISATION, Device, device_of
 from lmtool.training.precision import Precision, select_device, select_precision
 
-# The rate of a whole step as a fraction of the rate of its largest matrix products. The plan is
-# an estimate; the bar corrects it from the first measured steps.
+# The rate of a complete step as a fraction of the rate of its largest matrix products. The plan is an estimate; the
+# progress bar corrects it from the first measured steps.
 STEP_SHARE = 0.7
 
-# Runs at most: tiny widths are measured well in less than the time.
+# Maximum runs: small widths are measured well in less than the time.
 MAX_RUNS = 50
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-# Bytes that are copied to measure how fast memory is: more than caches hold. The second level of an H100 is 50 MB, of a
-# B200 126 MB.
+# Bytes copied to measure memory bandwidth: more than caches hold. The second level of an H100 is 50 MB, of a B200 126
+# MB.
 _COPIED = {"cpu": 1 << 25, "cuda": 1 << 28}
 
 
 @cache
 def measure_bandwidth(device: str = "cpu", runs: int = 5) -> float:
-    """Bytes a second that this device reads and writes, from a few copies, of 32 MiB on a CPU: 10 to 50 ms."""
+    """Bytes per second that this device reads and writes, from a few copies, of 32 MiB on a CPU: 10 to 50 ms."""
     target_device = torch.device(device)
     size = _COPIED[target_device.type]
     source = torch.ones(size // 4, device=target_device)
@@ -52,11 +52,11 @@ def measure_bandwidth(device: str = "cpu", runs: int = 5) -> float:
 def measure_rate(
     hidden_size: int, inner_size: int, precision: str = "fp32", device: str = "cpu", seconds: float = 0.3
 ) -> float:
-    """Training FLOP/s to expect of a model of these widths on this device, in `seconds` or MAX_RUNS runs.
+    """Expected training FLOP/s of a model of these widths on this device, measured in `seconds` or MAX_RUNS runs.
     inner_size: inside a layer.
 
-    Forward and backward of one feed-forward part on 512 tokens under autocast, which small widths cannot run at the
-    speed of a large square product; times STEP_SHARE. precision: fp32, bf16 or fp16.
+    Forward and backward of one feed-forward part on 512 tokens under autocast, since small widths are slower than large
+    square products; times STEP_SHARE. precision: fp32, bf16 or fp16.
     """
     tokens = 512
     # Beyond these widths a machine is no faster, and a product may not fit.
@@ -85,8 +85,7 @@ def measure_rate(
 
 
 def product_rate(precision: str = "fp32", device: str = "cpu", seconds: float = 0.3) -> float:
-    """FLOP/s of large square matrix products on this device in `seconds`: what it multiplies at most. precision: fp32,
-    bf16 or fp16."""
+    """FLOP/s of large square matrix products on this device in `seconds`: its peak. precision: fp32, bf16 or fp16."""
     target_device, kind = torch.device(device), _TYPES.get(precision, torch.float32)
     size = 1024 if target_device.type == "cpu" else 8192
     left, right = (torch.full((size, size), 0.01, dtype=kind, device=target_device) for _ in range(2))
@@ -101,7 +100,7 @@ def product_rate(precision: str = "fp32", device: str = "cpu", seconds: float = 
 
     multiply(2)
     once = multiply(1)
-    # The best of several turns: whatever else the machine does can only slow one down.
+    # The best of several runs: other load on the machine can only slow one down.
     turns = max(1, min(MAX_RUNS, round(seconds / once / 4)))
     return 2 * size**3 * turns / min(multiply(turns) for _ in range(4))
 
@@ -109,19 +108,19 @@ def product_rate(precision: str = "fp32", device: str = "cpu", seconds: float = 
 # The time of a step: matrix products, memory traffic, the optimizer, kernel calls and communication.
 
 
-# Times that a value which the forward keeps passes through memory: written, read by the next operation and by the
-# backward, and its gradient as often. Bytes of a parameter that AdamW reads and writes: weight, gradient, two moments.
+# How often a saved value passes through memory: written, read by the next operation and by the backward, and its
+# gradient as often. Bytes per parameter that AdamW reads and writes: weight, gradient, two moments.
 _PASSES, _OPTIMIZER_BYTES = 6, 28
-# Calls of kernels that a layer takes forward and backward, and seconds of each on the host: about 1,500 in 20 to 30 ms
-# for twelve layers where they are called one by one, a few microseconds each where they are well prepared.
+# Kernel calls per layer, forward and backward, and seconds of each on the host: about 1,500 in 20 to 30 ms for twelve
+# layers if launched eagerly, a few microseconds each if captured.
 _CALLS, _CALL_SECONDS = 125, (5e-6, 20e-6)
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of a step. flops: of its products. activation_bytes: that its forwards save. learning: trainable
-    parameters. layers: that run in all its forwards. devices: that divide the step evenly. sharded: whether the
-    weights are divided too (fsdp). forwards: of a device in the step."""
+    """The work of a step. flops: of its products. activation_bytes: saved by its forwards. learning: trainable
+    parameters. layers: run in all its forwards. devices: that divide the step evenly. sharded: whether the weights are
+    divided too (fsdp). forwards: of a device in the step."""
 
     flops: float
     activation_bytes: float
@@ -133,15 +132,15 @@ class StepWork:
 
     @property
     def communicated_bytes(self) -> float:
-        """What a device sends in a step: gradients in a ring, 2 (N-1)/N of them. Of shares, in every forward, the
-        weights twice, there and on the way back, and a reduction of gradients."""
+        """Bytes that a device sends in a step: gradients in a ring, 2 (N-1)/N of them. If sharded, in every forward the
+        weights twice, for the forward and the backward, and a reduction of gradients."""
         times = 3 * self.forwards if self.sharded else 2
         return times * 4 * self.learning * (self.devices - 1) / self.devices
 
 
 def seconds_measured(work: StepWork, rate: float, bandwidth: float, cuda: bool = False) -> float:
-    """On this machine. rate: FLOP/s of products at the model's widths; bandwidth: bytes a second; both measured. On a
-    CPU calls add to what they do; a GPU works while it is called."""
+    """On this machine. rate: FLOP/s of products at the model's widths; bandwidth: bytes per second; both measured. On a
+    CPU kernel calls add to the computation; a GPU computes meanwhile."""
     share = work.learning / (work.devices if work.sharded else 1)
     moved = _PASSES * work.activation_bytes + _OPTIMIZER_BYTES * share
     does, calls = work.flops / rate + moved / bandwidth, work.layers * _CALLS * _CALL_SECONDS[1]
@@ -149,9 +148,9 @@ def seconds_measured(work: StepWork, rate: float, bandwidth: float, cuda: bool =
 
 
 def seconds_on(work: StepWork, device: Device, precision: str) -> tuple[float, float]:
-    """On a published device, from the lowest to the highest: products at a share of the published rate (which has all
-    that runs beside them in it) and the optimizer, but no less than the calls of the kernels. What crosses devices is
-    hidden behind the products at best, and at worst not at all."""
+    """On a published device, lowest and highest: products at a fraction of the published rate (which includes
+    everything else) and the optimizer, but at least the kernel calls. Communication overlaps with the products fully or
+    not at all."""
     share = work.learning / (work.devices if work.sharded else 1)
     optimizer = _OPTIMIZER_BYTES * share / device.bandwidth
     communication = work.communicated_bytes / (device.link if work.devices <= NODE else min(device.link, NETWORK))
@@ -163,7 +162,7 @@ def seconds_on(work: StepWork, device: Device, precision: str) -> tuple[float, f
     return max(low, communication), high + communication
 
 
-# Where a run is planned: a device that is here, whose rate is measured, or a published one.
+# The device of a plan: a present one, whose rate is measured, or a published one.
 
 
 Times = Callable[[StepWork], tuple[float, float] | None]
@@ -171,8 +170,9 @@ Times = Callable[[StepWork], tuple[float, float] | None]
 
 @dataclass(frozen=True)
 class PlannedDevice:
-    """name: on the screen. cuda: a GPU. capacity_bytes: its memory; None if unknown. seconds: of a step, least and
-    most; None if no rate is known. rate: how it was found, in words. here: whether this machine has the device."""
+    """name: on the screen. cuda: a GPU. capacity_bytes: its memory; None if unknown. seconds: of a step, minimum and
+    maximum; None if no rate is known. rate: how it was determined, as text. here: whether this machine has the device.
+    """
 
     name: str
     precision: Precision
@@ -184,7 +184,7 @@ class PlannedDevice:
 
 
 def here(config: RunConfig, precision: Precision) -> PlannedDevice:
-    """A device of this machine. Measures it for a third of a second at most."""
+    """A device of this machine. Measures it for at most a third of a second."""
     model, device = config.model, str(precision.device)
     rate = measure_rate(model.hidden_size, model.inner_size, precision.name, device) / STEP_SHARE
     bandwidth = measure_bandwidth(device)
@@ -200,15 +200,18 @@ def here(config: RunConfig, precision: Precision) -> PlannedDevice:
 
 
 def rank_info(config: RunConfig, published: str | None) -> PlannedDevice:
-    """Where a plan is made. published: a device of the table, or None for the one that `config` names. A CUDA device
-    that is not here is planned without a rate."""
+    """The device of a plan. published: a device of the table, or None for the one that `config` names. An absent CUDA
+    device is planned without a rate."""
     if published is not None:
         return _published(published, config.precision)
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         precision = Precision(_precision(config.precision, True), torch.device("cuda"), "planned")
-        rate = f"no CUDA device is here; name one: device={', '.join(name for name, of in DEVICES.items() if of.cuda)}"
+        rate = (
+            "this machine has no CUDA device; name one: "
+            f"device={', '.join(name for name, of in DEVICES.items() if of.cuda)}"
+        )
         return PlannedDevice(
-            f"{config.device}, which is not here", precision, True, None, lambda work: None, rate, False
+            f"{config.device}, not on this machine", precision, True, None, lambda work: None, rate, False
         )
     return here(config, select_precision(config.precision, select_device(config.device)))
 

@@ -1,1 +1,1 @@
-"""A model learns from another, from several, or from itself, around any objective or task."""
+"""Distillation around any objective or task: a model learns from another, from several, or from itself."""

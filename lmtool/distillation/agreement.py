@@ -1,8 +1,8 @@
-"""How far a student agrees with its teacher on held-out text: as both are, and under interchange interventions.
+"""Agreement of a student with its teacher on held-out text: plain, and under interchange interventions.
 
-Interchange accuracy (Geiger et al. 2022, "Inducing Causal Structure for Interpretable Neural Networks"): the share of
-counterfactual forwards in which both predict the same, states of the same tokens of another text swapped in behind
-aligned layers.
+Interchange accuracy (Geiger et al. 2022, "Inducing Causal Structure for Interpretable Neural Networks"): the fraction
+of counterfactual forwards in which both predict the same, with the states of some tokens swapped for those of another
+text after aligned layers.
 
 Shape letters: M targets of a term, N texts of a batch.
 """
@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool.distillation.interchange import Interventions, Site, interventions, kept_for, parts_of, swapped
+from lmtool.distillation.interchange import (
+    Interventions,
+    Site,
+    interventions,
+    parts_of,
+    record_interchange_states,
+    swapped,
+)
 from lmtool.distillation.seen import RecordedOutputs, Teacher, see
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch, term_of
@@ -27,14 +34,14 @@ from lmtool.training.precision import Precision
 from lmtool.types import Batch, Target
 
 REGIONS = 4
-"""Parts of a text by which agreement is reported: where the span that is swapped begins."""
+"""Parts of a text by which agreement is reported: the part in which the swapped span begins."""
 PROPORTION = 0.3
-"""Length of the span, as a share of the shorter text: as published."""
+"""Length of the span as a fraction of the shorter text, as in the paper."""
 
 
 @dataclass
 class _Tally:
-    """How many targets agree of how many; `changed`: of those whose prediction the swap changes in the teacher."""
+    """Counts of targets and of agreements; `changed`: of targets whose prediction the swap changes in the teacher."""
 
     same: int = 0
     n: int = 0
@@ -56,7 +63,7 @@ class _Tally:
 
 @dataclass
 class Agreement:
-    """What was counted: without interventions, with them, and with them by (site, region). texts: that were read."""
+    """Agreement counts without interventions, with them, and with them by (site, region). texts: number of texts."""
 
     plain: _Tally = field(default_factory=_Tally)
     swapped: _Tally = field(default_factory=_Tally)
@@ -64,7 +71,7 @@ class Agreement:
     texts: int = 0
 
     def words(self) -> dict[str, Any]:
-        """As result.json has it: `fidelity`, agreement without interventions, and `interchange_accuracy`."""
+        """The fields of result.json: `fidelity`, agreement without interventions, and `interchange_accuracy`."""
         cells = [
             {"side": site.side, "student_layer": site.student, "teacher_layer": site.teacher, "region": region + 1}
             | tally.words()
@@ -88,15 +95,15 @@ def agreement(
     batches: Iterable[Batch],
     precision: Precision,
 ) -> dict[str, Any]:
-    """`fidelity` and `interchange_accuracy` on held-out batches; null with a `..._reason` where one cannot be measured.
-    sites: where both are intervened on, each in a forward of its own. precision: the student's."""
+    """Measures `fidelity` and `interchange_accuracy` on held-out batches; null with a `..._reason` if not measurable.
+    sites: interventions, each in a separate forward. precision: the student's."""
     counted = Agreement()
     student.eval()
     with torch.no_grad(), precision.autocast():
         for batch in batches:
             _count(counted, student, teacher, batch.to(precision.device), sites)
     if not counted.plain.n:
-        return unknown("the two predict no classes of the same targets")
+        return unknown("the two models do not predict classes of the same targets")
     if not counted.swapped.n:
         reason = "no text was read beside another one" if sites else "no layers of the two are aligned"
         return {**counted.words(), **without_interchange(reason)}
@@ -104,35 +111,35 @@ def agreement(
 
 
 def unknown(reason: str) -> dict[str, Any]:
-    """What result.json says where nothing was measured."""
+    """The fields of result.json without a measurement."""
     return {"fidelity": None, "fidelity_reason": reason, **without_interchange(reason)}
 
 
 def without_interchange(reason: str) -> dict[str, Any]:
-    """The same of interventions alone."""
+    """The same for interventions only."""
     return {"interchange_accuracy": None, "interchange_accuracy_reason": reason}
 
 
 def _count(counted: Agreement, student: BaseLearner, teacher: Teacher, batch: Batch, sites: Sequence[Site]) -> None:
-    """One batch: both models as they are, and with each site swapped."""
+    """Counts one batch: plain forwards, and one with each site swapped."""
 
     def of_student(tap: Tap) -> dict[str, np.ndarray]:
         return _best(see(student, batch, 0, tap, losses=False))
 
-    own_kept = kept_for(student.backbone.config.depths, sites, teacher=False)
-    its_kept = kept_for(teacher.learner.backbone.config.depths, sites, teacher=True)
-    own, before = of_student(own_kept), _best(teacher.see(batch, its_kept))
-    for term in _shared(own, before):
-        counted.plain.add(own[term] == before[term])
+    student_states = record_interchange_states(student.backbone.config.depths, sites, teacher=False)
+    teacher_states = record_interchange_states(teacher.learner.backbone.config.depths, sites, teacher=True)
+    of_model, before = of_student(student_states), _best(teacher.see(batch, teacher_states))
+    for term in _shared(of_model, before):
+        counted.plain.add(of_model[term] == before[term])
     counted.texts += len(batch.inputs.lengths)
     for site in sites:
         plans = [interventions(part, [site], PROPORTION, student.seed, 0) for part in parts_of(batch)]
         if not any(plan.changed for plan in plans):
             continue
-        own = of_student(swapped(own_kept, plans, [site], teacher=False))
-        its = _best(teacher.see(batch, swapped(its_kept, plans, [site], teacher=True)))
-        for term in _shared(own, its):
-            same_M, changed_M = own[term] == its[term], its[term] != before[term]
+        of_model = of_student(swapped(student_states, plans, [site], teacher=False))
+        of_teacher = _best(teacher.see(batch, swapped(teacher_states, plans, [site], teacher=True)))
+        for term in _shared(of_model, of_teacher):
+            same_M, changed_M = of_model[term] == of_teacher[term], of_teacher[term] != before[term]
             regions_M = _regions(batch.host, term, plans, len(same_M))
             counted.swapped.add(same_M, changed_M)
             for region in range(REGIONS):
@@ -141,17 +148,17 @@ def _count(counted: Agreement, student: BaseLearner, teacher: Teacher, batch: Ba
 
 
 def _best(seen: RecordedOutputs) -> dict[str, np.ndarray]:
-    """By term, the best classes, (M,); values are no classes."""
-    predicted = {term: said for term, said in seen.predicted.items() if not isinstance(said, Values)}
-    return {term: said.best().cpu().numpy() for term, said in predicted.items()}
+    """By term, the best classes, (M,); terms over values are left out."""
+    predicted = {term: prediction for term, prediction in seen.predicted.items() if not isinstance(prediction, Values)}
+    return {term: prediction.best().cpu().numpy() for term, prediction in predicted.items()}
 
 
-def _shared(own: Mapping[str, np.ndarray], its: Mapping[str, np.ndarray]) -> list[str]:
-    return [term for term, best_M in own.items() if term in its and its[term].shape == best_M.shape]
+def _shared(of_model: Mapping[str, np.ndarray], of_teacher: Mapping[str, np.ndarray]) -> list[str]:
+    return [term for term, best_M in of_model.items() if term in of_teacher and of_teacher[term].shape == best_M.shape]
 
 
 def _regions(batch: Batch, term: str, plans: Sequence[Interventions], count: int) -> np.ndarray:
-    """(M,) in which region of its text the span begins, for each target of a term; -1 where no text is known."""
+    """(M,) the region of the text in which the span begins, for each target of a term; -1 without a text."""
     parts = batch.members if isinstance(batch, MixedBatch) else (("", batch),)
     for (name, part), plan in zip(parts, plans, strict=True):
         for own_term, target in part.targets.items():
@@ -163,8 +170,7 @@ def _regions(batch: Batch, term: str, plans: Sequence[Interventions], count: int
 
 
 def _texts(target: Target, part: Batch, count: int) -> np.ndarray | None:
-    """(M,) the text that each target is in. Without places, the targets of a text are one after the other, or several
-    texts have one together."""
+    """(M,) the text of each target. Targets without positions are consecutive per text, or shared by several texts."""
     packed = part.outputs if target.side == "outputs" and part.outputs is not None else part.inputs
     at = target.at if target.span is None else target.span[:, 0]
     if at is not None and len(at) == count:

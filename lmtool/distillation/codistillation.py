@@ -1,8 +1,8 @@
-"""Learners of the same data that learn from each other.
+"""Codistillation: learners of the same data that learn from each other.
 
 Anil, Pereyra, Passos, Ormandi, Dahl, Hinton, "Large scale distributed neural network training through online
-distillation", ICLR 2018, algorithm 1: after a burn-in each learner's loss is its own, and the divergence from the mean
-of what the others, or older copies of them, predict. Zhang, Xiang, Hospedales, Lu, "Deep Mutual Learning", CVPR 2018,
+distillation", ICLR 2018, algorithm 1: after a burn-in each learner's loss is its own, plus the divergence from the mean
+prediction of the others, or of older copies of them. Zhang, Xiang, Hospedales, Lu, "Deep Mutual Learning", CVPR 2018,
 without burn-in and copies.
 """
 
@@ -28,8 +28,8 @@ _COPIES, _FIRST = "copies", "student"
 
 
 class Codistillation(Distilled):
-    """The sum of all learners' losses; the student is the model of the run. Gradients are clipped by the norm of them
-    all. In a checkpoint a peer's tensors are `distill.peer_N.`, those of the copies `distill.copies.`."""
+    """The sum of all learners' losses; the student is the run's model. Gradients are clipped by their global norm.
+    Checkpoints name a peer's tensors `distill.peer_N.`, and those of the copies `distill.copies.`."""
 
     config: CodistillationConfig
 
@@ -50,22 +50,22 @@ class Codistillation(Distilled):
 
     @property
     def peers(self) -> dict[str, BaseLearner]:
-        """The learners beside the student, by their names."""
+        """The learners besides the student, by name."""
         return {name: cast(BaseLearner, peer) for name, peer in self.distill.items() if name != _COPIES}
 
     @property
     def learners(self) -> dict[str, BaseLearner]:
-        """All that learn: the student is ""."""
+        """All trained learners: the student is ""."""
         return {"": self.student, **self.peers}
 
     def _mutual(self, name: str, part: str) -> str:
-        """What a part of what a learner learns from the others is called."""
+        """The name of a learner's term for what it learns from the others."""
         return _title(name, "mutual" if not part or len(self.student.weights) == 1 else f"mutual_{part}")
 
-    # What the loop asks.
+    # The training loop's interface.
 
     def on_step(self, step: int) -> None:
-        """Of all learners; and the copies are refreshed where it is time."""
+        """Calls all learners, and refreshes the copies when due."""
         self.step = step
         for learner in self.learners.values():
             learner.on_step(step)
@@ -86,7 +86,7 @@ class Codistillation(Distilled):
         return self
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Those of a batch of the step that `on_step` was given."""
+        """Counts for the step passed to `on_step`."""
         counts: dict[str, float] = {}
         for name, learner in self.learners.items():
             counts |= {_title(name, term): count for term, count in learner.counts(batch).items()}
@@ -127,13 +127,15 @@ class Codistillation(Distilled):
                 replace(
                     group,
                     name=_title(name, group.name),
-                    parameters=[(f"distill.{name}.{own}", parameter) for own, parameter in group.parameters],
+                    parameters=[
+                        (f"distill.{name}.{name_in_peer}", parameter) for name_in_peer, parameter in group.parameters
+                    ],
                 )
                 for group in peer.parameter_groups()
             ]
         return groups
 
-    # What the run asks.
+    # The run's interface.
 
     def begin(self, reading: StudentData) -> dict[str, Any]:
         for peer in self.peers.values():
@@ -150,11 +152,11 @@ class Codistillation(Distilled):
 
 
 def _title(name: str, term: str) -> str:
-    """What a term of a learner is called: the student's as without peers."""
+    """The name of a learner's term; the student's are unchanged."""
     return f"{name}_{term}" if name else term
 
 
 def _copied(learner: BaseLearner) -> BaseLearner:
-    """A learner with weights of its own, which do not learn."""
+    """A frozen copy of a learner."""
     shared = {id(part): part for part in (learner.tokenizer, learner.config)}
     return copy.deepcopy(learner, shared).requires_grad_(False).eval()

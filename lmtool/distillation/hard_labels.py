@@ -1,4 +1,4 @@
-"""A teacher of which a file of predictions is known alone: it answers with its hard labels, and nothing of it runs.
+"""A teacher known only by a file of predictions: it provides hard labels and never runs.
 
 Shape letters: N documents, G examples, M targets.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.distillation.seen import RecordedOutputs, StudentData, Teacher
-from lmtool.distillation.store.outputs import held_terms, order_of
+from lmtool.distillation.store.outputs import batch_terms, order_of
 from lmtool.errors import UserError
 from lmtool.models.heads.predicted import TargetProbabilities
 from lmtool.nn.stack import Tap
@@ -24,8 +24,8 @@ from lmtool.types import Batch
 
 
 @dataclass(frozen=True)
-class Given(TargetProbabilities):
-    """labels: (M,), as `best` gives them."""
+class FixedLabels(TargetProbabilities):
+    """labels: (M,), returned by `best`."""
 
     labels: Tensor
 
@@ -41,7 +41,7 @@ class Given(TargetProbabilities):
 
 @dataclass(frozen=True)
 class _Labels:
-    """By example, the labels of one term. keys_G: sorted. first_G, count_G: its rows of `labels`."""
+    """By example, the labels of one term. keys_G: sorted. first_G, count_G: its slice of `labels`."""
 
     keys_G: np.ndarray
     first_G: np.ndarray
@@ -51,8 +51,8 @@ class _Labels:
 
 @dataclass(kw_only=True)
 class HardLabels(Teacher):
-    """The learner is the student's, which says how its rows become examples. relabel: puts the predictions in the place
-    of the labels of training data, and says what the first screen says of that."""
+    """The learner is the student's, which turns rows into examples. relabel: replaces the labels of the training data
+    by the predictions, and returns a line for the first screen."""
 
     relabel: Callable[[SplitData], tuple[SplitData, dict[str, Any]]]
     terms: dict[str, _Labels] = field(default_factory=dict)
@@ -65,22 +65,22 @@ class HardLabels(Teacher):
         data, metadata = self.relabel(reading.data)
         examples = self.learner.examples(data, reading.max_length)
         budget = max(reading.tokens, int(examples.plan(0).lengths.max()))
-        kept: dict[str, list[tuple[np.ndarray, np.ndarray, Tensor]]] = {}
+        retained: dict[str, list[tuple[np.ndarray, np.ndarray, Tensor]]] = {}
         for batch in PackedLoader(examples, 0, None, budget, shuffle=False).epoch_batches():
-            for term, held in held_terms(batch).items():
+            for term, held in batch_terms(batch).items():
                 labels = held.target.labels
                 if labels is None or term not in self.teaches:
                     continue
                 keys_G = held.keys(by_row=False)
                 order_M, count_G = order_of(held.owners(len(labels)), len(keys_G))
-                kept.setdefault(term, []).append((keys_G, count_G, labels[torch.from_numpy(order_M)]))
-        self.terms = {term: _joined(parts) for term, parts in kept.items()}
+                retained.setdefault(term, []).append((keys_G, count_G, labels[torch.from_numpy(order_M)]))
+        self.terms = {term: _joined(parts) for term, parts in retained.items()}
         return metadata
 
     def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
-        """UserError where it knows nothing of an example of the batch."""
+        """UserError if it has no labels for an example of the batch."""
         predicted: dict[str, TargetProbabilities] = {}
-        for term, held in held_terms(batch).items():
+        for term, held in batch_terms(batch).items():
             known, target = self.terms.get(term), held.target.labels
             if known is None or target is None:
                 continue
@@ -89,20 +89,20 @@ class HardLabels(Teacher):
             order_M, count_G = order_of(held.owners(len(target)), len(keys_G))
             if (known.keys_G[at_G] != keys_G).any() or (known.count_G[at_G] != count_G).any():
                 raise UserError(
-                    f"distill.predictions={self.origin}: the examples of {term} are not those that it was read for",
-                    "give a teacher in its place: distill.teacher=RUN",
+                    f"distill.predictions={self.origin} lacks examples of {term} in this run",
+                    "give a teacher instead: distill.teacher=RUN",
                 )
             within_M = np.arange(len(order_M)) - np.repeat(np.cumsum(count_G) - count_G, count_G)
             labels = torch.empty_like(target)
             labels[torch.from_numpy(order_M)] = known.labels[
                 torch.from_numpy(np.repeat(known.first_G[at_G], count_G) + within_M)
             ]
-            predicted[term] = Given(labels.flatten().to(batch.inputs.tokens.device))
+            predicted[term] = FixedLabels(labels.flatten().to(batch.inputs.tokens.device))
         return RecordedOutputs(self.learner, batch, predicted)
 
 
 def _joined(parts: list[tuple[np.ndarray, np.ndarray, Tensor]]) -> _Labels:
     keys, counts = (np.concatenate(columns) for columns in list(zip(*parts, strict=True))[:2])
-    unique, place = np.unique(keys, return_index=True)
+    unique, first_index = np.unique(keys, return_index=True)
     firsts = np.cumsum(counts) - counts
-    return _Labels(unique, firsts[place], counts[place], torch.cat([labels for *_, labels in parts]))
+    return _Labels(unique, firsts[first_index], counts[first_index], torch.cat([labels for *_, labels in parts]))

@@ -1,11 +1,11 @@
-"""Interchange interventions: a forward over some texts, in which states come from a forward over others.
+"""Interchange interventions: a forward over base texts with some states from a forward over source texts.
 
 Geiger et al. 2022, "Inducing Causal Structure for Interpretable Neural Networks"; Wu et al. 2022, "Causal Distillation
-for Language Models". Every text of a batch is the base of an intervention whose source is another text of the same
-batch; both models swap the states of the same tokens behind aligned layers. The states of the sources are those of the
-ordinary forward over the batch, and with them the layers below an intervention need not be computed again.
+for Language Models". Every text of a batch is the base of an intervention whose source is another text of the batch;
+both models swap the states of the same tokens after aligned layers. The ordinary forward over the batch provides the
+sources' states and the layers below an intervention, which are not recomputed.
 
-Shape letters: N texts of a batch, S tokens that are swapped, T tokens, H hidden width.
+Shape letters: N texts of a batch, S swapped tokens, T tokens, H hidden width.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from lmtool.types import Batch, Packed, send
 
 
 class Site(NamedTuple):
-    """Where both models are intervened on: behind which layer of the student, and behind which of the teacher."""
+    """An intervention's location: after which layer of the student, and of the teacher."""
 
     side: Side
     student: int
     teacher: int
 
     def place(self, teacher: bool) -> TapPoint:
-        """That of one of the models."""
+        """The location in one of the models."""
         return TapPoint(self.teacher if teacher else self.student, self.side)
 
 
 @dataclass(frozen=True)
 class Swap:
-    """to_S, from_S: flat indices, on the host, of the tokens whose states are replaced, and of those of the sources."""
+    """to_S, from_S: flat indices, on the host, of the tokens whose states are replaced, and of their sources."""
 
     to_S: Tensor
     from_S: Tensor
 
     def beside(self, other: Swap) -> Swap:
-        """Both, of other tokens each."""
+        """The union of two swaps of distinct tokens."""
         return Swap(torch.cat([self.to_S, other.to_S]), torch.cat([self.from_S, other.from_S]))
 
 
 @dataclass(frozen=True)
 class Interventions:
-    """Those of one forward. swaps: by the number of the site. starts_N: where the span of each text lies among the
-    places where it could, as a share below 1. changed: how many texts have states of another."""
+    """The interventions of one forward. swaps: by site index. starts_N: the span's start in each text, as a fraction of
+    its possible positions. changed: number of texts with swapped states."""
 
     swaps: Mapping[int, Swap]
     starts_N: np.ndarray
@@ -60,24 +60,24 @@ class Interventions:
 
 
 def parts_of(batch: Batch) -> list[Batch]:
-    """The batches that a learner reads one after the other: those of the members of a mixture, or the one."""
+    """The batches that a learner reads in turn: the members of a mixture, or the batch itself."""
     return [part for _, part in batch.members] if isinstance(batch, MixedBatch) else [batch]
 
 
 def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: int, step: int) -> Interventions:
-    """For each text of a batch (of `parts_of`) its source among the others, its site, and a span of consecutive tokens
-    at the same positions of both; a function of (seed, step, example) and of which texts are in the batch. proportion:
-    length of the span as a share of the shorter text."""
+    """For each text of a batch (of `parts_of`), samples a source among the others, a site, and a span of consecutive
+    tokens at the same positions of both; a function of (seed, step, example) and the texts of the batch. proportion:
+    length of the span as a fraction of the shorter text."""
     host = batch.host
     count = len(host.inputs.lengths)
     draws_N3 = random_streams.uniform(seed, "interchange", step, host.examples.numpy(), 3)
     numbers_N = np.arange(count)
-    # Of a model with two stacks a task may read one alone.
-    there = [number for number, site in enumerate(sites) if site.side == "inputs" or host.outputs is not None]
+    # A task may use only one stack of a model with two.
+    reachable = [number for number, site in enumerate(sites) if site.side == "inputs" or host.outputs is not None]
     sources_N = (numbers_N + 1 + (draws_N3[:, 0] * (count - 1)).astype(np.int64)) % max(count, 1)
-    site_N = (draws_N3[:, 2] * len(there)).astype(np.int64)
+    site_N = (draws_N3[:, 2] * len(reachable)).astype(np.int64)
     swaps, changed = {}, 0
-    for place, number in enumerate(there):
+    for place, number in enumerate(reachable):
         packed = host.inputs if sites[number].side == "inputs" else host.outputs
         assert packed is not None
         bases = numbers_N[(site_N == place) & (sources_N != numbers_N)]
@@ -91,8 +91,8 @@ def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: 
 def _swap(
     packed: Packed, bases: np.ndarray, sources: np.ndarray, starts: np.ndarray, proportion: float
 ) -> tuple[Swap, int]:
-    """The tokens of a span in each base and source, and in how many texts there are any. starts: of the spans, among
-    the places where they could start."""
+    """The tokens of a span in each base and source, and the number of texts with any. starts: of the spans, as
+    fractions."""
     lengths, firsts = np.array(packed.lengths, dtype=np.int64), np.array(packed.starts, dtype=np.int64)
     shorter = np.minimum(lengths[bases], lengths[sources])
     spans = np.minimum(np.maximum(np.rint(proportion * shorter).astype(np.int64), 1), shorter)
@@ -104,25 +104,25 @@ def _swap(
 
 
 class Swapped(Tap):
-    """Puts states of the sources into a forward. kept: of the ordinary forward over the same batch. swaps: by place,
-    for each batch of `parts_of`. dimensions: of each state those that are swapped, from the first share of its width to
-    before the second."""
+    """Replaces states in a forward by those of the sources. kept: states of the ordinary forward over the same batch.
+    swaps: by location, for each batch of `parts_of`. dimensions: the swapped part of each state, as fractions of its
+    width."""
 
     def __init__(
         self,
-        kept: RecordedStates,
+        retained: RecordedStates,
         swaps: Sequence[Mapping[TapPoint, Swap]],
         dimensions: tuple[float, float] = (0.0, 1.0),
     ):
-        self.kept, self.swaps, self.dimensions = kept, swaps, dimensions
+        self.kept, self.swaps, self.dimensions = retained, swaps, dimensions
         self.part: dict[Side, int] = {}
 
     def begin(self, side: Side) -> tuple[int, Tensor] | None:
-        """The layers below the first swap give what they gave."""
+        """Layers below the first swap return their recorded states."""
         self.part[side] = part = self.part.get(side, -1) + 1
         swapped = self.swaps[part]
         if side == "outputs" and any(place.side == "inputs" for place in swapped):
-            return None  # the decoder reads other states of the encoder
+            return None  # the decoder reads changed states of the encoder
         first = min((place.layer for place in swapped if place.side == side), default=None)
         if first is None:
             first = max((place.layer for place in self.kept.states if place.side == side), default=None)
@@ -144,13 +144,13 @@ class Swapped(Tap):
 
 
 def _span(shares: tuple[float, float], width: int) -> tuple[int, int]:
-    """Two shares of a width in dimensions: at least one of them."""
+    """Two fractions of a width in dimensions, at least one apart."""
     first = min(round(shares[0] * width), width - 1)
     return first, max(round(shares[1] * width), first + 1)
 
 
-def kept_for(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -> RecordedStates:
-    """What keeps the states that interventions at these sites need; of an encoder-decoder also those that its decoder
+def record_interchange_states(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -> RecordedStates:
+    """Records the states needed for interventions at these sites; of an encoder-decoder also those that its decoder
     reads. depths: of the model, by side."""
     places = {site.place(teacher) for site in sites}
     if len(depths) > 1:
@@ -159,7 +159,7 @@ def kept_for(depths: Mapping[Side, int], sites: Sequence[Site], teacher: bool) -
 
 
 def swapped(
-    kept: RecordedStates,
+    retained: RecordedStates,
     plans: Sequence[Interventions],
     sites: Sequence[Site],
     teacher: bool,
@@ -171,7 +171,7 @@ def swapped(
         at: dict[TapPoint, Swap] = {}
         for number, swap in plan.swaps.items():
             place = sites[number].place(teacher)
-            # Several layers of a student may be aligned with one of the teacher.
+            # Several layers of a student may be aligned with the same teacher layer.
             at[place] = at[place].beside(swap) if place in at else swap
         swaps.append(at)
-    return Swapped(kept, swaps, dimensions)
+    return Swapped(retained, swaps, dimensions)

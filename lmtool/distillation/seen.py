@@ -1,4 +1,5 @@
-"""A forward of a learner, watched from outside: its losses, what its heads predict, the states between its layers."""
+"""Records a learner's forward from outside: its losses, the predictions of its heads, and the states between its
+layers."""
 
 from __future__ import annotations
 
@@ -25,33 +26,33 @@ from lmtool.types import Batch, Loader, StepOutput
 
 
 class RecordedStates(Tap):
-    """Keeps the states at some places, and what self-attentions in the layers before others compute with: by place,
-    those of each forward of a stack, in their order."""
+    """Records the states at some locations, and the attention inputs of the preceding layers: by location, those of
+    each forward of a stack, in order."""
 
     def __init__(self, states: Collection[TapPoint] = (), attention: Collection[TapPoint] = ()):
-        self.states: dict[TapPoint, list[Tensor]] = {place: [] for place in states}
-        self.attention_inputs: dict[TapPoint, list[AttentionInputs]] = {place: [] for place in attention}
+        self.states: dict[TapPoint, list[Tensor]] = {point: [] for point in states}
+        self.attention_inputs: dict[TapPoint, list[AttentionInputs]] = {point: [] for point in attention}
 
-    def wants(self, place: TapPoint) -> bool:
-        return place in self.states
+    def wants(self, point: TapPoint) -> bool:
+        return point in self.states
 
-    def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
-        self.states[place].append(x_TH)
+    def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
+        self.states[point].append(x_TH)
         return x_TH
 
-    def tokens(self, place: TapPoint) -> list[int]:
-        """How many tokens each forward had at a place."""
-        states = [len(x_TH) for x_TH in self.states.get(place, ())]
-        return states + [len(attended.q_TAD) for attended in self.attention_inputs.get(place, ())]
+    def tokens(self, point: TapPoint) -> list[int]:
+        """Tokens of each forward at a location."""
+        states = [len(x_TH) for x_TH in self.states.get(point, ())]
+        return states + [len(attended.q_TAD) for attended in self.attention_inputs.get(point, ())]
 
-    def attention(self, place: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
-        return self.attention_inputs[place].append if kind == "self_attn" and place in self.attention_inputs else None
+    def attention(self, point: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
+        return self.attention_inputs[point].append if kind == "self_attn" and point in self.attention_inputs else None
 
 
 @dataclass(frozen=True)
 class RecordedOutputs:
-    """What a forward showed. predicted: by term, what the learner predicts of its targets. output: its own losses;
-    None where they were not computed."""
+    """A recorded forward. predicted: by term, the predictions of its targets. output: its own losses; None if not
+    computed."""
 
     learner: BaseLearner
     batch: Batch
@@ -60,7 +61,7 @@ class RecordedOutputs:
 
 
 class _Predictions(HeadObserver):
-    """Keeps what the heads of a learner predict of a batch."""
+    """Records the head outputs of a learner for a batch."""
 
     def __init__(self, learner: BaseLearner, batch: Batch, only: bool):
         self.learner, self.batch, self.only = learner, batch, only
@@ -68,15 +69,15 @@ class _Predictions(HeadObserver):
         self.predicted: dict[str, Predicted] = {}
 
     def __call__(self, head: PredictingHead, logits: Tensor | TokenLogits) -> None:
-        said = self.learner.predicted(self.names[head], logits, self.batch)
-        if said is not None:
-            term, predicted = said
+        prediction = self.learner.predicted(self.names[head], logits, self.batch)
+        if prediction is not None:
+            term, predicted = prediction
             self.predicted[term] = predicted
 
 
 @contextmanager
 def tapped(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None) -> Iterator[None]:
-    """A learner whose heads, and the stacks of whose backbone, have taps."""
+    """A learner with taps on its heads and on the stacks of its backbone."""
     predicting = [head for head in learner.heads.values() if isinstance(head, PredictingHead)]
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
     try:
@@ -95,8 +96,8 @@ def tapped(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None)
 def see(
     learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None, losses: bool = True
 ) -> RecordedOutputs:
-    """A training forward. states: sees, or replaces, the states between the layers. losses: whether its own are
-    computed; those of heads over a vocabulary take as long as the predictions."""
+    """Runs a training forward. states: records, or replaces, the states between the layers. losses: whether to compute
+    the learner's own, which take as long as the predictions for heads over a vocabulary."""
     if isinstance(learner, Mixture):
         return _see_members(learner, batch, step, states, losses)
     heads = _Predictions(learner, batch, only=not losses)
@@ -106,15 +107,15 @@ def see(
 
 
 def _see_members(learner: Mixture, batch: Batch, step: int, states: Tap | None, losses: bool) -> RecordedOutputs:
-    """Those of the members of a mixture that are in a batch, one after the other, by the names of the mixture's terms.
-    A teacher may know some of them alone."""
+    """Runs the members of a mixture that are in a batch, with the mixture's term names. A teacher may know only some of
+    them."""
     assert isinstance(batch, MixedBatch), "a mixture reads the batches of its own examples"
     predicted: dict[str, Any] = {}
     sums: dict[str, Tensor] = {}
-    for name, own in batch.members:
+    for name, part in batch.members:
         if name not in learner.members:
             continue
-        seen = see(cast(BaseLearner, learner.members[name]), own, step, states, losses)
+        seen = see(cast(BaseLearner, learner.members[name]), part, step, states, losses)
         predicted |= {term_of(name, term): each for term, each in seen.predicted.items()}
         if seen.output is not None:
             sums |= {term_of(name, term): total for term, total in seen.output.sums.items()}
@@ -123,9 +124,9 @@ def _see_members(learner: Mixture, batch: Batch, step: int, states: Tap | None, 
 
 @dataclass(frozen=True)
 class StudentData:
-    """What a run reads in training. examples: those of the student, made of `data`. max_steps, max_epochs: its budgets;
-    None where they are open. sizes: the keys that size a step. tokens: of a forward without gradients. progress: shows
-    how far something is."""
+    """The data that a run reads in training. examples: the student's, made from `data`. max_steps, max_epochs: budgets,
+    or None. sizes: the keys that set the step size. tokens: of a forward without gradients. progress: shows progress.
+    """
 
     data: SplitData
     max_length: int
@@ -140,9 +141,9 @@ class StudentData:
 
 @dataclass
 class Teacher:
-    """A trained learner that is read and never learns: no gradient, no dropout, in its own number format. origin: the
-    checkpoint that a user named. longest: tokens of the longest text that it reads by itself; None: as the student.
-    reads_batches: whether it reads the batches of its student: has its vocabulary."""
+    """A trained, frozen learner: no gradient, no dropout, its own number format. origin: the user's checkpoint.
+    longest: maximum tokens of a text that it reads independently; None: as the student. reads_batches: whether it reads
+    the student's batches, which requires its vocabulary."""
 
     learner: BaseLearner
     precision: Precision
@@ -152,19 +153,19 @@ class Teacher:
 
     @property
     def teaches(self) -> frozenset[str]:
-        """Those of the student's whose targets it predicts."""
+        """The student's terms that it predicts."""
         return frozenset(self.learner.weights)
 
     def begin(self, reading: StudentData) -> dict[str, Any]:
-        """Called before training. Returns what the first screen says of what was done for it."""
+        """Called before training. Returns a description of the preparation for the first screen."""
         return {}
 
     @torch.no_grad()
     def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
-        """What it predicts of a batch of the student's."""
+        """Its predictions for a batch of the student."""
         device = batch.inputs.tokens.device.type
         if isinstance(batch, MixedBatch) and not isinstance(self.learner, Mixture):
-            # Labelled texts, each beside one of another domain, of which a teacher has nothing to say.
+            # Labeled texts paired with texts of another domain, for which a teacher has no predictions.
             batch = dict(batch.members)[self.learner.config.name]
         with torch.autocast(device, enabled=False), self.precision.autocast():
             return see(self.learner, batch, 0, states, losses=False)

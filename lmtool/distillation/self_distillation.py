@@ -1,10 +1,10 @@
-"""A model whose shallow exits learn from its last layer.
+"""Self-distillation: a model whose early exits learn from its last layer.
 
 Zhang, Song, Gao, Chen, Bao, Ma, "Be Your Own Teacher: Improve the Performance of Convolutional Neural Networks via Self
-Distillation", ICCV 2019, section 3: an exit loses (1 - a) of its own loss, a of the divergence from what the last
-layer predicts, and the squared difference of its features from those behind the last layer, which learns from the
-labels alone. The features are hidden states behind the final norm, of all tokens; their width is the same, so that
-nothing maps one to the other.
+Distillation", ICCV 2019, section 3: an exit's loss is (1 - a) of its own loss, a of the divergence from the last
+layer's predictions, and the squared difference of its features from the last layer's, which learns from the labels
+only. The features are hidden states after the final norm, of all tokens; their widths are equal, so no projection is
+needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmtool.types import Batch, StepOutput
 
 
 class SelfDistillation(Distilled):
-    """One forward through all layers; at each exit the student's own code runs over the states that are there."""
+    """One forward through all layers; at each exit the student's own code runs on the states there."""
 
     config: SelfConfig
 
@@ -35,7 +35,7 @@ class SelfDistillation(Distilled):
         super().__init__(config, student)
         if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
             raise UserError(
-                "distill=self: the tuning method has heads read several layers, and an exit ends behind one",
+                "distill=self: the heads of the tuning method read several layers, and an exit reads one",
                 "give tuning.layers=last, another tuning=, or distill=none",
             )
         self.exits = exits_of(student)
@@ -53,10 +53,10 @@ class SelfDistillation(Distilled):
         return f"exit_{depth}_soft_{part}" if several else f"exit_{depth}_soft"
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        own, soft = self.student.counts(batch), self.soft.counts(batch)
-        counts = dict(own)
+        task_counts, soft = self.student.counts(batch), self.soft.counts(batch)
+        counts = dict(task_counts)
         for depth in self.exits:
-            counts |= {f"exit_{depth}_{term}": count for term, count in own.items()}
+            counts |= {f"exit_{depth}_{term}": count for term, count in task_counts.items()}
             counts |= {self._soft_title(depth, part): count for part, count in soft.items()}
             counts[f"exit_{depth}_states"] = float(sum(batch.inputs.lengths))
         return counts
@@ -67,25 +67,25 @@ class SelfDistillation(Distilled):
         for depth in (*self.exits, student.backbone.config.num_layers):
             view = at_exit(student, depth) if depth in self.exits else student
             segment = Segment(first, states, depth)
-            shown = see(view, batch, step, segment)
+            recorded = see(view, batch, step, segment)
             assert segment.kept is not None
             first, states = depth, segment.kept
-            seen[depth] = shown, states
+            seen[depth] = recorded, states
         deepest, last_TH = seen.pop(first)
         assert deepest.output is not None
         sums = dict(deepest.output.sums)
         target_TH = self._left(last_TH).detach()
-        for depth, (shown, x_TH) in seen.items():
-            assert shown.output is not None
-            sums |= {f"exit_{depth}_{term}": total for term, total in shown.output.sums.items()}
-            for term, predicted in shown.predicted.items():
+        for depth, (recorded, x_TH) in seen.items():
+            assert recorded.output is not None
+            sums |= {f"exit_{depth}_{term}": total for term, total in recorded.output.sums.items()}
+            for term, predicted in recorded.predicted.items():
                 sums[self._soft_title(depth, term)] = self.soft.lost(predicted, deepest.predicted[term])
             difference_TH = self._left(x_TH).float() - target_TH.float()
             sums[f"exit_{depth}_states"] = difference_TH.square().mean(-1).sum()
         return StepOutput(sums, self.weights)
 
     def _left(self, x_TH: Tensor) -> Tensor:
-        """States of a layer behind the final norm."""
+        """States of a layer after the final norm."""
         return cast(Stack, self.student.backbone).leave(x_TH)
 
     def beside(self) -> Mapping[str, BaseLearner]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lmtool.config.tables import build
 from lmtool.distillation.configs import LayerMap, StandardConfig
 from lmtool.distillation.configs.modes import taken_layers
-from lmtool.distillation.distilled import Distilled, own_weights
+from lmtool.distillation.distilled import Distilled, gold_weights
 from lmtool.distillation.seen import RecordedOutputs, StudentData, Teacher, see
 from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
@@ -27,29 +27,43 @@ _NONE = "give distill.initialize=none"
 
 
 def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, taken: Mapping[Side, tuple[int, ...]]) -> str:
-    """Copy the embeddings of a teacher, these layers of its stacks (by side, one for each of the student's, counted
-    from 1), their final norms, and the heads of the same names and shapes. Returns what the first screen says of it.
+    """Copies a teacher's embeddings, the selected layers of its stacks, their final norms, and heads of equal names and
+    shapes.
 
-    What the student has alone (a table of segments, adapters) stays as it was drawn. UserError where the layers of the
-    two are of different kinds, and where the teacher was tuned by added parameters, which no copy has.
+    Parameters that only the student has (a segment table, adapters) keep their initial values.
+
+    Args:
+        student: The learner to initialize.
+        teacher: The trained learner.
+        origin: The teacher's checkpoint, for messages.
+        taken: By side, the teacher's layer for each of the student's, counted from 1.
+
+    Returns:
+        A description for the first screen.
+
+    Raises:
+        UserError: If the layers are of different kinds, or the teacher was tuned by added parameters, which cannot be
+            copied.
     """
     if teacher.added:
         raise UserError(
-            f"distill.initialize copies layers, and distill.teacher={origin} was tuned by parameters that were added "
-            "to them",
+            f"distill.initialize copies layers, and distill.teacher={origin} has added tuning parameters",
             f"export it, which merges them, and give the folder as distill.teacher=; or {_NONE}",
         )
-    own, its = student.state_dict(), teacher.state_dict()
-    tensors = {name: tensor for name, tensor in own.items() if part_of(name) == "backbone"}
+    student_value, teacher_value = student.state_dict(), teacher.state_dict()
+    tensors = {name: tensor for name, tensor in student_value.items() if part_of(name) == "backbone"}
     sources = {name: name for name in tensors}
     for first, second in _layers(student, teacher, taken):
         sources |= {name: second + name.removeprefix(first) for name in tensors if name.startswith(first)}
     for name, source in sources.items():
-        if source in its:
-            tensors[name] = its[source]
-    tensors |= {name: tensor for name, tensor in its.items() if name.startswith("heads.")}
+        if source in teacher_value:
+            tensors[name] = teacher_value[source]
+    tensors |= {name: tensor for name, tensor in teacher_value.items() if name.startswith("heads.")}
     report = load_into(student, tensors, origin)
-    layers = [", ".join(f"{own} = {its}" for own, its in enumerate(numbers, 1)) for numbers in taken.values()]
+    layers = [
+        ", ".join(f"{student_value} = {teacher_value}" for student_value, teacher_value in enumerate(numbers, 1))
+        for numbers in taken.values()
+    ]
     heads = ", ".join(name for name in report.loaded if name != "backbone")
     return f"embeddings; layers {'; '.join(layers)}" + (f"; {heads}" if heads else "")
 
@@ -57,33 +71,35 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, taken: M
 def _layers(
     student: BaseLearner, teacher: BaseLearner, taken: Mapping[Side, tuple[int, ...]]
 ) -> Iterator[tuple[str, str]]:
-    """What the names of a layer's tensors begin with, and of those that it is a copy of."""
+    """Name prefixes of the student's layers, each with that of the teacher's layer to copy."""
     stacks = [
         {module.side: (name, module) for name, module in learner.named_modules() if isinstance(module, Stack)}
         for learner in (student, teacher)
     ]
     for side, numbers in taken.items():
-        (first, own), (second, its) = (stacks_of[side] for stacks_of in stacks)
-        pairs = zip(own.depth(), (list(its.depth())[number - 1] for number in numbers), strict=True)
+        (first, student_value), (second, teacher_value) = (stacks_of[side] for stacks_of in stacks)
+        pairs = zip(student_value.depth(), (list(teacher_value.depth())[number - 1] for number in numbers), strict=True)
         for layer, source in pairs:
             if type(layer) is not type(source):
                 raise UserError(
-                    f"distill.initialize: the student, model={student.backbone.config.name}, has layers of another "
-                    f"kind than its teacher, model={teacher.backbone.config.name}",
+                    f"distill.initialize: the student, model={student.backbone.config.name}, has a different kind of "
+                    f"layer than its teacher, model={teacher.backbone.config.name}",
                     _NONE,
                 )
-            places = [list(stack.layers).index(module) for stack, module in ((own, layer), (its, source))]
+            places = [
+                list(stack.layers).index(module) for stack, module in ((student_value, layer), (teacher_value, source))
+            ]
             yield f"{first}.layers.{places[0]}.", f"{second}.layers.{places[1]}."
 
 
-# Several teachers as one: what they predict of the same targets is averaged, and each may teach other members of a
+# A teacher ensemble: predictions of the same targets are averaged; each teacher may know different members of a
 # mixture.
 
 
 @dataclass(kw_only=True)
 class Panel(Teacher):
-    """members: the teachers, of which the first one's learner, precision and origin are the panel's. weights: of each
-    in an average, by origin. average: what is averaged."""
+    """members: the teachers; learner, precision and origin are the first one's. weights: of each in the average, by
+    origin. average: what is averaged."""
 
     members: Sequence[Teacher]
     weights: Mapping[str, float]
@@ -91,7 +107,7 @@ class Panel(Teacher):
 
     @classmethod
     def of(cls, members: Sequence[Teacher], weights: Mapping[str, float], average: Any) -> Panel:
-        """A panel of at least one."""
+        """An ensemble of at least one teacher."""
         first = members[0]
         return cls(first.learner, first.precision, first.origin, members=members, weights=weights, average=average)
 
@@ -100,7 +116,7 @@ class Panel(Teacher):
         return frozenset().union(*(teacher.teaches for teacher in self.members))
 
     def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
-        """states: sees nothing; whose states they would be is not known."""
+        """states: not recorded, since they would belong to several teachers."""
         seen = [(self.weights[teacher.origin], teacher.see(batch)) for teacher in self.members]
         predicted = dict(self._joined(seen))
         return RecordedOutputs(self.learner, batch, predicted)
@@ -112,13 +128,13 @@ class Panel(Teacher):
 
 
 class Standard(Distilled):
-    """The weighted sum of the student's own loss and of terms of its teacher."""
+    """The weighted sum of the student's own loss and the terms of its teacher."""
 
     config: StandardConfig
 
     def __init__(self, config: StandardConfig, student: BaseLearner, teachers: Sequence[Teacher]):
         super().__init__(config, student)
-        # Labels of a file are no network.
+        # Labels of a file have no network.
         self._teachers = tuple(teacher for teacher in teachers if teacher.learner is not student)
         self.teacher = teachers[0] if len(teachers) == 1 else Panel.of(teachers, config.shares(), config.average)
         self._require_one_of_all()
@@ -128,18 +144,18 @@ class Standard(Distilled):
             self.layers = config.layer_map(student.backbone.config, self.teacher.learner.backbone.config)
         for name, section in config.terms.items():
             self.distill[name] = build(section, student, self.teacher, self.layers)
-        self.weights = own_weights(student.weights, config.gold)
+        self.weights = gold_weights(student.weights, config.gold)
         for name, term in self.terms():
             for part, scale in term.scales(student.weights).items():
                 self.weights[self._title(name, part)] = term.config.weight * scale
 
     def _start(self) -> str | None:
-        """Copy layers of the teacher. A run that resumes has weights of its own, which follow. Returns what was
-        copied. UserError where its embeddings are of other tokens."""
+        """Copies layers of the teacher and returns their description. A resumed run then loads its own weights.
+        UserError if the vocabularies differ."""
         if self.config.starts_from_teacher and not self.teacher.reads_batches:
             raise UserError(
                 f"distill.initialize: distill.teacher={self.teacher.origin} has another tokenizer than the student, "
-                "whose embeddings would be those of other tokens",
+                "so that its embeddings belong to other tokens",
                 "give distill.initialize=none, or tokenizer=auto",
             )
         learner = self.teacher.learner
@@ -153,28 +169,28 @@ class Standard(Distilled):
         return self._teachers
 
     def _require_one_of_all(self) -> None:
-        """UserError where states are compared, and no single teacher reads all that the student reads."""
+        """UserError if states are compared, but no single teacher reads everything that the student reads."""
         members = _members_of(self.student)
         untaught = [name for name in members if name not in _members_of(self.teacher.learner)]
         names = [name for name, term in self.config.terms.items() if not term.averages]
         if names and (len(self.teachers) > 1 or untaught):
             raise UserError(
-                f"distill.terms.{names[0]} needs one teacher of all that the student learns",
+                f"distill.terms.{names[0]} needs one teacher for everything that the student learns",
                 f"give distill.terms.{names[0]}=null, or such a teacher; soft and hard learn from several",
             )
 
     def begin(self, reading: StudentData) -> dict[str, Any]:
-        said = super().begin(reading) if self._teachers else self.teacher.begin(reading)
+        description = super().begin(reading) if self._teachers else self.teacher.begin(reading)
         for _, term in self.terms():
-            said |= term.begin(reading)
-        return said
+            description |= term.begin(reading)
+        return description
 
     def terms(self) -> Iterator[tuple[str, Term]]:
         """The terms by their names."""
         yield from ((name, cast(Term, term)) for name, term in self.distill.items())
 
     def _title(self, name: str, part: str) -> str:
-        """What a part of a term is called: by the term alone, where the student has one term."""
+        """The name of a term's part: the term itself if the student has one term."""
         return name if not part or len(self.student.weights) == 1 else f"{name}_{part}"
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -197,24 +213,24 @@ class Standard(Distilled):
 
     def aligned(self, teacher: Teacher) -> LayerMap | str:
         if set(_members_of(self.student)) - set(_members_of(teacher.learner)):
-            return "the teacher reads the texts of some members alone"
+            return "the teacher reads the texts of only some members"
         return self.layers if self.layers is not None else super().aligned(teacher)
 
     def metadata(self) -> dict[str, Any]:
         layers = {} if self.layers is None else {"layers": self.layers.words()}
         untaught = [term for term in self.student.weights if term not in self.teacher.teaches]
-        alone = {"gold alone": ", ".join(untaught)} if untaught else {}
+        gold_only = {"gold alone": ", ".join(untaught)} if untaught else {}
         started = {} if self.started is None else {"started from": self.started}
-        heads = {} if self.config.teaches_heads else {"heads": "learn nothing, so that scores mean nothing"}
+        heads = {} if self.config.teaches_heads else {"heads": "are not trained, so that metrics mean nothing"}
         origins = ", ".join(teacher.origin for teacher in self._teachers or (self.teacher,))
-        return {"teacher": origins, **alone, **layers, **started, **heads}
+        return {"teacher": origins, **gold_only, **layers, **started, **heads}
 
 
 def _members_of(learner: BaseLearner) -> list[str]:
-    """What a mixture is made of."""
+    """The members of a mixture, or the learner itself."""
     return [name for name, _ in learner.named()] if isinstance(learner, Mixture) else []
 
 
 def _joined(taps: Sequence[Tap | None]) -> Tap | None:
-    there = [tap for tap in taps if tap is not None]
-    return Taps(*there) if there else None
+    active = [tap for tap in taps if tap is not None]
+    return Taps(*active) if active else None

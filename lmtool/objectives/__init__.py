@@ -1,1 +1,1 @@
-"""What pretraining learns: one file an objective."""
+"""Pretraining objectives."""

@@ -1,10 +1,10 @@
-"""Bidirectional language modelling: each word from those before it, and from those behind it.
+"""Bidirectional language modeling: predicts each word from the preceding words, and from the following ones.
 
 Peters, Neumann, Iyyer, Gardner, Clark, Lee, Zettlemoyer, "Deep Contextualized Word Representations", 2018, section 3.1:
-both directions share the words' vectors and the softmax, and have LSTMs of their own. A word that the vocabulary does
-not list is read by its characters, and predicted as the unknown word.
+both directions share the word vectors and the softmax, with separate LSTMs. A word that is not in the vocabulary is
+read by its characters, and predicted as the unknown word.
 
-Shape letters: T tokens, M places that predict, P width of a direction's states.
+Shape letters: T tokens, M predicting positions, P width of a direction's states.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class DirectionsScorer(TermScorer):
 
 
 class BidirectionalLanguageModel(BaseLearner):
-    """The terms `forward` and `backward`, half of the loss each: the first half of a word's states predicts the word
-    behind it, the second half the one before it."""
+    """The terms `forward` and `backward`, with weight 1/2 each: the first half of a word's states predicts the next
+    word, the second half the previous one."""
 
     backbone: Elmo
 
@@ -66,7 +66,7 @@ class BidirectionalLanguageModel(BaseLearner):
         return WordInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: WordWindows) -> dict[str, ConstantPredictor]:
-        """Unigrams of the words of the training store, the same for both directions."""
+        """Unigrams of the words in the training store, the same for both directions."""
         words = self.tokenizer.vocab_size
         within = set(range(words)) - set(examples.begins_V.nonzero()[0].tolist())
         never = (within | self.tokenizer.special_ids) - {self.tokenizer.role("eos"), examples.unknown}
@@ -92,7 +92,7 @@ class BidirectionalLanguageModel(BaseLearner):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each target's loss over all words, and its best guess."""
+        """Each target's loss over all words, and its best prediction."""
         scores = {}
         for term, hidden_MP in self._states(batch).items():
             labels = labels_of(batch, term)
@@ -101,7 +101,8 @@ class BidirectionalLanguageModel(BaseLearner):
         return scores
 
     def _states(self, batch: Batch, step: int | None = None) -> dict[str, Tensor]:
-        """By term, (M, P) the states of its direction at the places that predict. step: for dropout; None without."""
+        """By term, (M, P) states of its direction at the predicting positions. step: seeds the dropout; None for no
+        dropout."""
         hidden_TH = self.backbone(batch.inputs, None if step is None else self.dropout_rng(batch, step))
         directions = dict(zip(_TERMS, hidden_TH.chunk(2, 1), strict=True))
         return {term: states.index_select(0, indices_of(batch, term)) for term, states in directions.items()}

@@ -1,8 +1,8 @@
-"""Causal language modelling: the next token, from all before it.
+"""Causal language modeling: predicts the next token from all preceding ones.
 
 Radford, Wu, Child, Luan, Amodei, Sutskever, "Language Models are Unsupervised Multitask Learners", 2019.
 
-Shape letters: T tokens, M places that predict, H hidden width.
+Shape letters: T tokens, M predicting positions, H hidden width.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from lmtool.types import Batch, Scores, StepOutput
 
 # Tokens of a sample's prompt.
 _PROMPT = 12
-# How samples are written: a paragraph, neither the same words again and again nor any that come to mind.
+# Sampling settings: a paragraph, neither repetitive nor arbitrary.
 SAMPLED = GenerationConfig(max_new_tokens=80, temperature=0.8, top_k=40)
 
 
 class TextWindows(Examples, Protocol):
-    """Examples cut out of a stream of documents."""
+    """Examples that window a document stream."""
 
     stream: Stream
 
 
 class CausalLanguageModel(BaseLearner):
-    """The one term `clm`: every place of a window but its last predicts the token after it."""
+    """The one term `clm`: every position of a window but its last predicts the next token."""
 
     backbone: Decoder
     term: ClassVar[str] = "clm"
@@ -68,7 +68,8 @@ class CausalLanguageModel(BaseLearner):
         return CausalInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:
-        """Unigrams of the training store, the end of each document among them, and what the vocabulary lacks."""
+        """Unigrams of the training store, including the ends of documents; unlisted words count as in the vocabulary.
+        Unigrams of the training store, including the ends of documents; unlisted words count as in the vocabulary."""
         counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         end = self.tokenizer.role("eos")
         counts[end] += len(examples.stream.offsets) - 1
@@ -86,14 +87,14 @@ class CausalLanguageModel(BaseLearner):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each target's loss and best guess, in evaluation."""
+        """Each target's loss and best prediction, in evaluation."""
         at, labels = indices_of(batch, self.term), labels_of(batch, self.term)
         hidden_MH = self._states(batch, None)
         each, best = self._lm.scores(hidden_MH, self.backbone.embed.token.weight, labels)
         return {self.term: Scores(each, labels, best, batch.inputs.documents[at])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(M, H) hidden states of the places that predict."""
+        """(M, H) hidden states at the predicting positions."""
         return read_streams(self.backbone, self.carried, batch, rng, indices_of(batch, self.term))
 
     @property
@@ -104,11 +105,11 @@ class CausalLanguageModel(BaseLearner):
         return ContinuationWriter(self.backbone, self._lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, str]]:
-        """The first n documents of a batch as plain data: the `prompt`, their first tokens, and the `text` that the
-        model continues."""
+        """The first n documents of a batch as plain data: the `prompt`, their first tokens, and the `text` generated
+        from it."""
         texts = batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]
         prompts = [text[:_PROMPT].tolist() for text in texts if len(text)]
-        # A document as long as the model leaves no room for more.
+        # A document at the model's maximum length leaves no capacity to continue.
         prompts = [prompt for prompt in prompts if len(prompt) <= self.writer().model.longest_prompt]
         new = self.writer().write(prompts, SAMPLED, self.seed)
         return [
@@ -117,8 +118,8 @@ class CausalLanguageModel(BaseLearner):
         ]
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, str]]:
-        """Complete texts: for each the `text` and its `continuation`, up to the end of the text, where the
-        vocabulary has one (GPT's of 2018 has none), or 80 tokens."""
+        """Completes texts: for each, the `text` and its `continuation`, up to the end of text if the vocabulary has one
+        (GPT's of 2018 has none), or 80 tokens."""
         yield from written(self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision)
 
     def line(self, record: dict[str, str]) -> str:

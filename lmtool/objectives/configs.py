@@ -1,4 +1,4 @@
-"""What pretraining learns, as configuration. Imports no torch."""
+"""Configuration of pretraining objectives. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from lmtool.learners.configs import ObjectiveConfig
 
 
 class MaskingConfig(ObjectiveConfig):
-    """What every objective with masked tokens says: how many, what stands in their place, and how often it changes."""
+    """Shared by objectives with masked tokens: how many tokens are masked, their replacements, and how often the masks
+    change."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("sep", "mask")
@@ -53,25 +54,25 @@ class MaskingConfig(ObjectiveConfig):
     def places(self) -> dict[str, float]:
         return {"heads.enhanced_masked_lm" if self.enhanced_decoder else "heads.masked_lm": self.probability}
 
-    def drawn_epoch(self, epoch: int) -> int:
-        """The epoch whose draws an epoch reads."""
+    def sampling_epoch(self, epoch: int) -> int:
+        """The epoch whose random numbers an epoch uses."""
         return epoch % self.duplicates if self.masking == "static" else epoch
 
     @model_validator(mode="after")
     def _branches_fit(self) -> MaskingConfig:
         if self.mask + self.random > 1 + 1e-9:
-            raise ValueError(f"mask={self.mask} and random={self.random} add up to more than 1")
+            raise ValueError(f"mask={self.mask} and random={self.random} sum to more than 1")
         return self
 
     @model_validator(mode="after")
     def _decoder_is_for_masks_alone(self) -> MaskingConfig:
         if self.enhanced_decoder and self.pairs_of_segments is not None:
-            raise ValueError("enhanced_decoder=true serves the masked tokens alone: give pairs=none")
+            raise ValueError("enhanced_decoder=true applies to masked tokens only: give pairs=none")
         return self
 
 
 class TokenMaskingConfig(MaskingConfig):
-    """Masks over single tokens or words, each by itself."""
+    """Masks over single tokens or words, chosen independently."""
 
     phase_fields: ClassVar[tuple[str, ...]] = (*MaskingConfig.phase_fields, "select", "whole_word")
 
@@ -82,7 +83,7 @@ class TokenMaskingConfig(MaskingConfig):
 
 
 class PairsConfig(MaskingConfig):
-    """Masks over one run of text, or over pairs of segments with a second loss."""
+    """Masks over running text, or over segment pairs with a second loss."""
 
     phase_fields: ClassVar[tuple[str, ...]] = (
         *MaskingConfig.phase_fields, "pair_of", "short_sequence_probability"
@@ -110,17 +111,17 @@ class PairsConfig(MaskingConfig):
 
 @component("objective", "mlm", builder="lmtool.objectives.mlm:MaskedLanguageModel")
 class MlmConfig(TokenMaskingConfig, PairsConfig):
-    """Masked language modelling (Devlin et al. 2019), with or without a loss over pairs of segments."""
+    """Masked language modeling (Devlin et al. 2019), with or without a loss over segment pairs."""
 
     phase_fields: ClassVar[tuple[str, ...]] = (*TokenMaskingConfig.phase_fields, *PairsConfig.phase_fields[-2:])
 
-    name: Literal["mlm"] = Field("mlm", description="Masked language modelling.")
+    name: Literal["mlm"] = Field("mlm", description="Masked language modeling.")
 
 
 @component("objective", "span", builder="lmtool.objectives.mlm:SpanLanguageModel")
 class SpanConfig(PairsConfig):
-    """Masked language modelling over spans of words, with the span boundary objective (SpanBERT, Joshi et al. 2020),
-    or over n-grams (ALBERT, Lan et al. 2020)."""
+    """Masked language modeling over spans of words, with the span boundary objective (SpanBERT, Joshi et al. 2020), or
+    over n-grams (ALBERT, Lan et al. 2020)."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "probability": "share of the non-special tokens that are masked, rounded up (section 3.1)",
@@ -162,7 +163,7 @@ class SpanConfig(PairsConfig):
     @model_validator(mode="after")
     def _decoder_predicts_no_boundaries(self) -> SpanConfig:
         if self.enhanced_decoder and self.boundary:
-            raise ValueError("enhanced_decoder=true serves the masked tokens alone: give boundary=false")
+            raise ValueError("enhanced_decoder=true applies to masked tokens only: give boundary=false")
         return self
 
     @property
@@ -179,7 +180,7 @@ RtdVariant = Literal["electra", "electra_15", "replace_mlm", "all_tokens_mlm"]
 
 @component("objective", "rtd", builder="lmtool.objectives.rtd:build")
 class RtdConfig(TokenMaskingConfig):
-    """Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator fills masks, the model says which
+    """Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator fills masks, and the model detects which
     tokens are not the original ones."""
 
     descriptions: ClassVar[dict[str, str]] = {
@@ -226,9 +227,7 @@ class RtdConfig(TokenMaskingConfig):
     @model_validator(mode="after")
     def _two_stages_share_nothing(self) -> RtdConfig:
         if self.training == "two_stage" and self.sharing == "gdes":
-            raise ValueError(
-                "sharing=gdes: under training=two_stage nothing is shared; give sharing=tied or training=joint"
-            )
+            raise ValueError("sharing=gdes: training=two_stage shares nothing; give sharing=tied or training=joint")
         return self
 
     @property
@@ -241,13 +240,13 @@ class RtdConfig(TokenMaskingConfig):
 
     @property
     def predicted_fraction(self) -> float:
-        """The generator predicts, and samples once more; its variants predict with the model too."""
+        """The generator predicts and samples; the variants that restore tokens predict with the model too."""
         more = {"replace_mlm": self.probability, "all_tokens_mlm": 1.0}.get(self.variant, 0.0)
         return 2 * self.probability + more
 
     @property
     def places(self) -> dict[str, float]:
-        """A forward alone, to sample or to make logits again on the way back, is a third of a pass with gradients."""
+        """A forward alone, to sample or to recompute logits in the backward pass, is a third of a training pass."""
         again = 4 / 3
         generator = {"objective.generator": 1.0, "objective.masked_lm": self.probability * again}
         head = {
@@ -260,7 +259,7 @@ class RtdConfig(TokenMaskingConfig):
 
 
 class NextTokenConfig(ObjectiveConfig):
-    """What every objective that predicts text token by token says of its loss."""
+    """The loss settings of objectives that predict text token by token."""
 
     label_smoothing: float = Field(
         0.0,
@@ -276,25 +275,25 @@ class NextTokenConfig(ObjectiveConfig):
 
 @component("objective", "clm", builder="lmtool.objectives.clm:CausalLanguageModel")
 class ClmConfig(NextTokenConfig):
-    """Causal language modelling: every token from the ones before it (GPT, GPT-2)."""
+    """Causal language modeling: predicts every token from the preceding ones (GPT, GPT-2)."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos",)
     reads_lanes: ClassVar[bool] = True
 
-    name: Literal["clm"] = Field("clm", description="Causal language modelling.")
+    name: Literal["clm"] = Field("clm", description="Causal language modeling.")
 
 
 @component("objective", "prefix_lm", builder="lmtool.objectives.prefix_lm:build")
 class PrefixLmConfig(NextTokenConfig):
-    """Prefix language modelling (Liu et al. 2018; Raffel et al. 2020, section 3.2): a text is split at a random place;
-    what is before it is seen as a whole, what is behind it is predicted token by token."""
+    """Prefix language modeling (Liu et al. 2018; Raffel et al. 2020, section 3.2): a text is split at a random
+    position; the prefix is read with full attention, the rest is predicted token by token."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
     prefixes: ClassVar[bool] = True
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos",)
 
-    name: Literal["prefix_lm"] = Field("prefix_lm", description="Prefix language modelling.")
+    name: Literal["prefix_lm"] = Field("prefix_lm", description="Prefix language modeling.")
 
     @property
     def predicted_fraction(self) -> float:
@@ -304,8 +303,8 @@ class PrefixLmConfig(NextTokenConfig):
 
 @component("objective", "span_corruption", builder="lmtool.objectives.sequence_to_sequence:SpanCorruption")
 class SpanCorruptionConfig(NextTokenConfig):
-    """T5's objective (Raffel et al. 2020, section 3.1.4): spans are cut out and a sentinel stands for each; the outputs
-    are the sentinels, each followed by its span."""
+    """T5's objective (Raffel et al. 2020, section 3.1.4): spans are replaced by sentinels; the outputs are the
+    sentinels, each followed by its span."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", "sentinel")
@@ -327,15 +326,15 @@ class SpanCorruptionConfig(NextTokenConfig):
 
     @property
     def predicted_fraction(self) -> float:
-        """Outputs, as a share of the tokens of both sides."""
+        """Output tokens as a fraction of both sides' tokens."""
         outputs = self.density * (1 + 1 / self.mean_length)
         return outputs / (1 + 2 * self.density / self.mean_length)
 
 
 @component("objective", "denoising", builder="lmtool.objectives.sequence_to_sequence:Denoising")
 class DenoisingConfig(NextTokenConfig):
-    """BART's objective (Lewis et al. 2020, section 2.2): noise on the inputs, the text as it was for outputs. Each of
-    the five noises has its share, 0 for none; they are applied in the order of the fields."""
+    """BART's objective (Lewis et al. 2020, section 2.2): noise on the inputs, the original text as outputs. Each of the
+    five noises has a rate, 0 for none; they are applied in the order of the fields."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", ("mask", "sentinel"))
@@ -365,24 +364,22 @@ class DenoisingConfig(NextTokenConfig):
     random: float = Field(
         0.0, ge=0, le=1, description="share of the masks replaced by a random token; 0.1 in the released command"
     )
+    random: float = Field(0.0, ge=0, le=1, description="Fraction of the masks that are random tokens instead.")
 
     @property
     def predicted_fraction(self) -> float:
         return 0.5
 
 
-# Bidirectional language modelling, as configuration. Imports no torch.
-
-
 @component("objective", "bilm", builder="lmtool.objectives.bilm:BidirectionalLanguageModel")
 class BilmConfig(ObjectiveConfig):
-    """Bidirectional language modelling (Peters et al. 2018): every word from those before it, and from those behind
-    it."""
+    """Bidirectional language modeling (Peters et al. 2018): predicts every word from the preceding words, and from the
+    following ones."""
 
     architectures: ClassVar[tuple[str, ...]] = ("bidirectional_lm",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", "unk")
 
-    name: Literal["bilm"] = Field("bilm", description="Bidirectional language modelling.")
+    name: Literal["bilm"] = Field("bilm", description="Bidirectional language modeling.")
     negatives: int | None = Field(
         8192,
         ge=1,

@@ -1,6 +1,6 @@
-"""What a model puts in the place of masks: for the report's samples, and for texts that a user gives.
+"""Mask filling: for the report's samples, and for texts from users.
 
-Shape letters: T tokens, M masked places, V vocabulary.
+Shape letters: T tokens, M masked positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed
 
 GUESSES = 5
-# Logits (M, V) of the vocabulary at places (M,) of a packed batch.
+# Logits (M, V) of the vocabulary at positions (M,) of a packed batch.
 LogitsAt = Callable[[Packed, Tensor], Tensor]
 
 
 def masked_samples(
     batch: Batch, at: Tensor, labels: Tensor, logits_at: LogitsAt, tokenizer: Tokenizer, n: int
 ) -> list[dict[str, Any]]:
-    """The first n examples of a batch as plain data: `pieces` of the text as it was, and `masked`: for each hidden
-    place its `position` among them, the `truth`, `shown` in its place, and `guesses`: the five most probable pieces,
-    each with its probability. at, labels: (M,) the hidden places and what stood there."""
+    """The first n examples of a batch as plain data: `pieces` of the original text, and `masked`: for each masked
+    position its `position` among them, the `truth`, the token `shown` to the model, and `guesses`: the five most
+    probable pieces with probabilities. at, labels: (M,) the masked positions and original tokens."""
     wanted = batch.inputs.documents[at] < n
     at, labels = at[wanted], labels[wanted]
-    # Rows of the table beyond the vocabulary stand for no piece.
+    # Table rows beyond the vocabulary have no piece.
     probability_MV = logits_at(batch.inputs, at).float().softmax(-1)[:, : tokenizer.vocab_size]
     fractions, guesses = (tensor.cpu() for tensor in probability_MV.topk(min(GUESSES, tokenizer.vocab_size)))
-    tokens, shown = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[at.cpu()]
+    tokens, visible = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[at.cpu()]
     tokens[at.cpu()] = labels.cpu()
     samples = []
     for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
@@ -47,7 +47,7 @@ def masked_samples(
             {
                 "position": place - start,
                 "truth": tokenizer.pieces([int(labels[row])])[0],
-                "shown": tokenizer.pieces([int(shown[row])])[0],
+                "shown": tokenizer.pieces([int(visible[row])])[0],
                 "guesses": list(map(list, zip(tokenizer.pieces(guesses[row]), fractions[row].tolist(), strict=True))),
             }
             for row, place in enumerate(at.tolist())
@@ -58,7 +58,7 @@ def masked_samples(
 
 
 def filled_line(record: dict[str, Any]) -> str:
-    """What `fill_masks` gives, as a line on the screen."""
+    """A result of `fill_masks` as a line of the screen."""
     guesses = "; ".join(
         ", ".join(f"{piece} {share:.2f}" for piece, share in mask["guesses"]) for mask in record["masks"]
     )
@@ -72,9 +72,9 @@ def fill_masks(
     texts: Sequence[str],
     autocast: Callable[[], AbstractContextManager],
 ) -> Iterator[dict[str, Any]]:
-    """Fill the masks of texts, written as the tokenizer's mask token. For each `text`: it `filled` with the best
-    pieces, and `masks`, for each the five `guesses` with their probabilities. UserError where there is no mask, or the
-    text is longer than the model."""
+    """Fills the masks of texts, written as the tokenizer's mask token. For each `text`: the `filled` text with the best
+    pieces, and `masks`, for each the five `guesses` with their probabilities. UserError if there is no mask, or the
+    text is longer than the model supports."""
     mask = tokenizer.role("mask")
     written = tokenizer.pieces([mask])[0]
     layout = text_format(backbone.config.text_format, tokenizer)
@@ -82,13 +82,11 @@ def fill_masks(
     for text in texts:
         runs = [tokenizer.encode(run) for run in text.split(written)]
         if len(runs) == 1:
-            raise UserError(
-                f"nothing to fill: no {written} in {text[:80]!r}", f"write {written} where a word is missing"
-            )
+            raise UserError(f"no {written} to fill in {text[:80]!r}", f"write {written} where a word is missing")
         ids = np.concatenate([runs[0], *(np.append(mask, run) for run in runs[1:])])
         tokens, columns = layout.single(ids)
         if len(tokens) > backbone.longest_text:
-            raise UserError(f"{len(tokens)} tokens; the model reads {backbone.longest_text}", "cut the text")
+            raise UserError(f"{len(tokens)} tokens; the model reads {backbone.longest_text}", "shorten the text")
         packed = Packed(
             torch.from_numpy(np.asarray(tokens, dtype=np.int64)),
             (len(tokens),),
@@ -113,21 +111,21 @@ def fill_masks(
 
 
 class MaskFiller(BaseLearner):
-    """A learner with a term `mlm`, which answers a text by filling its masks."""
+    """A learner with a term `mlm` that responds to a text by filling its masks."""
 
     @abstractmethod
     def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
-        """(M, V) logits of the vocabulary at places (M,) of a packed batch."""
+        """(M, V) logits of the vocabulary at positions (M,) of a packed batch."""
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """The first n examples of a batch with their masks and guesses, see `masked_samples`."""
+        """The first n examples of a batch with masks and predictions, see `masked_samples`."""
         at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         return masked_samples(batch, at, labels, self.logits_at, self.tokenizer, n)
 
     @torch.no_grad()
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
-        """Fill the masks of texts, see `fill_masks`."""
+        """Fills the masks of texts, see `fill_masks`."""
         texts, autocast = rows.columns["text"], inference.precision.autocast
         yield from fill_masks(self.backbone, self.logits_at, self.tokenizer, texts, autocast)
 

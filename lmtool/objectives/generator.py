@@ -1,10 +1,10 @@
-"""The small masked language model that writes the text of replaced-token detection.
+"""The small masked language model that generates the text for replaced-token detection.
 
 Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020.
-Embeddings are shared with the model (section 3.2): the same parameters, with a map of its own into the generator's
-width where a family has one width only, as in google-research/electra.
+Embeddings are shared with the model (section 3.2): the same parameters, with a separate projection to the generator's
+width if the family has a single width, as in google-research/electra.
 
-Shape letters: T tokens, M masked places, H hidden width of the model, G of the generator, V vocabulary.
+Shape letters: T tokens, M masked positions, H hidden width of the model, G of the generator, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lmtool.objectives.configs import RtdConfig
 from lmtool.types import Packed
 
 DELTA = "objective.sharing.delta"
-"""The name of E_delta in a checkpoint. The model's table stands there as the sum, which finetuning begins with."""
+"""The name of E_delta in a checkpoint. The model's table is stored as the sum, from which finetuning starts."""
 
 
 class TableDelta(nn.Module):
@@ -38,8 +38,8 @@ class TableDelta(nn.Module):
 
 
 class DisentangledTable(nn.Module):
-    """The model's token table under this sharing: what it learns belongs to the generator and to `difference`, and is
-    named there."""
+    """The model's token table under gradient-disentangled sharing: the parameters belong to the generator and to
+    `difference`, and are named there."""
 
     def __init__(self, generator: nn.Embedding, difference: TableDelta):
         super().__init__()
@@ -67,7 +67,7 @@ class DisentangledTable(nn.Module):
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], unexpected: list[str],
         errors: list[str],
     ) -> None:  # fmt: skip
-        """A checkpoint of this sharing brings both parts. Of another, the table is what both begin with."""
+        """A checkpoint with this sharing has both parts; the table of any other initializes both."""
         table_VW = state_dict.get(f"{prefix}weight")
         if table_VW is None:
             missing.append(f"{prefix}weight")
@@ -77,14 +77,14 @@ class DisentangledTable(nn.Module):
                 self._parts[1].delta.zero_()
 
 
-# The parts of an embedding that are shared; a map into the hidden width is not.
+# The shared parts of an embedding, without projections to the hidden width.
 _SHARED = ("token", "position", "segment", "norm")
-# Rows of logits that are held at a time.
+# Rows of logits in memory at a time.
 _ROWS = 256
 
 
 class MappedEmbeddings(nn.Module):
-    """The model's embeddings, mapped into the width of the generator. Virtual tokens belong to tuning."""
+    """The model's embeddings, projected to the width of the generator. Virtual tokens are added by tuning."""
 
     virtual = None
     virtual_count = 0
@@ -93,7 +93,7 @@ class MappedEmbeddings(nn.Module):
         super().__init__()
         self.shared = shared
         self.project = nn.Linear(shared.token.weight.shape[1], width, device=device)
-        # Positions that act within the attention depend on its heads, and are the generator's own.
+        # Positions within the attention depend on its heads, so the generator has its own.
         self.position = shared.position if _embeds(shared.position) else own.position
 
     @property
@@ -103,7 +103,7 @@ class MappedEmbeddings(nn.Module):
 
     @property
     def norm(self) -> nn.Module | None:
-        """The shared one; dropout too."""
+        """The shared norm, with its dropout."""
         return self.shared.norm
 
     @property
@@ -120,17 +120,17 @@ class MappedEmbeddings(nn.Module):
 
 
 def _embeds(position: nn.Module) -> bool:
-    """Whether positions are vectors added to those of the tokens, and learned."""
+    """Whether positions are learned vectors added to those of the tokens."""
     return not getattr(position, "scores", False) and any(True for _ in position.parameters())
 
 
 def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleDict:
-    """`generator`, a backbone of the model's family with a share of its widths and layers, and `masked_lm`, its head.
-    Under training=joint the embeddings are shared as the configuration says."""
+    """`generator`, a backbone of the model's family with a fraction of its widths and layers, and `masked_lm`, its
+    head. Under training=joint the embeddings are shared as configured."""
     generator: Backbone = build(model.config.scaled(config.generator_size, config.generator_layers), seed)
     device = next(model.parameters()).device
     generator.to(device)
-    # Drawn by its own name: of the model's size it would start as the model itself.
+    # Initialized under its own name: at the model's size it would equal the model.
     generator.initialize(generator, seed, "objective.generator.")
     parts: dict[str, nn.Module] = {"generator": generator}
     if config.training == "joint" and config.sharing == "tied":
@@ -143,18 +143,17 @@ def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleD
 
 
 def _disentangle(generator: Backbone, model: Backbone, device: torch.device) -> TableDelta:
-    """Let the model read the generator's token table, which begins as its own. UserError where the two differ in
-    width."""
-    own, its = model.embed.token.weight, generator.embed.token.weight
-    if own.shape != its.shape:
+    """Makes the model read the generator's token table, initialized as the model's. UserError if the widths differ."""
+    own, generator_table = model.embed.token.weight, generator.embed.token.weight
+    if own.shape != generator_table.shape:
         raise UserError(
-            f"objective.sharing=gdes adds to the generator's token table, which is {its.shape[1]} wide; the model's is "
-            f"{own.shape[1]} wide",
+            f"objective.sharing=gdes adds to the generator's token table, which has width {generator_table.shape[1]}; "
+            f"the model's has {own.shape[1]}",
             "give objective.generator_size=1 (and objective.generator_layers=0.5), or objective.sharing=tied",
         )
     if not own.is_meta:
         with torch.no_grad():
-            its.copy_(own)
+            generator_table.copy_(own)
     difference = TableDelta(own.shape[0], own.shape[1], device)
     model.embed.token = DisentangledTable(generator.embed.token, difference)  # type: ignore[assignment]
     return difference
@@ -174,14 +173,14 @@ def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: t
 
 
 def start_from_generator(model: Backbone, generator: Backbone) -> list[str]:
-    """Copy the generator's tensors into the model wherever names and shapes agree; their names. Two-stage training
-    (section 3.2): with a generator of the model's size, all of them."""
-    given = dict(generator.named_parameters())
+    """Copies the generator's tensors into the model if names and shapes match, and returns their names. Two-stage
+    training (section 3.2): with a generator of the model's size, all of them."""
+    sources = dict(generator.named_parameters())
     copied = []
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in given and given[name].shape == parameter.shape:
-                parameter.copy_(given[name])
+            if name in sources and sources[name].shape == parameter.shape:
+                parameter.copy_(sources[name])
                 copied.append(name)
     return copied
 
@@ -190,9 +189,10 @@ def start_from_generator(model: Backbone, generator: Backbone) -> list[str]:
 def sample_tokens(
     head: MaskedLMHead, hidden_MG: Tensor, table_VW: Tensor, uniform_M: Tensor, vocabulary: int
 ) -> Tensor:
-    """(M,) a token of each place by the head's probabilities: where their cumulative sum passes the draw.
+    """(M,) a token for each position, sampled from the head's probabilities: where their cumulative sum exceeds the
+    random number.
 
-    uniform_M: in [0, 1). vocabulary: ids from there on are rows of the table that stand for no piece.
+    uniform_M: in [0, 1). vocabulary: larger ids are table rows without a piece.
     """
     drawn = [torch.zeros(0, dtype=torch.int64, device=hidden_MG.device)]
     for hidden, uniform in zip(hidden_MG.split(_ROWS), uniform_M.split(_ROWS), strict=True):
@@ -201,7 +201,7 @@ def sample_tokens(
 
 
 def draw_from(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:
-    """(M,) the class of each row that the draw falls into."""
+    """(M,) the class of each row that contains the random number."""
     cumulative_MV = logits_MV.float().softmax(-1).cumsum(-1)
     reached = uniform_M.to(cumulative_MV)[:, None] * cumulative_MV[:, -1:]
     drawn = torch.searchsorted(cumulative_MV, reached, right=True)[:, 0]
@@ -210,11 +210,11 @@ def draw_from(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Samples beside the distributions they were drawn from.
+    """Samples and their distributions.
 
-    filled: the text with them. other_M: probability that a sample is not the original token. surprise_M: -log of the
-    sample's probability, in nats; entropy_M, variance_M: what it is expected to be, and its variance; bound: how far
-    any token's can be from what is expected.
+    filled: the text with the samples. other_M: probability that a sample is not the original token. surprise_M: -log of
+    the sample's probability, in nats; entropy_M, variance_M: its expectation and variance; bound: maximum deviation
+    from the expectation.
     """
 
     filled: Packed
@@ -229,8 +229,8 @@ class Sampled:
         cls, filled: Packed, head: MaskedLMHead, hidden_MG: Tensor, table_VW: Tensor, sampled_M: Tensor,
         labels_M: Tensor, vocabulary: int,
     ) -> Sampled:  # fmt: skip
-        """Of the hidden states that `sample_tokens` drew from. In double precision: sums of many are held against
-        narrow intervals."""
+        """Computed from the hidden states of `sample_tokens`, in double precision: large sums are compared with narrow
+        intervals."""
         columns, bound = [torch.zeros(0, 4, dtype=torch.float64, device=hidden_MG.device)], 0.0
         for hidden, sampled, labels in zip(
             *(tensor.split(_ROWS) for tensor in (hidden_MG, sampled_M, labels_M)), strict=True

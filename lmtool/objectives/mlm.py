@@ -27,13 +27,11 @@ from lmtool.objectives.filling import MaskFiller
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput
 
-# Masked language modelling, with or without next-sentence or sentence-order prediction.
-#
+# Masked language modeling, with or without next-sentence or sentence-order prediction.
 # Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
 # NAACL 2019, section 3.1; dynamic masks: Liu et al., "RoBERTa", 2019, section 4.1; sentence order: Lan et al.,
 # "ALBERT", 2020, section 3.1.
-#
-# Shape letters: T tokens, N examples, M predicted places, H hidden width, V vocabulary, W width of its table.
+# Shape letters: T tokens, N examples, M predicted positions, H hidden width, V vocabulary, W width of its table.
 
 
 # The head of each term over pairs.
@@ -47,7 +45,7 @@ _TERMS = {
 
 class MaskedLanguageModel(MaskFiller):
     """Terms `mlm` and, with pairs=nsp or sop, one of that name; the loss is their sum. Class 1 of `nsp` is a random
-    second segment, of `sop` a second segment that comes before the first."""
+    second segment, of `sop` a second segment that precedes the first."""
 
     config: PairsConfig
     masks: ClassVar[type[TokenMasks]] = TokenMasks
@@ -72,8 +70,8 @@ class MaskedLanguageModel(MaskFiller):
         return kind(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
-        """Constant predictors counted on the training store and examples: unigrams without special tokens, which are
-        never predicted, and the share of each class of pairs."""
+        """Constant baselines counted on the training store and examples: unigrams without special tokens, which are
+        never predicted, and the class frequencies of pairs."""
         counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         predictors = {"mlm": ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)}
         if self.config.pairs != "none":
@@ -97,7 +95,7 @@ class MaskedLanguageModel(MaskFiller):
         return places
 
     def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
-        """By term, the sum of its losses. hidden: by term, the states at its places."""
+        """By term, the sum of its losses. hidden: by term, the states at its positions."""
         sums = {"mlm": self.masked_lm.loss_sum(hidden["mlm"], self.table_VW, labels_of(batch, "mlm"))}
         if self.config.pairs != "none":
             logits_NC = self._pair_logits(hidden)
@@ -109,11 +107,11 @@ class MaskedLanguageModel(MaskFiller):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each target's loss and best guess, in evaluation."""
+        """Each target's loss and best prediction, in evaluation."""
         return self.scores(hidden_at(self._read, batch, self.places(batch.host), None), batch)
 
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
-        """By term, its scores. hidden: by term, the states at its places."""
+        """By term, its scores. hidden: by term, the states at its positions."""
         at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         each, best = self.masked_lm.scores(hidden["mlm"], self.table_VW, labels)
         scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[at])}
@@ -137,7 +135,7 @@ class MaskedLanguageModel(MaskFiller):
         return self.backbone.embed.token.weight
 
     def _pair_logits(self, hidden: dict[str, Tensor]) -> Tensor:
-        """(N, 2) logits of the two classes of pairs."""
+        """(N, 2) logits of the two pair classes."""
         pooled_NH = self.heads["pooler"](hidden[self.config.pairs])
         return self.heads[_PAIR_HEADS[self.config.pairs]](pooled_NH)
 
@@ -146,20 +144,18 @@ class MaskedLanguageModel(MaskFiller):
 
 
 def _masked_lm_name(config: PairsConfig) -> str:
-    """Behind a mask decoder it is another head: who reads the last layer has no use for it."""
+    """The name of the head. After a mask decoder it differs, since such a head cannot read the last layer."""
     return "enhanced_masked_lm" if config.enhanced_decoder else "masked_lm"
 
 
-# Masked language modelling over spans, with the span boundary objective.
-#
+# Masked language modeling over spans, with the span boundary objective.
 # Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting Spans",
 # TACL 2020: L = L_MLM + L_SBO, each the mean over its own tokens.
-#
-# Shape letters: T tokens, M predicted places, H hidden width.
+# Shape letters: T tokens, M predicted positions, H hidden width.
 
 
 class SpanLanguageModel(MaskedLanguageModel):
-    """Terms `mlm`, `sbo` where the configuration has the boundary objective, and that of the pairs."""
+    """Terms `mlm`, `sbo` with the boundary objective, and that of the pairs."""
 
     config: SpanConfig
     masks = SpanMasks
@@ -180,12 +176,12 @@ class SpanLanguageModel(MaskedLanguageModel):
         return kind(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
-        """Those of masked language modelling; the boundary predicts the same tokens as the masks."""
+        """As in masked language modeling; the boundary predicts the same tokens as the masks."""
         predictors = super().predictors(train, examples)
         return predictors | {"sbo": predictors["mlm"]} if self.config.boundary else predictors
 
     def places(self, batch: Batch) -> dict[str, Tensor]:
-        """Those of masked language modelling; the boundary reads the (M, 2) borders of the span of each target."""
+        """As in masked language modeling; the boundary reads the (M, 2) boundaries of each target's span."""
         places = super().places(batch)
         return places | {"sbo": self._boundaries(batch)} if self.config.boundary else places
 
@@ -209,12 +205,12 @@ class SpanLanguageModel(MaskedLanguageModel):
         return cast(SpanBoundaryHead, self.heads["span_boundary"])
 
     def _features(self, hidden: dict[str, Tensor], batch: Batch) -> Tensor:
-        """What the head reads for each place of `sbo`."""
+        """The inputs of the head for each position of `sbo`."""
         return self._boundary.features(hidden["sbo"], indices_of(batch, "sbo") - self._boundaries(batch)[:, 0] - 1)
 
     @staticmethod
     def _boundaries(batch: Batch) -> Tensor:
         boundaries_M2 = batch.targets["sbo"].span
         if boundaries_M2 is None:
-            raise ValueError("the batch has no borders of spans")
+            raise ValueError("the batch has no span boundaries")
         return boundaries_M2

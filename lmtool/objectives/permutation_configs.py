@@ -1,4 +1,4 @@
-"""Permutation language modeling and skip-gram, as configuration. Imports no torch."""
+"""Configuration of permutation language modeling and skip-gram. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from pydantic import Field, model_validator
 from lmtool.config.tables import component
 from lmtool.learners.configs import ObjectiveConfig
 
-# Permutation language modelling, as configuration. Imports no torch.
-
 
 @component("objective", "plm", builder="lmtool.objectives.plm:PermutationLanguageModel")
 class PlmConfig(ObjectiveConfig):
-    """Permutation language modelling (XLNet, Yang et al. 2019): some tokens, each from those that come before it in a
-    random order, and from all that are not predicted."""
+    """Permutation language modeling (XLNet, Yang et al. 2019): predicts some tokens, each from the preceding ones in a
+    random order and from all tokens that are not predicted."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("sep", "mask")
@@ -23,9 +21,9 @@ class PlmConfig(ObjectiveConfig):
     phase_fields: ClassVar[tuple[str, ...]] = ("context", "longest", "reuse")
     reads_lanes: ClassVar[bool] = True
     short_window_probability: ClassVar[float] = 0.0
-    """Its windows are as long as the text allows."""
+    """Always 0: windows are as long as the text allows."""
 
-    name: Literal["plm"] = Field("plm", description="Permutation language modelling.")
+    name: Literal["plm"] = Field("plm", description="Permutation language modeling.")
     context: int = Field(
         6, ge=2, le=1000, description="one in this many tokens is predicted: n of them in a context of context x n"
     )
@@ -72,8 +70,8 @@ class PlmConfig(ObjectiveConfig):
     def places(self) -> dict[str, float]:
         return {"heads.lm": self.predicted_fraction}
 
-    def drawn_epoch(self, epoch: int) -> int:
-        """The epoch whose draws an epoch reads: its own."""
+    def sampling_epoch(self, epoch: int) -> int:
+        """The epoch whose random numbers an epoch uses: itself."""
         return epoch
 
     @model_validator(mode="after")
@@ -83,13 +81,10 @@ class PlmConfig(ObjectiveConfig):
         return self
 
 
-# What is learned of single words, as configuration. Imports no torch.
-
-
 @component("objective", "skip_gram", builder="lmtool.objectives.skip_gram:SkipGram")
 class SkipGramConfig(ObjectiveConfig):
-    """Skip-gram with negative sampling (word2vec, Mikolov et al. 2013): a word's vector tells the words around it from
-    others."""
+    """Skip-gram with negative sampling (word2vec, Mikolov et al. 2013): a word's vector distinguishes its context words
+    from random ones."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     contextual: ClassVar[bool] = False
@@ -117,10 +112,10 @@ class SkipGramConfig(ObjectiveConfig):
 
     @property
     def predicted_fraction(self) -> float:
-        """Words that a word predicts, mean, where none is left out of the text."""
+        """Mean number of predictions per word, without subsampling."""
         return self.window + 1.0
 
     @property
     def places(self) -> dict[str, float]:
-        """Pairs of a token with those and with negatives."""
+        """Pairs of a token with its context words and with negatives."""
         return {"heads.skip_gram": self.predicted_fraction * (1 + self.negatives)}

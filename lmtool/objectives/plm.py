@@ -1,9 +1,9 @@
-"""Permutation language modelling: tokens from those before them in a random order.
+"""Permutation language modeling: predicts tokens from the preceding ones in a random order.
 
 Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet: Generalized Autoregressive Pretraining for Language
 Understanding", NeurIPS 2019, section 2.
 
-Shape letters: T tokens, M predicted places, H hidden width, V vocabulary.
+Shape letters: T tokens, M predicted positions, H hidden width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lmtool.types import Batch, Packed, Scores, StepOutput, on_host
 
 
 class PermutationLanguageModel(MaskFiller):
-    """The one term `plm`. The query stream runs for the predicted tokens alone, and no others are scored."""
+    """The one term `plm`. The query stream runs for the predicted tokens only, and no others are scored."""
 
     config: PlmConfig
     query_stream = True
@@ -69,15 +69,15 @@ class PermutationLanguageModel(MaskFiller):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each target's loss and best guess, in evaluation."""
+        """Each target's loss and best prediction, in evaluation."""
         at, labels = indices_of(batch, "plm"), labels_of(batch, "plm")
         hidden_MH = self._states(batch, None)
         each, best = self._lm.scores(hidden_MH, self._table_VH, labels)
         return {"plm": Scores(each, labels, best, batch.inputs.documents[at])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(M, H) states of the query stream. Of a batch of lanes, what is kept of its first tokens is held for their
-        next windows."""
+        """(M, H) states of the query stream. In lanes, the states of the first tokens are cached for the next windows.
+        (M, H) states of the query stream. In lanes, the states of the first tokens are cached for the next windows."""
         query_M = indices_of(batch.host, "plm")
         if self.carried is None or batch.lanes is None:
             return cast(Tensor, self.backbone(batch.inputs, rng, query_M=query_M))
@@ -97,16 +97,17 @@ class PermutationLanguageModel(MaskFiller):
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """The first n examples of a batch; what is predicted is shown as masks, though others may see it."""
+        """The first n examples of a batch; predicted tokens are shown as masks, although other tokens may attend to
+        them."""
         at, labels, tokens = indices_of(batch, "plm"), labels_of(batch, "plm"), batch.inputs.tokens.clone()
         tokens[at] = self.tokenizer.role("mask")
-        shown = replace(batch, inputs=replace(batch.inputs, tokens=tokens))
+        visible_batch = replace(batch, inputs=replace(batch.inputs, tokens=tokens))
         return masked_samples(
-            shown, at, labels, lambda _, places: self._logits(batch.inputs, places), self.tokenizer, n
+            visible_batch, at, labels, lambda _, places: self._logits(batch.inputs, places), self.tokenizer, n
         )
 
     def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
-        """From all that is not masked."""
+        """From all tokens that are not masked."""
         rank_T = torch.zeros_like(packed.tokens).index_fill(0, at, 1)
         return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), at)
 

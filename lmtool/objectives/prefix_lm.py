@@ -1,7 +1,7 @@
-"""Prefix language modelling: a text is split, its first part is seen as a whole and the rest predicted.
+"""Prefix language modeling: the first part of a text is read with full attention, and the rest is predicted.
 
 Liu et al., "Generating Wikipedia by Summarizing Long Sequences", ICLR 2018; Raffel et al. 2020, section 3.2: the split
-is uniform. A decoder sees the prefix through a mask, an encoder-decoder reads it with its encoder.
+is uniform. A decoder reads the prefix with an attention mask, an encoder-decoder with its encoder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PrefixDecoder(CausalLanguageModel):
         return MaskedPrefixes(self.tokenizer, data.text, max_length, data.documents, data.split, self.seed)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
-        """What stands in a prefix is not predicted, so the scores of words and bytes are not known."""
+        """Scores without words and bytes: tokens of the prefix are not predicted."""
         return PerplexityScorer(self, predictors)
 
     def inspector(self, examples: TextWindows, max_length: int) -> MaskedPrefixesInspector:

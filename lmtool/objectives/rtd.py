@@ -1,4 +1,4 @@
-"""Replaced-token detection: a generator fills masks, and the model says which tokens are not the original ones."""
+"""Replaced-token detection: a generator fills masks, and the model detects which tokens are not the original ones."""
 
 from __future__ import annotations
 
@@ -30,19 +30,17 @@ from lmtool.objectives.generator import Sampled, build_generator, sample_tokens,
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
-# Learning from a text that a generator writes: it fills masks, and the model learns from what it wrote.
-#
-# Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR
-# 2020. The generator learns from its masks alone: no gradient passes through its samples. What the model learns is a
-# subclass.
-#
-# Shape letters: T tokens, M places, H hidden width, G of the generator, V vocabulary, W width of its table.
+# Learning from the text of a generator that fills masks.
+# Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020.
+# The generator learns from its masks only: no gradient passes through its samples. Subclasses define what the model
+# learns.
+# Shape letters: T tokens, M positions, H hidden width, G of the generator, V vocabulary, W width of its table.
 
 
 @dataclass(frozen=True)
 class Read:
-    """What the model made of a batch. original, filled: (T,) tokens before the generator and behind it. at: (M,) flat
-    places of the model's term; hidden_MH: its states there."""
+    """The model's forward over a batch. original, filled: (T,) tokens before and after the generator. at: (M,) flat
+    positions of the model's term; hidden_MH: its states there."""
 
     original: Tensor
     filled: Tensor
@@ -53,7 +51,7 @@ class Read:
 class GeneratedTextLearner(MaskFiller):
     """Terms `mlm` of the generator, and `term` of the model.
 
-    masks: the masks for the generator, and what is predicted of them.
+    masks: the masks for the generator, and its targets.
     """
 
     makes_inputs = True
@@ -66,15 +64,15 @@ class GeneratedTextLearner(MaskFiller):
         self.objective = build_generator(config, backbone, seed)
         self.weights = {"mlm": 1.0, self.term: 1.0}
 
-    # What a variant says.
+    # Defined by each variant.
 
     @abstractmethod
     def places(self, batch: Batch) -> Tensor:
-        """(M,) flat places of the model's term."""
+        """(M,) flat positions of the model's term."""
 
     @abstractmethod
     def predictor(self, unigram: ConstantPredictor) -> ConstantPredictor | BestConstant:
-        """The best that reading nothing predicts of the model's term. unigram: of the training text."""
+        """The best constant prediction of the model's term. unigram: of the training text."""
 
     @abstractmethod
     def loss_sum(self, read: Read) -> Tensor:
@@ -82,9 +80,9 @@ class GeneratedTextLearner(MaskFiller):
 
     @abstractmethod
     def scored(self, read: Read) -> tuple[Tensor, Tensor, Tensor]:
-        """(M,) losses, labels and best guesses of the model's term, in evaluation."""
+        """(M,) losses, labels and best predictions of the model's term, in evaluation."""
 
-    # What all share.
+    # Shared by all variants.
 
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows:
         return MaskedWindows(
@@ -101,7 +99,7 @@ class GeneratedTextLearner(MaskFiller):
         return {"mlm": unigram, self.term: self.predictor(unigram)}
 
     def on_step(self, step: int) -> None:
-        """Under training=two_stage: the model's first step begins with the generator's weights."""
+        """Under training=two_stage, copies the generator's weights at the model's first step."""
         super().on_step(step)
         if self.config.training == "two_stage" and step == self.config.generator_steps + 1:
             start_from_generator(self.backbone, self.generator)
@@ -119,18 +117,18 @@ class GeneratedTextLearner(MaskFiller):
             if not frozen:
                 sums["mlm"] = self._generator_head.loss_sum(hidden_MG, self._generator_table, labels_of(batch, "mlm"))
         if not (two_stage and first):
-            # A forward of its own: the embedding that the two share drops anew.
+            # A separate forward: the shared embedding resamples its dropout.
             read = self.read(batch, self.filled(batch, hidden_MG, step), rng_at(rng, 1))
             sums[self.term] = self.loss_sum(read)
         return StepOutput(sums, self.weights)
 
     def original(self, batch: Batch) -> Tensor:
-        """(T,) the text as it was."""
+        """(T,) the original text."""
         return batch.inputs.tokens.index_copy(0, indices_of(batch, "mlm"), labels_of(batch, "mlm"))
 
     @torch.no_grad()
     def sampled(self, batch: Batch, step: int) -> Sampled:
-        """What the model reads of a batch in a step, without dropout, and the probabilities it was drawn with."""
+        """The model's inputs for a batch in a step, without dropout, and the probabilities they were sampled from."""
         hidden_MG = self._generator_hidden(batch, None)
         filled = self.filled(batch, hidden_MG, step)
         return Sampled.of(
@@ -139,8 +137,8 @@ class GeneratedTextLearner(MaskFiller):
         )  # fmt: skip
 
     def filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
-        """The text with the generator's samples at the masked places; draws keyed by (seed, step, example, position).
-        hidden_MG: the generator's states there. No gradient passes."""
+        """The text with the generator's samples at the masked positions; random numbers are keyed by (seed, step,
+        example, position). hidden_MG: the generator's states there. Without gradients."""
         inputs, at = batch.host.inputs, indices_of(batch.host, "mlm")
         documents, positions = inputs.documents[at].numpy(), inputs.positions[at].numpy()
         uniform = random_streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)
@@ -158,7 +156,7 @@ class GeneratedTextLearner(MaskFiller):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each target's loss and best guess, in evaluation; the generator's samples are those of step 0."""
+        """Each target's loss and best prediction, in evaluation; the generator's samples are those of step 0."""
         at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         hidden_MG = self._generator_hidden(batch, None)
         each, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
@@ -181,7 +179,7 @@ class GeneratedTextLearner(MaskFiller):
         return self.generator.embed.token.weight
 
     def _generator_hidden(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(M, G) the generator's states at the masked places."""
+        """(M, G) the generator's states at the masked positions."""
         return self._generator_head.states(self.generator, batch.inputs, rng, indices_of(batch, "mlm"))
 
     @property
@@ -194,25 +192,23 @@ class GeneratedTextLearner(MaskFiller):
         return self._generator_head(hidden_MG, self._generator_table)
 
 
-# Replaced-token detection: a generator fills masks, the model says which tokens are not the original ones.
-#
-# Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR
-# 2020: L = L_MLM(generator) + 50 L_RTD(model). A sample that is the original token counts as original. The variants
-# are those of section 3.4, each a learner over the same generator.
-#
-# Shape letters: T tokens, M places, V vocabulary, W width of its table.
+# Replaced-token detection: a generator fills masks, and the model detects which tokens are not the original ones.
+# Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020:
+# L = L_MLM(generator) + 50 L_RTD(model). A sample that equals the original token counts as original. The variants are
+# those of section 3.4, each a learner over the same generator.
+# Shape letters: T tokens, M positions, V vocabulary, W width of its table.
 
 
 class DetectedMasks(TokenMasks):
-    """The term `rtd` is of every token; its labels are made in the step."""
+    """The term `rtd` covers every token; its labels are computed in the step."""
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         return {**super().targets(whole, masked), "rtd": Target(None)}
 
 
 class ReplacedTokenDetection(GeneratedTextLearner):
-    """variant=electra. Class 1 of the term `rtd` is a replaced token. Its loss alone is the score: a sum in which it
-    counts 50 times is the loss of nothing."""
+    """variant=electra. Class 1 of the term `rtd` is a replaced token. Its loss alone is the score: the weighted sum, in
+    which it counts 50 times, is not meaningful."""
 
     term = "rtd"
     metric = Metric("rtd_loss", smaller_is_better=True)
@@ -228,11 +224,11 @@ class ReplacedTokenDetection(GeneratedTextLearner):
 
     @property
     def replaced_share(self) -> float:
-        """How many of its places count as replaced before anything is scored: all masked ones."""
+        """The expected fraction of replaced positions before evaluation: all masked ones."""
         return self.config.probability
 
     def predictor(self, unigram: ConstantPredictor) -> BestConstant:
-        """The share of replaced tokens in whatever is scored: the generator makes the labels."""
+        """The fraction of replaced tokens in the evaluated text: the generator makes the labels."""
         return BestConstant("base rate", (1 - self.replaced_share, self.replaced_share))
 
     def loss_sum(self, read: Read) -> Tensor:
@@ -246,20 +242,21 @@ class ReplacedTokenDetection(GeneratedTextLearner):
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """Further: each place has the `sampled` piece, and each piece the model's probability that it is `replaced`."""
+        """Adds the `sampled` piece of each position, and for each piece the model's probability that it is `replaced`.
+        Adds the `sampled` piece of each position, and for each piece the model's probability that it is `replaced`."""
         samples = super().samples(batch, n)
         filled = self.filled(batch, self._generator_hidden(batch, None), 0)
         suspicion_T = self.heads["replaced_token"](self.backbone(filled)).float().sigmoid().cpu()
         tokens = filled.tokens.cpu()
         for start, sample in zip(batch.inputs.starts, samples, strict=False):
             sample["replaced"] = suspicion_T[start : start + len(sample["pieces"])].tolist()
-            for place in sample["masked"]:
-                place["sampled"] = self.tokenizer.pieces([int(tokens[start + place["position"]])])[0]
+            for position in sample["masked"]:
+                position["sampled"] = self.tokenizer.pieces([int(tokens[start + position["position"]])])[0]
         return samples
 
 
 class MaskedDetectedMasks(TokenMasks):
-    """The term `rtd` is of the masked places alone."""
+    """The term `rtd` covers the masked positions only."""
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         targets = super().targets(whole, masked)
@@ -267,7 +264,7 @@ class MaskedDetectedMasks(TokenMasks):
 
 
 class MaskedTokenDetection(ReplacedTokenDetection):
-    """variant=electra_15: detection at the masked places alone."""
+    """variant=electra_15: detection at the masked positions only."""
 
     masks = MaskedDetectedMasks
     replaced_share = 0.5
@@ -277,7 +274,7 @@ class MaskedTokenDetection(ReplacedTokenDetection):
 
 
 class RestoredMasks(TokenMasks):
-    """The term `replace_mlm` is that of the generator again."""
+    """The term `replace_mlm` has the generator's positions."""
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         targets = super().targets(whole, masked)
@@ -285,7 +282,7 @@ class RestoredMasks(TokenMasks):
 
 
 class ReplacedTokenRestoration(GeneratedTextLearner):
-    """variant=replace_mlm: the original tokens at the masked places, from a text without masks."""
+    """variant=replace_mlm: predicts the original tokens at the masked positions, from a text without masks."""
 
     term = "replace_mlm"
     masks: ClassVar[type[TokenMasks]] = RestoredMasks
@@ -296,7 +293,7 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
 
     @property
     def head(self) -> MaskedLMHead:
-        """What names the original token."""
+        """The head that predicts the original token."""
         return cast(MaskedLMHead, self.heads["masked_lm"])
 
     def places(self, batch: Batch) -> Tensor:
@@ -315,7 +312,7 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
 
 
 class AllTokensMasks(TokenMasks):
-    """The term `all_tokens_mlm` is of all tokens that could be masked."""
+    """The term `all_tokens_mlm` covers all maskable tokens."""
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         text = np.flatnonzero(~self.vocabulary.special[whole.tokens])
@@ -324,7 +321,7 @@ class AllTokensMasks(TokenMasks):
 
 
 class AllTokensRestoration(ReplacedTokenRestoration):
-    """variant=all_tokens_mlm: the original token at every place, copied or named anew as a gate says."""
+    """variant=all_tokens_mlm: predicts the original token at every position, copied or generated, mixed by a gate."""
 
     term, masks = "all_tokens_mlm", AllTokensMasks
 

@@ -1,4 +1,4 @@
-"""Objectives of encoder-decoders: denoising (BART) and span corruption (T5), and what they share with prefix LM."""
+"""Objectives of encoder-decoders: denoising (BART) and span corruption (T5), and their shared base with prefix LM."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from lmtool.objectives.examples.windows import Sides
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
-# What the objectives of encoder-decoders share: outputs are predicted token by token, given the inputs.
-#
+# Shared by the objectives of encoder-decoders: outputs are predicted token by token, given the inputs.
 # Shape letters: T tokens of the outputs, M of them text, H hidden width.
 
 
 class SequenceToSequence(BaseLearner):
-    """One term, of the objective's name: the cross entropy of every token of the outputs, special ones too. What is
-    scored in evaluation is text alone: where sentinels and ends stand says little of the language."""
+    """One term with the objective's name: the cross entropy of every output token, including special ones. Evaluation
+    scores text only: the positions of sentinels and ends say little about the language."""
 
     backbone: EncoderDecoder
     trained_beside = "special tokens (sentinels, ends)"
@@ -42,7 +41,7 @@ class SequenceToSequence(BaseLearner):
         self.add_head("lm", lm_head(backbone))
 
     def sides(self) -> Sides:
-        """The layout of the backbone's family. UserError where the tokenizer lacks one of its special tokens."""
+        """The layout of the backbone's family. UserError if the tokenizer lacks one of its special tokens."""
         return Sides(self.backbone, self.tokenizer)
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
@@ -61,7 +60,7 @@ class SequenceToSequence(BaseLearner):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each text token's loss and best guess, in evaluation."""
+        """Each text token's loss and best prediction, in evaluation."""
         outputs = cast(Packed, batch.outputs)
         labels, special = labels_of(batch, self.term), torch.tensor(sorted(self.tokenizer.special_ids))
         at = send((~torch.isin(labels_of(batch.host, self.term), special)).nonzero()[:, 0], labels.device)
@@ -81,8 +80,8 @@ class SequenceToSequence(BaseLearner):
         return AnswerWriter(self.backbone, self._lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """The first n examples of a batch as plain data: the `prompt` that the encoder reads, and the `text` that the
-        model answers; special tokens are written out."""
+        """The first n examples of a batch as plain data: the encoder's `prompt`, and the generated `text`; special
+        tokens are written out."""
         inputs = [ids.tolist() for ids in batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]]
         new = self.writer().write(inputs, SAMPLED, self.seed)
         return [
@@ -94,14 +93,14 @@ class SequenceToSequence(BaseLearner):
         ]
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, str]]:
-        """Answer texts: for each the `text` and its `continuation`, up to the end or 80 tokens."""
+        """Responds to texts: for each, the `text` and its `continuation`, up to the end or 80 tokens."""
         yield from written(self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision)
 
     def line(self, record: dict[str, str]) -> str:
         return record["text"] + record["continuation"]
 
 
-# Denoising on encoder-decoders: the text as it was, from the text with noise (Lewis et al. 2020, section 2.2).
+# Denoising: the original text from the text with noise (Lewis et al. 2020, section 2.2).
 
 
 class Denoising(SequenceToSequence):
@@ -117,7 +116,7 @@ class Denoising(SequenceToSequence):
         return NoisyInspector(self, examples, max_length)
 
 
-# Span corruption on encoder-decoders (Raffel et al. 2020, section 3.1.4).
+# Span corruption (Raffel et al. 2020, section 3.1.4).
 
 
 class SpanCorruption(SequenceToSequence):

@@ -1,8 +1,8 @@
 """Skip-gram with negative sampling: word vectors from text.
 
 Mikolov, Sutskever, Chen, Corrado, Dean, "Distributed Representations of Words and Phrases and their Compositionality",
-NeurIPS 2013, section 2.2. A word is left out of the text with the paper's chance, 1 - sqrt(t / f); the published code's
-differs. A negative may be the word that is predicted, as in the paper's equation 4.
+NeurIPS 2013, section 2.2. Words are subsampled with the paper's probability, 1 - sqrt(t / f); the published code's
+differs. A negative may equal the predicted word, as in the paper's equation 4.
 
 Shape letters: T tokens, M pairs, J negatives of a pair, H hidden width, V vocabulary.
 """
@@ -35,7 +35,7 @@ _NEIGHBOURS = 5
 
 class SkipGram(BaseLearner):
     """Terms `skip_gram`, the mean over pairs of -log sigmoid of their score, and `negatives`, J times the mean over
-    negatives of -log sigmoid of minus theirs: together the paper's objective, mean over pairs."""
+    negatives of -log sigmoid of the negated score: together the paper's objective, as a mean over pairs."""
 
     config: SkipGramConfig
 
@@ -51,8 +51,8 @@ class SkipGram(BaseLearner):
         return cast(WordPairsHead, self.heads["skip_gram"])
 
     def examples(self, data: SplitData, max_length: int) -> WordPairs:
-        """Words are left out, and negatives drawn, by the counts of the training text. Where that is not known, those
-        of the split stand for them."""
+        """Subsamples words and samples negatives by the counts of the training text, or of the split if these are not
+        available."""
         if self._counts is None:
             self._counts = WordCounts(self.config, self.tokenizer)
         counts, saved = self._counts, self._head.counts
@@ -71,8 +71,7 @@ class SkipGram(BaseLearner):
         return WordPairsInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: WordPairs) -> dict[str, ConstantPredictor]:
-        """A score for each word whatever it stands beside: the logarithm of how much likelier it is in a text than
-        among the negatives."""
+        """A constant score for each word: the log of its frequency in pairs relative to negatives."""
         counts, negatives = examples.counts, self.config.negatives
         text_V = counts.counts * counts.kept
         odds_V = (text_V + 1) / (text_V + 1).sum() / (negatives * np.maximum(counts.noise, 1e-12))
@@ -98,8 +97,8 @@ class SkipGram(BaseLearner):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each pair's and each negative's loss. Right is a pair whose score is above those of all its negatives, and a
-        negative whose score is below that of its pair."""
+        """Each pair's and each negative's loss. A pair is right if its score exceeds those of all its negatives; a
+        negative is right if its score is below that of its pair."""
         pairs_M, negatives_MJ = self._scores(batch)
         signed = {"skip_gram": pairs_M, "negatives": -negatives_MJ.reshape(-1)}
         above_MJ = pairs_M[:, None] > negatives_MJ
@@ -113,7 +112,7 @@ class SkipGram(BaseLearner):
 
     @torch.no_grad()
     def _neighbours(self, ids: Sequence[int]) -> list[list[Any]]:
-        """The nearest words by the cosine of their vectors, of several words by that of their mean, each with it."""
+        """The nearest words by the cosine of their vectors, or of the mean vector of several words."""
         table_VH = self.backbone.embed.token.weight[: self.tokenizer.vocab_size].float()
         mean_H = F.normalize(table_VH[list(ids)].mean(0), dim=0)
         cosine_V = F.normalize(table_VH, dim=1) @ mean_H
@@ -122,7 +121,7 @@ class SkipGram(BaseLearner):
         return list(map(list, zip(self.tokenizer.pieces(best.tolist()), values.tolist(), strict=True)))
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """The first n different words of a batch with their nearest words, as `respond` gives them."""
+        """The first n distinct words of a batch with their nearest words, as in `respond`."""
         ids = list(dict.fromkeys(batch.inputs.tokens.tolist()))[:n]
         return [{"text": self.tokenizer.pieces([word])[0], "neighbours": self._neighbours([word])} for word in ids]
 
@@ -134,7 +133,7 @@ class SkipGram(BaseLearner):
                 number for number in self.tokenizer.encode(text).tolist() if number not in self.tokenizer.special_ids
             ]
             if not ids:
-                raise UserError(f"{text[:80]!r} has no word of the vocabulary", "give a word that the text had")
+                raise UserError(f"{text[:80]!r} has no word of the vocabulary", "give a word of the training text")
             yield {"text": text, "neighbours": self._neighbours(ids)}
 
     def line(self, record: dict[str, Any]) -> str:

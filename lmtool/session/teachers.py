@@ -15,7 +15,7 @@ from lmtool.config.tables import build
 from lmtool.costs.memory_of_run import model_of_peers
 from lmtool.data.examples import Rows, SplitData
 from lmtool.distillation.configs import CodistillationConfig, StandardConfig
-from lmtool.distillation.configs.base import reads_alike
+from lmtool.distillation.configs.base import requires_same_inputs
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.hard_labels import HardLabels
 from lmtool.distillation.seen import Teacher
@@ -298,7 +298,7 @@ def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenize
     if distill.checkpoint is None:
         return config
     model = model_of_peers(config, distill)
-    for need in reads_alike(f"distill.checkpoint={distill.checkpoint}", model):
+    for need in requires_same_inputs(f"distill.checkpoint={distill.checkpoint}", model):
         if not need.offer.holds(config.model):
             raise UserError(need.problem(config.model).message, "give another checkpoint, or leave it out")
     config = config.model_copy(update={"model": model, "checkpoint": distill.checkpoint})

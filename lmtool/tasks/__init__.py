@@ -1,1 +1,1 @@
-"""What finetuning learns: a few task kinds; a shipped task is a YAML over one of them."""
+"""Finetuning tasks: a few task kinds; each shipped task is a YAML of one kind."""

@@ -1,4 +1,4 @@
-"""What an evaluation shows beyond a score: intervals, paired differences, the hardest rows, early exits."""
+"""Analysis of an evaluation: confidence intervals, paired differences, the hardest rows, early exits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ HARDEST = 20
 
 
 def analysis(evaluation: TaskEvaluation) -> dict[str, Any]:
-    """Of a labeled split: `n`, `loss`, `metrics` by name ({"value", "low", "high"}: the 95% bootstrap interval over
-    rows), `hardest` (records with their `loss`, the largest first), `warnings`, and the details of the kind."""
+    """Summarizes the evaluation of a labeled split: `n`, `loss`, `metrics` by name ({"value", "low", "high"}: the 95%
+    bootstrap interval over rows), `hardest` (the records with the largest `loss`, in descending order), `warnings`, and
+    the details of the kind."""
     kind, rows = evaluation.kind, evaluation.rows
     assert kind is not None and rows is not None and evaluation.losses is not None
     samples = _resampled(evaluation, resample_count(len(rows), evaluation.scores))
@@ -47,14 +48,14 @@ def analysis(evaluation: TaskEvaluation) -> dict[str, Any]:
 
 
 def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[str, float]]:
-    """By metric, the first system's score less the second's on the same rows ({"value", "low", "high"}), the rows
-    resampled for both alike. UserError where they were not scored on the same rows."""
+    """The paired bootstrap of two evaluations, by metric: the first system's score minus the second's ({"value", "low",
+    "high"}), both resampled with the same rows. UserError if they were scored on different rows."""
     rows, other = first.rows, second.rows
     assert rows is not None and other is not None
     if list(rows.ids) != list(other.ids) or rows.columns != other.columns:
         raise UserError(
-            "the two checkpoints were scored on different rows: nothing to compare by pairs",
-            "name the data with task.path=, for both",
+            "the two checkpoints were scored on different rows: no paired comparison is possible",
+            "give both the same data with task.path=",
         )
     resamples = resample_count(len(rows), first.scores)
     first_samples, second_samples = _resampled(first, resamples), _resampled(second, resamples)
@@ -76,18 +77,18 @@ def _with_interval(value: float, samples: Any) -> dict[str, float]:
     return {"value": value, **interval(samples)._asdict()}
 
 
-# Rows of a task that leave a model at an early exit: all at one, or each at the first that is sure enough.
+# Early exits of rows: all at one depth, or each at the first exit with low entropy.
 #
-# Xin, Tang, Lee, Yu, Lin, "DeeBERT: Dynamic Early Exiting for Accelerating BERT Inference", ACL 2020: a text leaves
-# where the entropy of what is predicted is below a threshold. The texts of a batch that are left run through the
-# layers above alone.
+# Xin, Tang, Lee, Yu, Lin, "DeeBERT: Dynamic Early Exiting for Accelerating BERT Inference", ACL 2020: a text exits
+# where the entropy of the prediction is below a threshold. Only the remaining texts of a batch run through the layers
+# above.
 #
 # Shape letters: T tokens, N documents of a batch, H hidden width.
 
 
 @dataclass(frozen=True)
 class EarlyEvaluation(TaskEvaluation):
-    """depths: of each row the number of the layer behind which it was predicted; of several windows the deepest."""
+    """depths: by row, the number of the layer after which it was predicted; for several windows, the deepest."""
 
     depths: tuple[int, ...] = ()
 
@@ -96,9 +97,9 @@ class EarlyEvaluation(TaskEvaluation):
 
 
 class EarlyExitScorer(TaskScorer):
-    """Scores rows that leave the model early.
+    """Scores rows that exit early.
 
-    views: by depth, the learner that ends there; the last one takes all remaining texts. entropy: a text leaves at an
+    views: by depth, the learner that ends there; the last one takes all remaining texts. entropy: a text exits at an
     earlier depth if its normalized entropy is at most this.
     """
 
@@ -108,7 +109,7 @@ class EarlyExitScorer(TaskScorer):
         self.depths: list[int] = [0] * len(self.rows)
 
     def outputs(self, batch: Batch) -> list[tuple[TaskOutputs, Tensor]]:
-        """Of each depth that texts come to: what is predicted there, and which of them leave, (N,) bool."""
+        """By depth that any text reaches: the outputs there, and a (N,) bool mask of the texts that exit."""
         first, states_TH, last = 0, None, max(self.views)
         left: list[tuple[TaskOutputs, Tensor]] = []
         for depth, view in self.views.items():
@@ -151,13 +152,13 @@ class EarlyExitScorer(TaskScorer):
 
 
 def leaving(learner: Any, checkpoint: str, depth: int | None, entropy: float | None) -> Any:
-    """A learner whose rows leave early: all behind the layer `depth`, or each at the first exit where the entropy of
-    its prediction is at most this share of the largest; itself where neither is given. UserError where it has no such
-    exit, or cannot say how sure it is."""
+    """Returns a learner whose rows exit early: all after the layer `depth`, or each at the first exit where the
+    normalized entropy of its prediction is at most `entropy`; the learner itself if both are None. UserError if it has
+    no such exit or predicts no classes."""
     if depth is None and entropy is None:
         return learner
     if depth is not None and entropy is not None:
-        raise UserError("exit and exit_entropy both say where a text leaves the model", "give one of them")
+        raise UserError("exit and exit_entropy both choose the exit", "give one of them")
     exits, key = exits_of(learner), "exit" if depth is not None else "exit_entropy"
     if not exits:
         raise UserError(
@@ -176,9 +177,9 @@ def leaving(learner: Any, checkpoint: str, depth: int | None, entropy: float | N
         return view
     if type(learner).uncertainty is TaskLearner.uncertainty:
         raise UserError(
-            f"exit_entropy={entropy}: task={learner.config.name} is {learner.config.kind}, whose predictions are no "
+            f"exit_entropy={entropy}: task={learner.config.name} is {learner.config.kind}, whose predictions are not "
             "classes with an entropy",
-            f"give exit={exits[0]}: all rows leave there",
+            f"give exit={exits[0]}: all rows exit there",
         )
     assert entropy is not None
     views = {number: at_exit(learner, number) for number in exits}

@@ -1,5 +1,5 @@
-"""What there is to say of a task's data before anything is trained on them: rows that fail, lengths, labels, texts that
-occur twice. Plain data; imports no torch."""
+"""Checks of a task's data before training: invalid rows, lengths, labels, duplicate texts. Plain data; imports no
+torch."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ from lmtool.tasks.kinds.labels import location
 from lmtool.tasks.loading import TaskData, decode_tables, read_tables
 
 _WORD = re.compile(r"\w+")
-# Bins of values, over the range of both sides.
+# Histogram bins of values, over the range of both sets of rows.
 _BINS = 10
-# Of the stream "sample": which rows of the source are held against the rest.
+# Counter of the stream "sample" for the reference sample of the source.
 _CHANCE = 16
 MOST = 20_000
-"""Rows of a side that are read, a seeded draw of them."""
+"""Maximum rows read of each set; a seeded sample of them."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """From the texts of `source` to those of `target`. rows: of the target. words: divergence of their unigrams, in
-    lower case; chance: of a draw of the source, as large as the target or half of the source, beside the rest.
-    unknown: share of the target's words that the source never has; unknown_types: the same of different words. labels:
-    divergence of the labels, None where there are none to compare."""
+    """The distribution shift from the texts of `source` to those of `target`.
+
+    rows: of the target. words: divergence of the lower-cased unigrams. chance: the same for a random sample of the
+    source against the rest. unknown: fraction of the target's words that are absent from the source; unknown_types: the
+    same over distinct words. labels: divergence of the labels; None if they cannot be compared.
+    """
 
     source: str
     target: str
@@ -51,7 +53,7 @@ class Shift:
 
 
 def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
-    """Within each task from its training rows to its other rows, and between the training rows of each two tasks."""
+    """The shift from each task's training rows to its other rows, and between the training rows of each two tasks."""
     for name, data in members.items():
         kind: TaskKind = build(data.config)
         title = "" if len(members) == 1 else f"{name} "
@@ -66,7 +68,7 @@ def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
 
 
 def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | None = None) -> Shift:
-    """The shift from the first rows to the second. kind: of the labels of both; None where they are of two tasks."""
+    """The shift from the first rows to the second. kind: that of both label columns; None across tasks."""
     count = len(second)
     first, second = (_sampled(rows, min(len(rows), MOST)) for rows in (first, second))
     known, other = unigrams(first), unigrams(second)
@@ -87,12 +89,12 @@ def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | 
 
 
 def _sampled(rows: Rows, count: int) -> Rows:
-    """A seeded draw of rows."""
+    """A seeded sample of rows."""
     return rows.take(Permutation(len(rows), 0, "sample", _CHANCE)(np.arange(count))) if count < len(rows) else rows
 
 
 def unigrams(rows: Rows) -> Counter[str]:
-    """How often each word comes in all columns of rows, in lower case."""
+    """Counts of the lower-cased words in all columns."""
     return Counter(word for text in _texts(rows) for word in _WORD.findall(text.lower()))
 
 
@@ -102,7 +104,7 @@ def _texts(rows: Rows) -> Iterator[str]:
 
 
 def divergence(first: Mapping[Any, float], second: Mapping[Any, float]) -> float:
-    """The Jensen-Shannon divergence of two distributions given by counts, in bits; nan where one has none."""
+    """The Jensen-Shannon divergence, in bits, of two distributions given by counts; nan if either is empty."""
     names = sorted({*first, *second}, key=str)
     sides = [np.array([side.get(name, 0) for name in names], dtype=np.float64) for side in (first, second)]
     if not all(side.sum() for side in sides):
@@ -113,7 +115,7 @@ def divergence(first: Mapping[Any, float], second: Mapping[Any, float]) -> float
 
 
 def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
-    """Of classes by their numbers, of values by bins; None of labels that are neither."""
+    """The divergence of class numbers, or of binned values; None for other labels."""
     if first.labels is None or second.labels is None:
         return None
     sides = [np.asarray(list(_single(kind, rows))) for rows in (first, second)]
@@ -131,17 +133,20 @@ def _single(kind: TaskKind, rows: Rows) -> Iterable[object]:
 
 
 MOST_FAILING = 1000
-"""Rows that fail, at most: of more, their number is not known."""
+"""Maximum number of invalid rows that are listed; beyond it, reading stops."""
 _PLACE = re.compile(r"(.+?):(\d+)(?::\d+)?: ")
 OnStage = Callable[[str, int, int], None]
 
 
 @dataclass
 class Twice:
-    """Rows of a split whose text occurs before them (`within`), or in the training rows (`in_training`): equal but for
-    case, punctuation and spacing, or similar. other_label: of the equal ones, those with another label. size: of the
-    equal ones together, as `Texts.sizes` has it. pairs: (row, the row it repeats, similarity) by file:line and text,
-    those with another label first."""
+    """Rows of a split whose text occurs before them (`within`) or in the training rows (`in_training`): equal up to
+    case, punctuation and spacing, or similar.
+
+    other_label: number of the equal ones with a different label. size: total size of the equal ones, as in
+    `Texts.sizes`. pairs: (row, the row it repeats, similarity) by file:line and text, those with different labels
+    first.
+    """
 
     equal: int = 0
     similar: int = 0
@@ -150,7 +155,7 @@ class Twice:
     pairs: list[dict[str, Any]] = field(default_factory=list)
 
     def plain(self, total: int, most: int) -> dict[str, object]:
-        """total: the size of all rows. most: pairs that are listed. share: that of the equal ones."""
+        """total: the size of all rows. most: maximum pairs to list. share: the fraction that is equal."""
         pairs = sorted(self.pairs, key=lambda pair: ("label" not in pair, -pair["similarity"]))[:most]
         counts = {"equal": self.equal, "similar": self.similar, "other_label": self.other_label}
         return {**counts, "share": self.size / max(total, 1), "pairs": pairs}
@@ -158,8 +163,8 @@ class Twice:
 
 @dataclass(frozen=True)
 class LabeledTexts:
-    """What is read of the rows of a split, a text each; where each stands; its label, None where it has none; how much
-    each counts in shares; and how often each label occurs."""
+    """The rows of a split, one text each: its location, its label or None, its weight in fractions; and the frequency
+    of each label."""
 
     texts: list[str]
     places: list[str]
@@ -176,8 +181,8 @@ class LabeledTexts:
 
     @classmethod
     def of_documents(cls, texts: list[str], split: str) -> LabeledTexts:
-        """Documents of text to pretrain on. They count by their words: what recurs in all prose (a chapter's heading,
-        "Yes.", a line of asterisks) is many documents and little text."""
+        """Documents to pretrain on, weighted by their words: repeated headings, "Yes." or lines of asterisks are many
+        documents and little text."""
         places = [f"{split} document {number:,}" for number in range(1, len(texts) + 1)]
         return cls(texts, places, [None] * len(texts), [len(_WORD.findall(text)) for text in texts])
 
@@ -186,9 +191,11 @@ def _text(cell: object) -> str:
     return " ".join(map(str, cell)) if isinstance(cell, (list, tuple)) else str(cell)
 
 
-def read_sound(config: TaskConfig, seed: int, cache_dir: str, offline: bool) -> tuple[TaskData | None, list[UserError]]:
-    """The data of a task without the rows that fail, and what is wrong with each of these; None where too many do.
-    UserError where the data fail as a whole."""
+def read_valid_rows(
+    config: TaskConfig, seed: int, cache_dir: str, offline: bool
+) -> tuple[TaskData | None, list[UserError]]:
+    """Reads a task's data without its invalid rows. Returns the data, or None if there are too many invalid rows, and
+    the problem of each invalid row. UserError if the data as a whole are invalid."""
     with collected() as problems:
         tables, metadata = read_tables(config, cache_dir, offline)
         while len(problems) < MOST_FAILING:
@@ -199,7 +206,7 @@ def read_sound(config: TaskConfig, seed: int, cache_dir: str, offline: bool) -> 
                 if rest is None:
                     if not problems:
                         raise
-                    problems.append(problem)  # what is left after the rows above
+                    problems.append(problem)  # the remaining rows
                     return None, problems
                 problems.append(problem)
                 tables = rest
@@ -207,7 +214,7 @@ def read_sound(config: TaskConfig, seed: int, cache_dir: str, offline: bool) -> 
 
 
 def _without(tables: Mapping[str, TaskTable], problem: UserError) -> dict[str, TaskTable] | None:
-    """The tables without the row that a problem names by file:line; None where it names none."""
+    """The tables without the row that a problem names by file:line; None if it names no row."""
     match = _PLACE.match(problem.message)
     if match is None:
         return None
@@ -216,8 +223,8 @@ def _without(tables: Mapping[str, TaskTable], problem: UserError) -> dict[str, T
         if origin in table.origin:
             row = table.origin.index(origin)
             columns = {name: values[:row] + values[row + 1 :] for name, values in table.columns.items()}
-            kept = table.origin[:row] + table.origin[row + 1 :]
-            return {**tables, split: replace(table, columns=columns, origin=kept)}
+            retained = table.origin[:row] + table.origin[row + 1 :]
+            return {**tables, split: replace(table, columns=columns, origin=retained)}
     return None
 
 
@@ -229,8 +236,15 @@ def findings(
     most: int,
     progress: OnStage | None = None,
 ) -> dict[str, object]:
-    """By split: rows, labels, lengths, texts that occur twice. near: least similarity of near-duplicates, None: equal
-    texts alone. length_of: lengths of texts. longest: one from which on they are cut. most: pairs that are listed."""
+    """By split: rows, labels, lengths, and duplicate texts.
+
+    Args:
+        data: The task's data.
+        near: Minimum similarity of near-duplicates; None compares exact texts only.
+        length_of: Computes lengths of texts.
+        longest: Length from which texts are truncated.
+        most: Maximum pairs to list.
+    """
     kind: TaskKind = build(data.config)
     splits = {
         name: LabeledTexts.of(kind, rows)
@@ -247,7 +261,7 @@ def compared(
     most: int,
     progress: OnStage | None = None,
 ) -> dict[str, Any]:
-    """The same of texts by split, training ones first."""
+    """The same for texts by split, training texts first."""
     index, train, report = None, None, {}
     for split, split_texts in splits.items():
         if progress is not None:
@@ -292,7 +306,7 @@ def _twice(split_texts: LabeledTexts, other_splits: LabeledTexts, matches: Itera
 
 
 def _counted(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
-    """How often each label occurs, the commonest first; of values their mean, spread and ends; None without labels."""
+    """Label counts in descending order; for values their mean, standard deviation and range; None without labels."""
     if rows.labels is None or not len(rows):
         return None
     single = kind.single(rows.labels)
@@ -309,7 +323,7 @@ def _counted(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
 
 
 def _quantiles(lengths: np.ndarray, longest: int) -> dict[str, float]:
-    """Median, 95th percentile and longest; `cut`: the share of those longer than `longest`."""
+    """Median, 95th percentile and maximum; `cut`: the fraction of lengths above `longest`."""
     return {
         "median": float(np.median(lengths)),
         "percentile_95": float(np.percentile(lengths, 95)),

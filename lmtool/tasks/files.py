@@ -1,4 +1,4 @@
-"""The data files of a task: their layouts, and the file of each split."""
+"""A task's data files: their layouts, and the file of each split."""
 
 from __future__ import annotations
 
@@ -16,28 +16,26 @@ from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.labels import IDS
 
-# Which reader reads a data file: by its suffix and, where several formats share one, by how the file begins.
-#
-# A task kind's configuration names the layouts that it reads (`TaskConfig.layouts`), the first that takes a file
-# reads it. To add one: a function from a path and a task's configuration to `lmtool.data.tables.Table`, and its line
-# in `LAYOUTS`.
+# The reader of a data file is chosen by suffix and, where several formats share one, by the beginning of the file.
+# `TaskConfig.layouts` names the layouts that a kind supports; the first match reads the file. To add one: a function
+# from a path and a task's configuration to `lmtool.data.tables.Table`, and its line in `LAYOUTS`.
 
 
-# Bytes of a file that its beginning is judged by.
+# Bytes read to recognize a format.
 _HEAD = 4096
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """suffixes: of the files it may read. read: gives the rows. starts: whether a file that begins with this text is
-    one, where the suffix alone does not say; None: it does."""
+    """suffixes: of the files it may read. read: returns the rows. starts: whether a file that begins with this text has
+    this layout; None: the suffix decides."""
 
     suffixes: tuple[str, ...]
     read: Callable[[Path, TaskConfig], Table]
     starts: Callable[[str], bool] | None = None
 
     def takes(self, file: Path) -> bool:
-        """Whether it reads the file."""
+        """Whether this layout matches the file."""
         if file.suffix.lower() not in self.suffixes:
             return False
         return self.starts is None or (file.is_file() and self.starts(_beginning(file)))
@@ -49,23 +47,23 @@ def _beginning(file: Path) -> str:
 
 
 def suffixes(config: TaskConfig) -> tuple[str, ...]:
-    """Of all files that a task can read, the commonest first."""
+    """The suffixes that a task can read, the most common first."""
     return tuple(dict.fromkeys(suffix for name in config.layouts for suffix in LAYOUTS[name].suffixes))
 
 
 def layout_of(file: Path, config: TaskConfig) -> str | None:
-    """The name of the layout that a task reads a file in; None where it cannot."""
+    """The name of the layout in which a task reads a file; None if it cannot."""
     return next((name for name in config.layouts if LAYOUTS[name].takes(file)), None)
 
 
 def read_file(file: Path, config: TaskConfig) -> Table:
-    """The rows of a task's file, columns under the names that the file gives them. UserError with file:line."""
+    """The rows of a task's file, with columns under the names in the file. UserError with file:line."""
     name = layout_of(file, config)
     if name is None:
         raise UserError(
-            f"{file}: {file.suffix or 'a file without suffix'} is not read by task.kind={config.kind}: "
-            f"one of {', '.join(suffixes(config))}",
-            "convert it; a sheet of a workbook is saved as CSV by the program that wrote it",
+            f"{file}: task.kind={config.kind} does not read {file.suffix or 'a file without suffix'}: one of "
+            f"{', '.join(suffixes(config))}",
+            "convert it; save a sheet of a workbook as CSV",
         )
     return LAYOUTS[name].read(file, config)
 
@@ -77,8 +75,8 @@ def _table(file: Path, config: TaskConfig) -> Table:
 
 
 def _has_header(config: TaskConfig, file: Path) -> bool:
-    """Whether a file of a data set without header lines has one all the same, as GLUE's test files do: its first line
-    names the text columns."""
+    """Whether a file has a header line although the data set has none, as GLUE's test files do: its first line names
+    the text columns."""
     suffix = file.suffix.lower()
     if suffix in (".jsonl", ".json"):
         return True
@@ -87,7 +85,7 @@ def _has_header(config: TaskConfig, file: Path) -> bool:
     delimiter = delimiter_of(line, (*config.columns, config.label), config.header) if suffix == ".csv" else "\t"
     try:
         cells = next(csv.reader([line], delimiter=delimiter), []) if suffix == ".csv" else line.split("\t")
-    except csv.Error:  # the strict reader will say what is wrong with it
+    except csv.Error:  # the strict reader reports the problem
         return False
     return {config.aliases.get(cell, cell) for cell in cells}.issuperset(config.columns)
 
@@ -110,7 +108,7 @@ LAYOUTS: dict[str, FileLayout] = {
 """By the name that `TaskConfig.layouts` has."""
 
 
-# A task's local files: which file is which split, and its columns.
+# A task's local files: the split of each file, and its columns.
 
 
 _DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_-])")
@@ -118,7 +116,7 @@ _DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_
 
 @dataclass(frozen=True)
 class TaskTable:
-    """What a task reads of a file: columns by name, the (file, line) of each row, the names of all columns it has."""
+    """A task's view of a file: columns by name, the (file, line) of each row, and all column names."""
 
     columns: dict[str, list[object]]
     origin: list[tuple[str, int]]
@@ -126,14 +124,15 @@ class TaskTable:
 
 
 def canonical(split: str) -> str:
-    """The one name of a split: dev for validation, valid, val and devel, also before _matched and the like."""
+    """The canonical name of a split: dev for validation, valid, val and devel, also before suffixes such as _matched.
+    The canonical name of a split: dev for validation, valid, val and devel, also before suffixes such as _matched."""
     return _DEVELOPMENT.sub("dev", split.lower())
 
 
 def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, TaskTable], dict[str, object]]:
     """The tables of `task.path` by canonical split, and metadata: the files read, and lines skipped.
 
-    scoring: there need be no train file.
+    scoring: no train file is required.
     """
     path = Path(str(config.path)).expanduser()
     if not path.exists():
@@ -147,15 +146,15 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
     for split, file in paths.items():
         tables[split], table = _read(config, file)
         metadata["skipped_rows"] += table.skipped
-        for name, fact in table.metadata.items():  # counts of all files together
+        for name, fact in table.metadata.items():  # totals over all files
             metadata[name] = metadata.get(name, 0) + fact if isinstance(fact, int) else fact
     return tables, metadata
 
 
 def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
-    """Files by the split they are. A file named after its split goes before one that `task.files` maps to it.
+    """Files by split. A file named after its split takes precedence over one mapped by `task.files`.
 
-    UserError where a split is there and cannot be read: rows held out of train must not take its place silently.
+    UserError if the file of a split cannot be read: rows held out of train must not replace it silently.
     """
     development = {"dev", *map(canonical, config.validation)}
     wanted = {"train", *development, *map(canonical, config.test)}
@@ -164,7 +163,7 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     for file in files:
         split = canonical(file.stem)
-        # A table in .txt is none by its name alone: notes are.
+        # A .txt file is not a table by its name alone; it may be notes.
         if split not in wanted or (file.suffix.lower() == ".txt" and layout_of(file, config) == "table"):
             continue
         if split in paths:
@@ -186,7 +185,7 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
         if not file.is_file():
             kind = "a folder" if file.is_dir() else "a dangling link" if not file.exists() else "a special file"
             raise UserError(
-                f"task.path={config.path}: {file.name} is no regular file, but {kind}",
+                f"task.path={config.path}: {file.name} is not a regular file, but {kind}",
                 f"put the {split} rows there, or take it out of the folder",
             )
     plain = config.validation == TaskConfig.model_fields["validation"].default
@@ -205,7 +204,7 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
         mend = f"give task.validation=[{ignored[0].stem}]" if is_table else "convert it"
         raise UserError(
             f"task.path={config.path}: {ignored[0].name} is not read: {why}",
-            f"{mend}, or take it out of the folder: a tenth of the training rows is then held out",
+            f"{mend}, or remove it from the folder: a tenth of the training rows is then held out",
         )
     return paths
 
@@ -217,7 +216,7 @@ def _examples(config: TaskConfig) -> str:
 
 def _read(config: TaskConfig, file: Path) -> tuple[TaskTable, Table]:
     table = read_file(file, config)
-    # MNLI's files are mostly parse trees that nobody reads: not kept.
+    # MNLI's files are mostly parse trees; unread columns are dropped.
     needed = {*config.text, *config.columns, config.label, *config.aliases, *IDS, LINES}
     columns = {name: values for name, values in table.columns.items() if name in needed}
     names = tuple(name for name in table.columns if name != LINES)

@@ -1,7 +1,7 @@
-"""`task=FILE`: which kind of task a user's own file is for, guessed from its columns. Imports no torch.
+"""`task=FILE`: guesses the task kind of a user's file from its columns. Imports no torch.
 
-What is guessed becomes the overrides that say it in full; where a file fits two kinds, or more columns than one, both
-full forms are named instead.
+The guess becomes explicit overrides; if a file fits two kinds, or more columns than one, the error lists the full form
+of each.
 """
 
 from __future__ import annotations
@@ -28,30 +28,29 @@ from lmtool.tasks.kinds.labels import DECIMAL_COMMA, IDS, word_of
 _WORDS = (".conll", ".conllu", ".bio", ".iob", ".iob2")
 _SUFFIXES = (*SUFFIXES, ".parquet", *_WORDS)
 TABLES = tuple(suffix for suffix in _SUFFIXES if suffix != ".txt")
-"""The ends of the names of files that hold rows."""
-# As many different whole numbers, at most, are classes; as many, at least, are values; between them either is meant.
+"""Suffixes of files that hold rows."""
+# At most as many distinct integers are classes; at least as many are values; in between, either is possible.
 _FEW, _MANY = 20, 50
 _LABELS = (
     "label", "labels", "class", "category", "gold", "score", "rating", "stars", "sentiment", "intent",
     "topic", "topics",
 )  # fmt: skip
-# Names of columns that hold several labels a row, where their cells do.
+# Names of columns that hold several labels per row, if their cells do.
 _SEVERAL = ("labels", "topics", "classes", "categories", "tags", "genres", "emotions")
 _MARKS = (",", ";", "|")
-# Words a value, on average, from which on a column is read and not predicted.
+# Mean words of a value from which a column is input text, not a label.
 _LONG = 3
 _TAG = re.compile(r"O|[BIEMSLU]-\S+")
 _PAIRS = (("source", "target"), ("src", "tgt"))
 _HEAD = 4096
 _WITH_HEADER = (".tsv", ".txt", ".csv")
 _WORKBOOKS = (".xlsx", ".xls", ".ods")
-SAVE_AS = "save the sheet as CSV in the program that wrote it (one file a sheet), and give that"
+SAVE_AS = "save one sheet per CSV file in the program that wrote it, and give that"
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A kind of task, and the columns that it reads and predicts. delimiter: between several labels of a cell, where it
-    is no comma."""
+    """A task kind with its text and label columns. delimiter: between the labels of a cell, if not a comma."""
 
     kind: str
     text: tuple[str, ...]
@@ -59,7 +58,7 @@ class Guess:
     delimiter: str | None = None
 
     def words(self, path: str) -> list[str]:
-        """The overrides that say it in full."""
+        """The explicit overrides."""
         text = ",".join(map(typed, self.text))
         return [
             "task=custom", f"task.kind={self.kind}", f"task.path={typed(path)}", f"task.text=[{text}]",
@@ -68,30 +67,30 @@ class Guess:
 
 
 def is_path(value: str, options: Collection[str]) -> bool:
-    """Whether the value of `task=` names a file or a folder, and none of the tasks there are."""
+    """Whether the value of `task=` is a file or folder, not the name of a task."""
     if value in options or not value or "," in value:
         return False
     path = Path(value).expanduser()
     return path.suffix.lower() in (*_SUFFIXES, *_WORKBOOKS) or path.is_dir() or is_path_only(value)
 
 
-def guess(value: str, given: Mapping[str, str]) -> Guess:
-    """What a file or a folder is for. given: the values of `task.*` that were typed beside it: a `kind`, a `label`, a
-    `text` or a `header` that was said is not guessed. UserError where nothing fits, where several kinds or columns do,
-    and where the first line of a table is a row."""
+def guess(value: str, overrides: Mapping[str, str]) -> Guess:
+    """Guesses the task of a file or a folder. given: the typed `task.*` values; a typed `kind`, `label`, `text` or
+    `header` is not guessed. UserError if nothing fits, if the guess is ambiguous, and if the first line of a table is a
+    row."""
     file = _file(value)
     suffix = file.suffix.lower()
     if suffix in _WORKBOOKS:
-        raise UserError(f"task={value}: a workbook, and lmtool reads tables as text", SAVE_AS)
-    kind, text, label = given.get("kind"), _list(given.get("text")), given.get("label")
+        raise UserError(f"task={value} is a workbook; lmtool reads tables as text", SAVE_AS)
+    kind, text, label = overrides.get("kind"), _list(overrides.get("text")), overrides.get("label")
     if suffix in _WORDS or (kind == "token_classification" and suffix in (".tsv", ".txt")):
         return Guess(kind or "token_classification", text or ("tokens",), label or "tags")
     if suffix == ".json" and begins_squad(_beginning(file)):
         return Guess(kind or "extractive_qa", text or ("question", "context"), label or "answers")
-    columns = _columns(file, _list(given.get("header")))
+    columns = _columns(file, _list(overrides.get("header")))
     if kind is None and suffix in (".tsv", ".txt") and any(map(_are_tags, columns, columns.values())):
         return Guess("token_classification", text or ("tokens",), label or "tags")
-    if suffix in _WITH_HEADER and not (text and label) and "header" not in given and (why := headless(columns)):
+    if suffix in _WITH_HEADER and not (text and label) and "header" not in overrides and (why := headless(columns)):
         raise UserError(f"task={value}: {why}", _with_header(value, columns, kind))
     columns = _without_ids(columns)
     lower = {name.lower(): name for name in columns}
@@ -105,7 +104,7 @@ def guess(value: str, given: Mapping[str, str]) -> Guess:
 
 
 def _columns(file: Path, header: tuple[str, ...] | None) -> dict[str, list[Any]]:
-    """The columns of a table. header: their names, where they were typed: the file has none then, or has the same."""
+    """The columns of a table. header: their names, if typed; the file then has no header, or the same one."""
     if file.suffix.lower() == ".parquet":
         return read_parquet(file).columns
     table = read_table(file)
@@ -113,22 +112,22 @@ def _columns(file: Path, header: tuple[str, ...] | None) -> dict[str, list[Any]]
 
 
 def _are_tags(name: str, values: Sequence[str]) -> bool:
-    """Whether a column, its first line too, holds the tags of words: those outside of what is tagged are O."""
+    """Whether a column, its first line included, holds the tags of words: O occurs outside of entities."""
     return "O" in values and all(map(_TAG.fullmatch, (name, *values)))
 
 
 def headless(columns: Mapping[str, list[object]]) -> str | None:
-    """What shows that the names of a table's columns are its first row: one is a number above numbers, or one of the
-    classes or texts below it. None where nothing does."""
+    """Evidence that a table's header is its first row: a number above numbers, or one of the classes or texts below it.
+    None if there is no evidence."""
     names = [name for name in columns if name]
-    if names == [str(number) for number in range(len(names))]:  # as pandas numbers columns without a name
+    if names == [str(number) for number in range(len(names))]:  # pandas numbers unnamed columns
         return None
     for name, values in columns.items():
         words = [word_of(value) for value in values if word_of(value)]
         same = f"its first line is a row, not the names of its columns: {name.strip()!r} is "
         if words and _number(name) is not None and all(_number(word) is not None for word in words):
             return f"{same}a number, as all that follow in its column"
-        # A name of one word may well stand in a list of different words.
+        # A one-word name may well occur in a list of distinct words.
         repeated = len(set(words)) <= max(2, len(words) / 2)
         if name.strip() in words and (len(name.split()) >= _LONG or repeated):
             return f"{same}a value of its column too ({words.count(name.strip()):,} of {len(words):,} rows)"
@@ -136,7 +135,8 @@ def headless(columns: Mapping[str, list[object]]) -> str | None:
 
 
 def _with_header(value: str, columns: Mapping[str, list[object]], kind: str | None) -> str:
-    """The words that name the columns of a table without a header, and those for one whose first line is a header."""
+    """The overrides that name the columns of a table without a header, and those that treat the first line as a header.
+    The overrides that name the columns of a table without a header, and those that treat the first line as a header."""
     names = [f"column_{number}" for number in range(1, len(columns) + 1)]
     rows = dict(zip(names, ([name, *values] for name, values in columns.items()), strict=True))
     with contextlib.suppress(UserError):
@@ -148,12 +148,12 @@ def _with_header(value: str, columns: Mapping[str, list[object]], kind: str | No
     hints = [f"name them: {shlex.join([f'task={value}', header])}"]
     with contextlib.suppress(UserError):
         words = _of_columns(value, _without_ids(columns), kind, None, None).words(value)
-        hints.append(f"if it does name them: {shlex.join(words)}")
+        hints.append(f"if it is a header: {shlex.join(words)}")
     return "   ".join(hints)
 
 
 def _without_ids(columns: Mapping[str, list[object]]) -> dict[str, list[object]]:
-    """The columns that may be read or predicted."""
+    """The candidates for text and label columns."""
     return {name: values for name, values in columns.items() if name.lower() not in IDS and name != LINES}
 
 
@@ -179,7 +179,7 @@ def _of_columns(
         if not fitting:
             raise UserError(
                 f"task={value}: none of its columns {', '.join(columns)} holds classes, numbers or tags",
-                "say what is predicted: task=custom task.kind=KIND task.path=FILE task.text=[COLUMN] task.label=COLUMN",
+                "name the label: task=custom task.kind=KIND task.path=FILE task.text=[COLUMN] task.label=COLUMN",
             )
         options = [(name, kinds[name]) for name in fitting]
     else:
@@ -195,13 +195,13 @@ def _of_columns(
 
 
 def _words_of(columns: Mapping[str, list[Any]]) -> tuple[str, ...]:
-    """The column of the words of sentences: of lists as long as each other, the one of the most different values."""
+    """The column of the words of sentences: of equally long lists, the one with the most distinct values."""
     lists = [name for name in columns if _parallel(columns, name)]
     return tuple(sorted(lists, key=lambda name: -len({str(item) for row in columns[name] for item in row}))[:1])
 
 
 def _parallel(columns: Mapping[str, list[Any]], name: str) -> list[str]:
-    """The other columns that hold lists, as long as those of this one in each row."""
+    """The other list columns whose lengths match in each row."""
     if not all(isinstance(value, list) for value in columns[name]):
         return []
     sizes = [len(value) for value in columns[name]]
@@ -212,8 +212,8 @@ def _parallel(columns: Mapping[str, list[Any]], name: str) -> list[str]:
 
 
 def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -> list[str]:
-    """The kinds of task that a column may be the label of; none for texts. of_words: there are lists beside its own.
-    plural: its name is that of several labels."""
+    """The task kinds for which a column may be the label; none for texts. of_words: other columns hold lists. plural:
+    its name is that of several labels."""
     present = [value for value in values if word_of(value)]
     if not present:
         return []
@@ -232,17 +232,17 @@ def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -
         if len(different) >= _MANY or (not integers and len(different) > _FEW):
             return ["regression"]
         return ["classification", "regression"]
-    # Names of classes come again; texts rarely do.
+    # Class names recur; texts rarely do.
     few = len(different) <= max(2, min(len(words) / 2, 1000))
     short = sum(len(word.split()) for word in words) / len(words) < _LONG
     return [*multiple, *(["classification"] if few and short and len(different) > 1 else [])]
 
 
 def _mark_between(words: Sequence[str]) -> str | None:
-    """What stands between the labels of cells of which some hold several, each as short and as often as labels are;
-    None where each cell is one value."""
+    """The separator of cells that hold several labels, each as short and frequent as labels are; None if each cell is
+    one value."""
     for mark in _MARKS:
-        # First, since a column of texts fails it at once.
+        # First, since a text column fails it at once.
         if not all(0 < len(part.split()) < _LONG for word in words for part in word.split(mark)):
             continue
         cells = [tuple(part.strip() for part in word.split(mark)) for word in words]
@@ -255,7 +255,7 @@ def _mark_between(words: Sequence[str]) -> str | None:
 
 
 def _delimiter(kind: str, values: Sequence[object]) -> str | None:
-    """What stands between several labels of a cell of text, where that is no comma."""
+    """The separator of the labels in a text cell, if not a comma."""
     if kind != "multi_label" or any(isinstance(value, list) for value in values):
         return None
     mark = _mark_between([word_of(value) for value in values if word_of(value)])
@@ -263,7 +263,7 @@ def _delimiter(kind: str, values: Sequence[object]) -> str | None:
 
 
 def _number(word: str) -> float | None:
-    """A finite number, its decimals behind a point or a comma."""
+    """A finite number with a decimal point or comma."""
     try:
         number = float(word.replace(",", ".") if DECIMAL_COMMA.fullmatch(word) else word)
     except ValueError:
@@ -272,7 +272,7 @@ def _number(word: str) -> float | None:
 
 
 def _texts(value: str, columns: dict[str, list[object]], label: str, kind: str) -> tuple[str, ...]:
-    """The columns that are read beside a label. UserError where there are none, or more than a pair."""
+    """The text columns for a label. UserError if there are none, or more than a pair."""
     rest = [name for name in columns if name != label]
     if kind == "token_classification":
         return _words_of(columns) or ("tokens",)
@@ -281,8 +281,8 @@ def _texts(value: str, columns: dict[str, list[object]], label: str, kind: str) 
         return tuple(texts)
     if len(columns) == 1 and (between := next((mark for mark in ",;|" if mark in label), None)):
         raise UserError(
-            f"task={value}: one column, {label!r}, whose parts stand between {between!r}",
-            "name a file of tabs .tsv, one of commas or semicolons .csv",
+            f"task={value}: one column, {label!r}, with values separated by {between!r}",
+            "rename the file: .tsv for tabs, .csv for commas or semicolons",
         )
     if not texts:
         raise UserError(
@@ -294,7 +294,7 @@ def _texts(value: str, columns: dict[str, list[object]], label: str, kind: str) 
 
 
 def is_text(values: list[object]) -> bool:
-    """Whether a column holds texts: mostly of several words, or mostly different ones that are no numbers."""
+    """Whether a column holds texts: mostly several words, or mostly distinct values that are not numbers."""
     words = [value for value in values if isinstance(value, str)]
     if len(words) < len(values) / 2 or all(_number(word) is not None for word in words):
         return False
@@ -306,11 +306,11 @@ def _refuse(value: str, guesses: Sequence[Guess]) -> None:
     first, second = (shlex.join(guess.words(value)) for guess in guesses[:2])
     more = f" (or {len(guesses) - 2} more)" if len(guesses) > 2 else ""
     differ = "is predicted" if guesses[0].label != guesses[1].label else "is meant"
-    raise UserError(f"task={value}: its columns do not say what {differ}", f"give {first}   or {second}{more}")
+    raise UserError(f"task={value}: its columns do not determine {differ}", f"give {first}   or {second}{more}")
 
 
 def _file(value: str) -> Path:
-    """The training file. UserError where there is none."""
+    """The training file. UserError if there is none."""
     path = Path(value).expanduser()
     if path.is_file():
         return path
@@ -339,7 +339,7 @@ def _list(value: str | None) -> tuple[str, ...] | None:
 
 
 def typed(value: str) -> str:
-    """A value as it is typed for Hydra: quoted where it is more than a plain word."""
+    """A value in Hydra's syntax: quoted unless it is a plain word."""
     if re.fullmatch(r"[A-Za-z_./~-][\w./-]*", value) and value.lower() not in ("null", "true", "false"):
         return value
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,7 +1,7 @@
 """Loading a task's head for a task with other labels: classes are matched by name.
 
-Published classifiers number their classes as they like (MNLI's three in several orders), so a place says nothing. Names
-that differ in case alone are the same; transformers' LABEL_0, LABEL_1, ... are no names, and match by their numbers.
+Published classifiers number their classes differently (MNLI's three in several orders), so indices are not reliable.
+Names are compared without case; transformers' LABEL_0, LABEL_1, ... are not names, and match by index.
 
 Imports no torch.
 """
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 class LoadedHead:
     """A checkpoint's head for a task.
 
-    name: of the head in the checkpoint. form: how it reads a text (`TaskConfig.head_fields`). labels: the task's
-    classes, with those of the head's that the task's data do not hold at the end; None for a value. order: for each of
-    them the row of the head, None where they are the same. note: how the classes were matched, "" where their names
-    are equal.
+    name: the head's name in the checkpoint. form: its `TaskConfig.head_fields`. labels: the task's classes, followed by
+    the head's classes that are absent from the task's data; None for values. order: for each class the row of the head;
+    None if unchanged. note: how the classes were matched, "" if their names are equal.
     """
 
     name: str
@@ -36,14 +35,14 @@ class LoadedHead:
     note: str = ""
 
     def tensors(self, tensors: Mapping[str, Tensor], task: str) -> dict[str, Tensor]:
-        """A checkpoint's tensors with this head under the name of the task, its rows in the task's order."""
+        """A checkpoint's tensors with this head renamed to the task, and its rows in the task's order."""
         exits = {".".join(name.split(".")[:2]) for name in tensors if name.startswith("heads.exit_")}
         for heads in ("heads", *exits):
             tensors = self._loaded(tensors, heads, task)
         return dict(tensors)
 
     def _loaded(self, tensors: Mapping[str, Tensor], heads: str, task: str) -> dict[str, Tensor]:
-        """So of the heads with this prefix: the model's, or those of an early exit."""
+        """The same for the heads under one prefix: the model's, or an early exit's."""
         prefix = f"{heads}.{self.name}."
         loaded = {name: tensor for name, tensor in tensors.items() if not name.startswith((prefix, f"{heads}.{task}."))}
         for name, tensor in tensors.items():
@@ -54,8 +53,7 @@ class LoadedHead:
 
 
 def sections_of(saved: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """The sections of the tasks that a saved configuration is of, by their names: its task's, or those of the members
-    of a mixture."""
+    """The sections of the tasks of a saved configuration, by name: its task, or the members of a mixture."""
     section = saved.get("task")
     if not isinstance(section, dict):
         return {}
@@ -65,9 +63,9 @@ def sections_of(saved: Mapping[str, object]) -> dict[str, dict[str, object]]:
 
 
 def load_head(section: Mapping[str, Any], task: TaskConfig, partial: bool = False) -> LoadedHead | None:
-    """The head of a checkpoint's `task` section for another task of the kind; None where their classes differ.
+    """Matches the head of a checkpoint's `task` section to another task of the kind; None if their classes differ.
 
-    partial: the task's classes are those its data hold, which need not be all of the head's.
+    partial: the task's classes are those in its data, which may be a subset of the head's.
     """
     if section.get("kind") != task.kind:
         return None
@@ -90,7 +88,7 @@ def load_head(section: Mapping[str, Any], task: TaskConfig, partial: bool = Fals
 
 
 def _matched(saved: Sequence[str], expected: Sequence[str]) -> tuple[int, ...] | None:
-    """For each of our labels the number of theirs; None where one has none."""
+    """For each expected label the index of the saved one; None if one is absent."""
     for written in (str, str.casefold):
         numbers = {written(label): number for number, label in enumerate(saved)}
         if len(numbers) == len(saved) and len({written(label) for label in expected}) == len(expected):

@@ -1,7 +1,7 @@
 """The labeled data of a task, from local files, the hub, or installed packages.
 
-A local folder holds train, dev and test files; `task.files` and `task.validation` say where a data set names them
-otherwise. Without a development split a seeded tenth of the training rows is held out, rows of equal text together.
+A local folder holds train, dev and test files; `task.files` and `task.validation` map other names. Without a
+development split, a seeded tenth of the training rows is held out, with rows of equal text together.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from lmtool.tasks.kinds.labels import repeated_ids, with_joined_columns
 
 
 def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, TaskTable]:
-    """Splits by canonical name. Classes come as their names, so that no order of labels is relied on.
+    """Splits of a hub data set by canonical name. Classes are converted to names, so that their order does not matter.
 
-    Raises UserError where the data set cannot be had, with the commands that do without.
+    Raises UserError, with alternative commands, if the data set is not available.
     """
     without = (
         f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
@@ -47,14 +47,14 @@ def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[s
 def _table(config: TaskConfig, origin: str, rows: Any) -> TaskTable:
     columns = {name: list(rows[name]) for name in rows.column_names}
     for name, feature in rows.features.items():
-        names = getattr(getattr(feature, "feature", feature), "names", None)  # of a class, or of a list of classes
+        names = getattr(getattr(feature, "feature", feature), "names", None)  # a class, or a list of classes
         if names:
             columns[name] = [named(value, names) for value in columns[name]]
     return TaskTable(_flat(columns), [(origin, number) for number in range(len(rows))], tuple(columns))
 
 
 def _flat(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """With a column for each key of a column of objects, NAME.KEY (`translation.de`)."""
+    """Adds a column for each key of an object column, NAME.KEY (`translation.de`)."""
     flat = dict(columns)
     for name, values in columns.items():
         if values and all(isinstance(value, dict) for value in values):
@@ -62,18 +62,17 @@ def _flat(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return flat
 
 
-# A few training rows of each class, and as many others to choose the best checkpoint by: true few-shot learning,
-# which sees no larger development set (Gao et al. 2021, section 3).
-#
-# Which rows is a function of the seed and the data: draws of the stream `sample`, a counter for each class.
+# A few training rows of each class, and as many others to select the checkpoint: true few-shot learning, without a
+# larger development set (Gao et al. 2021, section 3). The rows are a function of the seed and the data: stream
+# `sample`, one counter per class.
 
 
-# The counter of the sample stream of the first class; the others follow.
+# Counter of the sample stream for the first class; the others follow.
 _SHOTS = 1 << 10
 
 
 class Shots(NamedTuple):
-    """train, development: the drawn rows, those of a class side by side. rest: the other training rows whose text is in
+    """train, development: the sampled rows, grouped by class. rest: the other training rows, whose texts occur in
     neither."""
 
     train: Rows
@@ -82,8 +81,8 @@ class Shots(NamedTuple):
 
 
 def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> Shots:
-    """`shots` rows of each class and `shots` others, of different texts, none of which a held-out row has. UserError
-    where a class has too few."""
+    """Samples `shots` rows of each class and `shots` others, with distinct texts that no held-out row has. UserError if
+    a class has too few."""
     config = kind.config
     known = {repr(group) for rows in held_out for group in kind.groups(rows)}
     first: dict[str, int] = {}
@@ -96,27 +95,27 @@ def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int
         own = free[labels == number]
         if len(own) < 2 * shots:
             raise UserError(
-                f"task.shots_per_class={shots} takes {2 * shots} training rows of each class, of different texts; "
-                f"{name} has {len(own)}",
+                f"task.shots_per_class={shots} requires {2 * shots} training rows of each class with different "
+                f"texts; {name} has {len(own)}",
                 f"give task.shots_per_class={len(own) // 2} at most" if len(own) > 1 else "give more rows of the class",
             )
         drawn.append(own[Permutation(len(own), seed, "sample", _SHOTS + number)(np.arange(2 * shots))])
     chosen = np.concatenate([own[:shots] for own in drawn])
-    others = np.concatenate([own[shots:] for own in drawn])
-    rest = np.setdiff1d(free, np.concatenate([chosen, others]))
-    return Shots(train.take(chosen), train.take(others), train.take(rest))
+    selected = np.concatenate([own[shots:] for own in drawn])
+    rest = np.setdiff1d(free, np.concatenate([chosen, selected]))
+    return Shots(train.take(chosen), train.take(selected), train.take(rest))
 
 
 HELD_OUT = 0.1
-# Counters of the sample stream: which rows are held out, which are trained on.
+# Counters of the sample stream for held-out rows and for training rows.
 _HOLD_OUT, _SUBSET = 0, 1
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """config: the task with its labels and class weights filled in; build the learner from it. validation, test:
-    rows by split, in the order of the config. metadata: plain data for the screens and the report. unlabelled: further
-    training rows, of which texts alone are read."""
+    """A loaded task. config: with labels and class weights; build the learner from it. validation, test: rows by split,
+    in the order of the config. metadata: plain data for the screens and the report. unlabelled: further training rows,
+    without labels."""
 
     config: TaskConfig
     train: Rows
@@ -127,17 +126,17 @@ class TaskData:
 
     @property
     def members(self) -> dict[str, TaskData]:
-        """The tasks that these data are of, by their names: this one."""
+        """The task by its name."""
         return {self.config.name: self}
 
     def texts(self) -> list[Sequence[str]]:
-        """What is read in training, column by column."""
+        """The training texts by column."""
         kind: TaskKind = build(self.config)
         extra = [] if self.unlabelled is None else [*self.unlabelled.columns.values()]
         return [*kind.texts(self.train), *extra]
 
     def contents(self) -> dict[str, object]:
-        """Counts and hashes of what is trained and scored on, by what they are of ("dev labels")."""
+        """Counts and hashes of the training and evaluation data, by title ("dev labels")."""
         contents: dict[str, object] = {}
         for split, rows in {"train": self.train, **self.validation}.items():
             contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(list(rows.columns.values()))}
@@ -147,7 +146,7 @@ class TaskData:
         return contents
 
     def splits(self) -> dict[str, SplitData]:
-        """The training rows and those of the development splits, as a learner takes them."""
+        """The training and development splits, for a learner."""
         splits = self._data({"train": self.train, **self.validation})
         if self.unlabelled is not None:
             name = self.config.name
@@ -155,7 +154,7 @@ class TaskData:
         return splits
 
     def labelled_tests(self) -> dict[str, SplitData]:
-        """The test splits that can be scored."""
+        """The test splits with labels."""
         return self._data({split: rows for split, rows in self.test.items() if rows.labels is not None})
 
     def _data(self, splits: dict[str, Rows]) -> dict[str, SplitData]:
@@ -163,11 +162,17 @@ class TaskData:
 
 
 def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: bool, scoring: bool = False) -> TaskData:
-    """Read, check and decode all splits of a task.
+    """Reads, checks and decodes all splits of a task.
 
-    seed: of the rows held out and of `train_examples`. cache_dir: kept by sources that build something. offline: open
-    no connection. scoring: nothing is trained on: a file alone is a development split, whole.
-    Raises UserError with file:line, or with the key that mends it.
+    Args:
+        config: The task.
+        seed: Samples the held-out rows and `train_examples`.
+        cache_dir: For sources that build files.
+        offline: Open no connection.
+        scoring: No training: a single file is a complete development split.
+
+    Raises:
+        UserError: With file:line, or the key to change.
     """
     tables, metadata = read_tables(config, cache_dir, offline, scoring)
     return decode_tables(config, tables, metadata, seed, scoring)
@@ -176,7 +181,7 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
 def decode_tables(
     config: TaskConfig, tables: Mapping[str, TaskTable], metadata: dict[str, object], seed: int, scoring: bool = False
 ) -> TaskData:
-    """The data of a task from the tables of its splits; otherwise as `load_task`."""
+    """The data of a task from the tables of its splits; see `load_task`."""
     first: TaskKind = build(config)
     if scoring and config.path is not None and Path(config.path).expanduser().is_file():
         tables = {**tables, "dev": tables["train"]}
@@ -209,7 +214,7 @@ def decode_tables(
     shots, extra = config.few_shots, None
     if shots is not None:
         train, validation, test, rest = _few_shots(kind, train, validation, test, shots, seed, metadata)
-        extra = rest if config.learns_masks and len(rest) else None
+        extra = rest if config.has_auxiliary_mlm and len(rest) else None
     own, warnings = kind.metadata(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]
@@ -237,8 +242,8 @@ def _few_shots(
     seed: int,
     metadata: dict[str, Any],
 ) -> tuple[Rows, dict[str, Rows], dict[str, Rows], Rows]:
-    """A few rows of each class to train on and as many to choose by, the held-out splits as tests, and the training
-    rows that are left. metadata: gets what was sampled."""
+    """Sampled rows of each class for training and for selection, the held-out splits as tests, and the remaining
+    training rows. Updates `metadata`."""
     held_out = {split: rows for split, rows in {**validation, **test}.items() if rows.labels is not None}
     train, few, rest = draw_shots(kind, train, [*validation.values(), *test.values()], shots, seed)
     test = {**test, **{f"full_{split}": held_out[split] for split in validation}}
@@ -246,13 +251,13 @@ def _few_shots(
         "rows_of_a_class": shots, "seed": seed, "train_sha256": _checksum(train), "dev_sha256": _checksum(few)
     }  # fmt: skip
     short = " and ".join(metadata["few_shot"][f"{split}_sha256"][:8] for split in ("train", "dev"))
-    metadata["drawn"] = f"{shots} rows of each class, and {shots} to choose by, seed {seed} ({short})"
+    metadata["drawn"] = f"{shots} rows of each class, and {shots} for selection, seed {seed} ({short})"
     return train, {"dev": few}, test, rest
 
 
 def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = False) -> dict[str, list[list[str]]]:
-    """By split, the columns of texts that a task reads in training and of its development splits; no labels, and no
-    test splits. UserError as `load_task` has it."""
+    """The text columns of a task's training and development splits, by split; no labels, no test splits. UserError as
+    in `load_task`."""
     kind: TaskKind = build(config)
     tables, _ = read_tables(config, cache_dir, offline)
     tests = {split for split in map(canonical, config.test)} - {"train"}
@@ -264,7 +269,7 @@ def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = F
 
 
 def target_rows(config: Any, cache_dir: str | Path, offline: bool) -> Rows:
-    """The unlabeled texts of another domain that a task is learned beside. UserError as `load_task` has it."""
+    """The unlabeled texts of a task's target domain. UserError as in `load_task`."""
     elsewhere = config.model_copy(update={"path": config.domain.target})
     try:
         tables, _ = read_tables(elsewhere, cache_dir, offline)
@@ -275,12 +280,12 @@ def target_rows(config: Any, cache_dir: str | Path, offline: bool) -> Rows:
 
 
 def _unlabelled(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, int]]) -> Rows:
-    """Decoded rows without their labels."""
+    """Decoded rows without labels."""
     return kind.rows({name: values for name, values in columns.items() if name != kind.config.label}, origin, False)
 
 
 def _texts_of(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, int]]) -> list[list[str]]:
-    """The columns of rows as texts, without their labels; words with a space between them."""
+    """The text columns of rows; words joined with spaces."""
     return [
         [" ".join(map(str, cell)) if isinstance(cell, list) else str(cell) for cell in column]
         for column in _unlabelled(kind, columns, origin).columns.values()
@@ -290,7 +295,7 @@ def _texts_of(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, 
 def _held_out_alone(
     config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: dict[str, object]
 ) -> TaskData:
-    """The data of a task of which there are development and test splits alone. Its labels are those it names."""
+    """The data of a task with development and test splits only; the labels must be configured."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
     tests = [split for split in map(canonical, config.test) if split in rows]
     validation = {split: own for split, own in rows.items() if split not in tests and own.labels is not None}
@@ -302,8 +307,8 @@ def _held_out_alone(
 def read_tables(
     config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool = False
 ) -> tuple[dict[str, TaskTable], dict[str, object]]:
-    """Splits by canonical name, and where they came from. A path goes before what is embedded, that before the hub."""
-    build(config)  # what is no single task says so before files are looked for
+    """Splits by canonical name, and their source: `path`, else `embedded`, else `hub`."""
+    build(config)  # a group of tasks is refused before files are searched
     if config.path is not None:
         return read_folder(config, scoring)
     if config.embedded is not None:
@@ -313,13 +318,13 @@ def read_tables(
     if config.hub is not None:
         return read_hub(config, cache_dir, offline), {"source": f"hub {config.hub}"}
     raise UserError(
-        f"task={config.name} names no data",
+        f"task={config.name} has no default data",
         f"lmtool finetune task={config.name} task.path=FOLDER   (train, dev and test files: .tsv, .csv or .jsonl)",
     )
 
 
 def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list]:
-    """Columns under the names the task knows; the text columns are there."""
+    """Columns under the task's names. UserError if a text column is missing."""
     columns = dict(table.columns)
     for given, name in config.aliases.items():
         if given in columns and name not in columns:
@@ -333,7 +338,9 @@ def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list
             "or the columns of a file without a header line with task.header=[...]",
         )
     if not table.origin:
-        raise UserError(f"{_where(table, split)}: no rows", "give a file with rows, or take it out of the folder")
+        raise UserError(
+            "give a file with rows, or remove it from the folder", "give a file with rows, or take it out of the folder"
+        )
     return columns
 
 
@@ -350,15 +357,15 @@ def _where(table: TaskTable, split: str) -> str:
 
 
 def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
-    """The development splits there are: those the task names, else a plain one. UserError where it names one of another
-    kind that is not there."""
+    """The available development splits: the configured ones, or an equivalent. UserError if a configured split is
+    missing."""
     named = [split for split in map(canonical, config.validation) if split in columns]
     missing_splits = [
         split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"
     ]
     if missing_splits:
-        there = [split for split in columns if split not in ("train", *map(canonical, config.test))]
-        right = f"task.validation=[{','.join(there)}]" if there else "leave task.validation out"
+        available = [split for split in columns if split not in ("train", *map(canonical, config.test))]
+        right = f"task.validation=[{','.join(available)}]" if available else "leave task.validation out"
         raise UserError(
             f"task.validation names the split {missing_splits[0]}; the data have {', '.join(columns)}",
             f"{right}, or put a file of that name beside train",
@@ -367,7 +374,7 @@ def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
 
 
 def _hold_out(train: Rows, groups: Sequence[object], seed: int) -> tuple[Rows, Rows]:
-    """A seeded tenth of the groups (different texts), with all their rows: a text in both would be a leak."""
+    """Holds out a seeded tenth of the groups (distinct texts), with all their rows: a text in both would leak."""
     group: dict[str, int] = {}
     member = np.array([group.setdefault(repr(value), len(group)) for value in groups])
     if len(group) < 2:
@@ -385,7 +392,7 @@ def _labels(rows: Rows) -> list[object]:
 
 
 def _checksum(rows: Rows) -> str:
-    """The hash of rows: their texts and labels, in order."""
+    """The hash of rows: texts and labels, in order."""
     return _sha256([list(rows.columns.values()), _labels(rows)])
 
 

@@ -1,5 +1,4 @@
-"""Several tasks in one run (Caruana 1997): the learner of `task=mixture`, a mixture whose members have rows, and one
-score over all of them."""
+"""Several tasks in one run (Caruana 1997): the learner of `task=mixture`, and one metric over all members."""
 
 from __future__ import annotations
 
@@ -29,20 +28,20 @@ from lmtool.types import Batch
 
 @dataclass(frozen=True)
 class MixedData:
-    """As `TaskData`, of several tasks: `members`, by their names."""
+    """The data of several tasks, by name; like `TaskData`."""
 
     config: TaskConfig
     members: Mapping[str, TaskData]
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Those of each member, and which of them outweighs the others."""
+        """Metadata of each member, with a warning if one dominates the loss."""
         metadata: dict[str, Any] = {f"task {name}": data.metadata for name, data in self.members.items()}
         first = {name: build(data.config).first_loss(data.train) for name, data in self.members.items()}
         heavy = [
-            f"the loss of {name} is the square of values far from 0: it begins at {loss:.1f} and outweighs the other "
-            f"tasks, where one of classes begins at {math.log(2):.1f} (two) to {math.log(50):.1f} (fifty); "
-            f"task.with.{name}.standardize=train measures it in the deviation of the values"
+            f"the loss of {name} is the square of values far from 0: it starts at {loss:.1f} and dominates the other "
+            f"tasks, where classification starts at {math.log(2):.1f} (two classes) to {math.log(50):.1f} (fifty); "
+            f"task.with.{name}.standardize=train divides it by the variance of the values"
             for name, loss in first.items()
             if loss is not None and loss > math.log(50)
         ]
@@ -52,13 +51,13 @@ class MixedData:
         return [column for data in self.members.values() for column in data.texts()]
 
     def splits(self) -> dict[str, SplitData]:
-        """The training rows of all members; the first development split of each, together; and the further ones that
-        some of them have, under their own names."""
-        own = {name: data.splits() for name, data in self.members.items()}
-        firsts = [list(splits)[1] for splits in own.values()]
+        """The training rows of all members; the first development split of each, combined; and further splits of single
+        members under their own names."""
+        entry = {name: data.splits() for name, data in self.members.items()}
+        firsts = [list(splits)[1] for splits in entry.values()]
         first = firsts[0] if len(set(firsts)) == 1 else "dev"
         combine: dict[str, dict[str, Rows]] = {"train": {}, first: {}}
-        for (name, splits), chief in zip(own.items(), firsts, strict=True):
+        for (name, splits), chief in zip(entry.items(), firsts, strict=True):
             for split, part in splits.items():
                 title = first if split == chief else split if split != first else f"{name}_{split}"
                 combine.setdefault(title, {}).update(part.rows)
@@ -73,7 +72,7 @@ class MixedData:
 
 
 def with_members(config: TaskConfig, members: Mapping[str, TaskData]) -> TaskData | MixedData:
-    """The data of a task, or of a mixture, from those of its parts."""
+    """The data of a task, or of a mixture from those of its members."""
     if not isinstance(config, MixtureTaskConfig):
         (data,) = members.values()
         return data
@@ -82,15 +81,15 @@ def with_members(config: TaskConfig, members: Mapping[str, TaskData]) -> TaskDat
 
 
 def learner(config: TaskObjectiveConfig, *arguments: Any) -> Any:
-    """The learner of the task: finetuning it starts from the head that pretraining gave it."""
+    """The learner of the task; finetuning starts from its pretrained head."""
     return config.task.learner(*arguments)
 
 
 def read_tasks(
     objective: ObjectiveConfig, seed: int, cache_dir: str | Path, offline: bool
 ) -> tuple[ObjectiveConfig, dict[str, TaskData]]:
-    """The objective with the labels of its tasks as the data have them, and these data by the task's name. UserError
-    as `load_task` has it."""
+    """Loads the tasks of an objective: the objective with the labels found in the data, and the data by task name.
+    UserError as in `load_task`."""
     read = {task.name: load_task(task, seed, cache_dir, offline) for task in tasks_of(objective)}
     parts = tuple(
         part.model_copy(update={"task": read[part.task.name].config}) if isinstance(part, TaskObjectiveConfig) else part
@@ -100,35 +99,35 @@ def read_tasks(
 
 
 def rows_of(read: Mapping[str, TaskData], split: str) -> dict[str, Rows]:
-    """What lies beside the text of a split: the training rows, or those of the first development split."""
+    """The rows of each task alongside a text split: the training rows, or the first development split."""
     return {
         name: data.train if split == "train" else next(iter(data.validation.values())) for name, data in read.items()
     }
 
 
 AVERAGE = Metric("average")
-# Scores of 100, which count as shares of 1.
+# Metrics in percent, divided by 100.
 _OF_100 = ("bleu", "chrf")
 
 
 def build_mixture(config: MixtureTaskConfig) -> MixedTasks:
-    """What the table of tasks builds."""
+    """The entry in the table of tasks."""
     return MixedTasks(config)
 
 
 @dataclass(frozen=True)
 class MixedTasks:
-    """What is built where the kind of a single task is wanted."""
+    """Built in place of a single task's kind."""
 
     config: MixtureTaskConfig
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TaskMixture:
-        """What learns all members on a backbone."""
+        """The learner of all members on a backbone."""
         return TaskMixture(self.config, backbone, tokenizer, seed)
 
 
 class TaskMixture(Mixture):
-    """Predicts the rows of every member. The headline is the mean of the members' metrics."""
+    """Predicts the rows of every member. The main metric is the mean of the members' metrics."""
 
     predicts_rows = True
     metric = AVERAGE
@@ -144,60 +143,59 @@ class TaskMixture(Mixture):
 
     @property
     def scores_part(self) -> bool:  # type: ignore[override]
-        """Whether a member scores a part of its rows in training."""
+        """Whether a member scores a sample of its rows in training."""
         return any(member.scores_part for _, member in self.named())
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> dict[str, Any]:
-        """The mean of the members' baselines; theirs are among `members`."""
+        """The mean of the members' baselines, which are in `members`."""
         parts = {name: list[Batch]() for name, _ in self.named()}
         for batch in batches:
-            for name, own in cast(MixedBatch, batch).members:
-                parts[name].append(own)
+            for name, entry in cast(MixedBatch, batch).members:
+                parts[name].append(entry)
         members = {
             name: member.baseline(train, held_out, parts[name], predictors)
             for name, member in self.tasks
             if member.is_in(held_out)
         }
-        values = {name: {own["metric"]: own["value"]} for name, own in members.items()}
+        values = {name: {entry["metric"]: entry["value"]} for name, entry in members.items()}
         return {
-            "name": " and ".join(dict.fromkeys(own["name"] for own in members.values())),
+            "name": " and ".join(dict.fromkeys(entry["name"] for entry in members.values())),
             "metric": self.metric.name,
-            "value": average({name: (own["metric"], values[name]) for name, own in members.items()}),
+            "value": average({name: (entry["metric"], values[name]) for name, entry in members.items()}),
             "members": members,
         }
 
     def writer(self) -> Writer:
-        """UserError: which task's texts a prompt is read as is not said."""
+        """UserError: a prompt does not name one of the tasks."""
         names = [name for name, _ in self.named()]
         raise UserError(
-            f"a model of {len(names)} tasks ({', '.join(names)}) reads a prompt as none of them",
-            f"lmtool predict task={names[0]} writes what a task's rows ask for",
+            f"a model of {len(names)} tasks ({', '.join(names)}) cannot tell which task a prompt is for",
+            f"lmtool predict task={names[0]} generates the answers of a task's rows",
         )
 
 
 def average(scores: Mapping[str, tuple[str, Mapping[str, float]]]) -> float:
-    """The mean of the tasks' scores. scores: by task, the name of its metric, and its scores."""
-    values = [own[metric] / (100 if metric in _OF_100 else 1) for metric, own in scores.values()]
+    """The mean of the tasks' metrics. scores: by task, the name of its metric, and all its scores."""
+    values = [entry[metric] / (100 if metric in _OF_100 else 1) for metric, entry in scores.values()]
     return sum(values) / len(values)
 
 
 class MixedTaskScorer(MixedScorer):
-    """Also the mean of the members' metrics, which goes before all scores with these; and the predictions of all
-    rows."""
+    """Adds the mean of the members' metrics before all others, and the predictions of all rows."""
 
     def combine(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
         both = super().combine(evaluations)
-        own = {name: evaluation for name, evaluation in evaluations.items() if isinstance(evaluation, TaskEvaluation)}
+        entry = {name: evaluation for name, evaluation in evaluations.items() if isinstance(evaluation, TaskEvaluation)}
         scores = {
             name: (evaluation.kind.config.metric, evaluation.scores)
-            for name, evaluation in own.items()
+            for name, evaluation in entry.items()
             if evaluation.kind is not None and evaluation.scores
         }
         first = {AVERAGE.name: average(scores)} if scores else {}
         first |= {f"{name}_{metric}": values[metric] for name, (metric, values) in scores.items()}
-        return MixedEvaluation(both.terms, both.weights, {**first, **both.scores}, both.warnings, {}, own)
+        return MixedEvaluation(both.terms, both.weights, {**first, **both.scores}, both.warnings, {}, entry)
 
 
 @dataclass(frozen=True)
@@ -207,11 +205,11 @@ class MixedEvaluation(Evaluation):
     members: Mapping[str, TaskEvaluation] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """`loss`, `average`, and of each member NAME `NAME_loss` and its scores as NAME_SCORE."""
-        losses = {f"{name}_loss": own.loss for name, own in self.members.items() if own.terms}
+        """`loss`, `average`, and for each member NAME_loss and NAME_METRIC."""
+        losses = {f"{name}_loss": entry.loss for name, entry in self.members.items() if entry.terms}
         return {"loss": self.loss, **self.scores, **losses}
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Those of each member, with the name of the `task`."""
-        for name, own in self.members.items():
-            yield from ({"task": name, **record} for record in own.records())
+        """The records of each member, with its name as `task`."""
+        for name, entry in self.members.items():
+            yield from ({"task": name, **record} for record in entry.records())

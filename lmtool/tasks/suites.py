@@ -1,6 +1,6 @@
-"""Several tasks under one name: the folders, scores and files of GLUE's leaderboard (Wang et al. 2019).
+"""Groups of tasks: the folders, metrics and files of GLUE's leaderboard (Wang et al. 2019).
 
-A suite has no learner: `lmtool finetune` trains each of its members in a run of its own.
+A group has no learner: `lmtool finetune` trains each of its members in its own run.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from lmtool.tasks.configs.mixture import GlueConfig
 DIAGNOSTIC = "ax"
 """The diagnostic set, which the model of MNLI answers."""
 LEFT_OUT = "wnli"
-"""Not in the average: its development set contradicts its training set (gluebenchmark.com, question 12)."""
-# What the leaderboard averages; of two scores their mean.
+"""Excluded from the average: its development set contradicts its training set (gluebenchmark.com, question 12)."""
+# Metrics that the leaderboard averages; two metrics count as their mean.
 _SCORES: dict[str, tuple[str, ...]] = {
     "cola": ("matthews",), "sst2": ("accuracy",), "mrpc": ("f1", "accuracy"), "stsb": ("pearson", "spearman"),
     "qqp": ("f1", "accuracy"), "mnli": ("dev_matched_accuracy", "dev_mismatched_accuracy"), "qnli": ("accuracy",),
@@ -29,13 +29,13 @@ FILES: dict[tuple[str, str], str] = {
     ("mnli", "test_mismatched"): "MNLI-mm.tsv", ("qnli", "test"): "QNLI.tsv", ("rte", "test"): "RTE.tsv",
     ("wnli", "test"): "WNLI.tsv", (DIAGNOSTIC, "test"): "AX.tsv",
 }  # fmt: skip
-"""The file of the leaderboard for a task's test split."""
-# Tasks whose classes the leaderboard takes by name; of the others by number.
+"""The leaderboard's file for a task's test split."""
+# Tasks submitted with class names; the others with numbers.
 _BY_NAME = ("mnli", "qnli", "rte", DIAGNOSTIC)
 
 
 class Glue:
-    """What is built where a single task is wanted: it says that there are several."""
+    """Built in place of a single task's kind, to report that there are several."""
 
     def __init__(self, config: GlueConfig):
         raise UserError(
@@ -45,8 +45,8 @@ class Glue:
 
 
 def folder_of(member: str, path: Path) -> Path | None:
-    """The folder of a task below `path`, by name: sign and case do not count, and a part may follow (mnli_10k). None
-    without one; UserError where there are two."""
+    """The folder of a task below `path`, by name: signs and case are ignored, and a suffix may follow (mnli_10k). None
+    if absent; UserError if ambiguous."""
     named = {entry: re.sub("[^a-z0-9]", "", entry.name.lower()) for entry in sorted(path.iterdir()) if entry.is_dir()}
     matches = [entry for entry, name in named.items() if name == member]
     if not matches and member != DIAGNOSTIC:
@@ -58,19 +58,19 @@ def folder_of(member: str, path: Path) -> Path | None:
 
 
 def score_of(member: str, metrics: Mapping[str, float]) -> float:
-    """The score of a task that the average counts. MNLI without two development sets has its one accuracy."""
+    """The score that enters the average. MNLI without two development sets has one accuracy."""
     names = [name for name in _SCORES[member] if name in metrics] or ["accuracy"]
     return sum(metrics[name] for name in names) / len(names)
 
 
 def average(scores: Mapping[str, float]) -> float | None:
-    """The mean of the tasks' scores, WNLI left out; None without any."""
+    """The mean of the tasks' scores without WNLI; None if empty."""
     averaged = [score for member, score in scores.items() if member != LEFT_OUT]
     return sum(averaged) / len(averaged) if averaged else None
 
 
 def submission(member: str, labels: tuple[str, ...] | None, predictions: Iterable[Any]) -> str:
-    """The contents of a file of the leaderboard. predictions: names of classes, or values, in the order of the rows."""
+    """The contents of a leaderboard file. predictions: class names or values, in row order."""
     lines = ["index\tprediction"]
     for number, prediction in enumerate(predictions):
         if labels is None:

@@ -1,7 +1,7 @@
-"""`data=task`: the texts of a task as text to pretrain on (task-adaptive pretraining, Gururangan et al. 2020, sec. 4).
+"""`data=task`: a task's texts as text to pretrain on (task-adaptive pretraining, Gururangan et al. 2020, section 4).
 
-A row is a document, its columns a line each. A text that came before is left out: the contexts of questions, the
-repeated side of pairs. Labels are not read, and neither are test splits.
+A row is a document, with one line per column. Repeated texts are dropped: the contexts of questions, the shared side of
+pairs. Labels and test splits are not read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lmtool.tasks.loading import unlabelled_rows
 class TaskText:
     """Implements `data.sources.Source`. The development split is the validation text; without one, rows are held out.
 
-    UserError as `load_task` has it, and where there is next to no text.
+    UserError as in `load_task`, and if there is too little text.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class TaskText:
         self._held_out = not texts["validation"]
         if len(texts["train"]) < 2:
             raise UserError(
-                f"data.task={config.task.name}: {len(texts['train'])} rows with text; two are needed at least",
+                f"data.task={config.task.name}: {len(texts['train'])} rows with text; at least two are required",
                 "give more rows with data.task.path=, or other text",
             )
         if self._held_out:
@@ -70,7 +70,7 @@ class TaskText:
 
 
 def _documents(columns: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The rows of columns of texts as documents, of each text the first time that it comes."""
+    """The rows as documents, each text at its first occurrence only."""
     seen: set[str] = set()
     for row in zip(*columns, strict=True):
         new = [text for text in dict.fromkeys(row) if text.strip() and text not in seen]

@@ -1,1 +1,1 @@
-"""Which parameters learn: edits a built model by its uniform names."""
+"""Tuning methods: select, add and edit trainable parameters of a built model, by its uniform names."""

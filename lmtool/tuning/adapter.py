@@ -1,4 +1,4 @@
-"""Adapters learn between the sublayers of a frozen model, and the head on it (Houlsby et al. 2019)."""
+"""Adapters: small modules between the sublayers of a frozen model, trained with its head (Houlsby et al. 2019)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lmtool.tuning.configs.adapter import HF_FORMAT, AdapterConfig, AdapterFusio
 
 
 class AdapterTuning(TuningMethod):
-    """Puts an adapter into each slot of its placement, above trained ones where it is stacked."""
+    """Adds an adapter to each slot of its placement, after the trained ones it is stacked on."""
 
     config: AdapterConfig
 
@@ -41,13 +41,13 @@ class AdapterTuning(TuningMethod):
             if isinstance(module, StackedAdapters):
                 module.below.requires_grad_(False)
             replace_module(learner, name, module)
-        if config.learns_norms:
+        if config.tunes_norms:
             for norm in norms(learner.backbone):
                 norm.requires_grad_(True)
 
     def _draw_of(self, name: str, part: nn.Module) -> Draw:
-        """Where the upper map is 0 the lower one is drawn as a linear map of torch is (He et al. 2022, code): its scale
-        is that of the model's width."""
+        """If the up projection is 0, the down projection is initialized as torch's linear map (He et al. 2022, code),
+        which scales with the model's width."""
         std = self.config.init_std
         if std is not None:
             return truncated_normal(std)
@@ -61,66 +61,68 @@ class AdapterTuning(TuningMethod):
     def merge(self, learner: BaseLearner) -> None:
         raise UserError(
             "its adapters cannot be merged into the weights of the model",
-            "lmtool export format=delta writes them alone; tuning.stack_on=[RUN] trains others above them, from the "
-            "checkpoint that they were trained on",
+            "lmtool export format=delta writes only the adapters; tuning.stack_on=[RUN] trains others on top of "
+            "them, from the same checkpoint",
         )
 
 
 def trained_adapter(trained: TrainedAdapter) -> BottleneckAdapter:
-    """A module of the shape of an earlier run's adapters."""
+    """A module with the shape of an earlier run's adapters."""
     scale = None if trained.scale == "learned" else trained.scale
     reads = HF_FORMAT[trained.placement].reads
     return BottleneckAdapter(trained.hidden_size, trained.bottleneck, trained.activation, reads, scale)
 
 
 def slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
-    """Names of the empty slots of these names in all layers, in a checkpoint. UserError where a layer has none."""
-    for place in layers(backbone):
+    """Checkpoint names of these empty slots in all layers. UserError if a layer has none."""
+    for position in layers(backbone):
         for name in names:
-            if type(getattr(place.layer, name, None)) is not AdapterSlot:
+            if type(getattr(position.layer, name, None)) is not AdapterSlot:
                 raise UserError(
-                    f"tuning: the layers of {type(backbone).__name__} have no slot for adapters: {place.name}.{name}",
+                    f"tuning: the layers of {type(backbone).__name__} have no slot for adapters: "
+                    f"{position.name}.{name}",
                     "give tuning=full or tuning=head",
                 )
-            yield f"{place.name}.{name}"
+            yield f"{position.name}.{name}"
 
 
 def take(learner: BaseLearner, tensors: Mapping[str, Tensor], inside: str, origin: str) -> None:
-    """Put an earlier run's adapters into those that stand for them. inside: their place in a slot.
+    """Loads an earlier run's adapters into the matching modules. inside: their location in a slot.
 
-    UserError where the run has other adapters, or where its model is not this one: all its frozen tensors, as far as
-    the checkpoint holds them, are those of the learner.
+    UserError if the run has other adapters, or another base model: all its frozen tensors in the checkpoint must equal
+    the learner's.
     """
-    own = dict(learner.state_dict())
+    expected = dict(learner.state_dict())
     adapters = {name: tensor for name, tensor in tensors.items() if "_adapter." in name}
     for name, tensor in tensors.items():
-        if name.startswith(f"{BACKBONE}.") and name not in adapters and not _equal(own.get(name), tensor):
+        if name.startswith(f"{BACKBONE}.") and name not in adapters and not _equal(expected.get(name), tensor):
             raise UserError(
                 f"{origin}: its adapters were trained on another model: {name} differs",
                 "start from the checkpoint that they were trained on (checkpoint=), or train them on this one",
             )
     taken = {name.replace("_adapter.", f"_adapter.{inside}"): tensor for name, tensor in adapters.items()}
-    wanted = {name for name in own if f"_adapter.{inside}" in name}
-    if taken.keys() != wanted or any(own[name].shape != tensor.shape for name, tensor in taken.items()):
+    wanted = {name for name in expected if f"_adapter.{inside}" in name}
+    if taken.keys() != wanted or any(expected[name].shape != tensor.shape for name, tensor in taken.items()):
         raise UserError(
-            f"{origin}: its adapters are not those that its configuration names",
+            f"{origin}: its adapters do not match its configuration",
             "copy the run again, or train it again",
         )
     learner.load_state_dict(taken, strict=False)
 
 
-def _equal(own: Any, tensor: Tensor) -> bool:
-    return own is not None and own.shape == tensor.shape and torch.equal(own.cpu(), tensor.cpu())
+def _equal(expected: Any, tensor: Tensor) -> bool:
+    return expected is not None and expected.shape == tensor.shape and torch.equal(expected.cpu(), tensor.cpu())
 
 
-# Trained adapters are frozen; an attention over them learns, and the head (Pfeiffer et al. 2021, "AdapterFusion").
+# Fusion: trained adapters are frozen; an attention over them is trained with the head (Pfeiffer et al. 2021,
+# "AdapterFusion").
 
 
 PENALTY = "value_penalty"
 
 
 class AdapterFusionTuning(TuningMethod):
-    """Puts all trained adapters of a slot into it, and what mixes them."""
+    """Adds all trained adapters of a slot to it, and the attention that mixes them."""
 
     config: AdapterFusionConfig
 
@@ -143,7 +145,7 @@ class AdapterFusionTuning(TuningMethod):
             take(learner, tensors, f"adapters.{number}.", origin)
 
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
-        """The distance of the values' maps from the identity, see `FusedAdapters.distance`."""
+        """The distance of the value projections from the identity, see `FusedAdapters.distance`."""
         fusions = [module for module in learner.modules() if isinstance(module, FusedAdapters)]
         if not self.config.value_penalty:
             return {}
@@ -151,7 +153,7 @@ class AdapterFusionTuning(TuningMethod):
 
 
 def _identity(tensor: Tensor, generator: torch.Generator) -> None:
-    """As published: 1 on the diagonal, 1e-6 beside it."""
+    """As published: 1 on the diagonal, 1e-6 elsewhere."""
     tensor.fill_(1e-6).fill_diagonal_(1.0)
 
 

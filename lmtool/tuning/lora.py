@@ -1,4 +1,4 @@
-"""LoRA and (IA)3: linear maps that a tuning method adds to."""
+"""LoRA and (IA)3: linear maps edited by a tuning method."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lmtool.nn.initialization import generator_for
 from lmtool.tuning.base import TuningMethod, freeze, layers, learn_biases, linears, replace_module
 from lmtool.tuning.configs import LoraConfig
 
-# Linear maps that a tuning method adds to: they keep the `weight` and `bias` of the map in whose place they stand.
+# Edited linear maps: they keep the names `weight` and `bias` of the map they replace.
 
 
 class EditedLinear(nn.Linear):
-    """A linear map with something of its own. The weights of `base` are shared, not copied."""
+    """A linear map with added parameters. The weights of `base` are shared, not copied."""
 
     def __init__(self, base: nn.Linear):
         super().__init__(base.in_features, base.out_features, base.bias is not None, device="meta")
@@ -30,10 +30,10 @@ class EditedLinear(nn.Linear):
 
     @abstractmethod
     def fold(self) -> None:
-        """Put what was added into `weight` and `bias`; called without gradient, and once."""
+        """Merges the added parameters into `weight` and `bias`; called once, without gradients."""
 
     def plain(self) -> nn.Linear:
-        """The map without what was added, over the same weights."""
+        """The map without the added parameters, over the same weights."""
         map_ = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         map_.weight, map_.bias = self.weight, self.bias
         return map_
@@ -42,8 +42,8 @@ class EditedLinear(nn.Linear):
 def edit_linears(
     learner: BaseLearner, names: Collection[str], edited: Callable[[str, nn.Linear], EditedLinear]
 ) -> dict[str, EditedLinear]:
-    """Put what `edited` makes of its name and itself in the place of each linear map of these names, wherever it is
-    used. Gives the new ones by their names in a checkpoint."""
+    """Replaces each linear map of these names by `edited(name, map)`, wherever it is used. Returns the new maps by
+    their checkpoint names."""
     maps = {name: edited(name, linear) for name, linear in linears(learner.backbone, names)}
     for name, linear in maps.items():
         replace_module(learner, name, linear)
@@ -52,7 +52,7 @@ def edit_linears(
 
 @torch.no_grad()
 def merge_linears(learner: BaseLearner) -> None:
-    """Fold all edited maps of a learner's backbone, and put plain ones in their places."""
+    """Merges all edited maps of a learner's backbone and replaces them by plain ones."""
     for name, module in list(learner.named_modules()):
         if isinstance(module, EditedLinear):
             cast(EditedLinear, module).fold()
@@ -68,8 +68,8 @@ def merge_linears(learner: BaseLearner) -> None:
 
 
 class LoraLinear(EditedLinear):
-    """W0 x + b + scale B A x. lora_a: (R, I), lora_b: (O, R), zero at the start. dropout: of what A reads; its draws
-    are handed to it before each layer (`set_dropout_rng`)."""
+    """W0 x + b + scale B A x. lora_a: (R, I), lora_b: (O, R), initially zero. dropout: of A's input; its random numbers
+    are set before each layer (`set_dropout_rng`)."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float):
         super().__init__(base)
@@ -89,26 +89,26 @@ class LoraLinear(EditedLinear):
 
 
 class DoraLinear(LoraLinear):
-    """m / |W| W x + b, where W is W0 + scale B A, |W| are the lengths of its rows, and m learns too. lora_magnitude:
-    (O,) m, at the start the lengths of the rows of W0."""
+    """m / |W| W x + b, where W is W0 + scale B A, |W| are the norms of its rows, and m is trainable. lora_magnitude:
+    (O,) m, initially the norms of the rows of W0."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float):
         super().__init__(base, rank, scale, dropout)
         self.lora_magnitude = nn.Parameter(torch.linalg.vector_norm(base.weight.detach(), dim=1))
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        """(T, I) to (T, O). What is dropped of x is dropped of all that differs from the base, as in PEFT."""
+        """(T, I) to (T, O). Dropout applies to all that differs from the base, as in PEFT."""
         read_TI, base_TO, share_O = self.lora_dropout(x_TI, None), nn.Linear.forward(self, x_TI), self._share()
         if read_TI is not x_TI:
             own_TO = F.linear(read_TI, self.weight)
         else:
             own_TO = base_TO if self.bias is None else base_TO - self.bias
         updated_TO = own_TO + F.linear(F.linear(read_TI, self.lora_a), self.lora_b) * self.scale
-        # The type of the base, which autocast chose: the lengths are in full precision.
+        # The base's type, chosen by autocast: the norms are in full precision.
         return base_TO + (share_O * updated_TO - own_TO).to(base_TO.dtype)
 
     def _share(self) -> Tensor:
-        """(O,) m / |W|. The lengths are constants to the gradient (section 4.3), and in full precision."""
+        """(O,) m / |W|. The norms are detached (section 4.3), and in full precision."""
         with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
             updated_OI = torch.addmm(self.weight, self.lora_b, self.lora_a, alpha=self.scale)
             length_O = torch.linalg.vector_norm(updated_OI, dim=1)
@@ -121,7 +121,7 @@ class DoraLinear(LoraLinear):
 
 
 class LoraTuning(TuningMethod):
-    """Everything that came from a checkpoint is frozen but for the head; A and B learn, and biases where these do."""
+    """Everything from a checkpoint is frozen except for the head; A and B are trained, and biases if configured."""
 
     config: LoraConfig
 
@@ -140,8 +140,8 @@ class LoraTuning(TuningMethod):
         if config.bias != "none":
             learn_biases(learner, None if config.bias == "all" else maps)
         if config.dropout:
-            for place in layers(learner.backbone):
-                place.layer.register_forward_pre_hook(set_dropout_rng)
+            for position in layers(learner.backbone):
+                position.layer.register_forward_pre_hook(set_dropout_rng)
 
     def merge(self, learner: BaseLearner) -> None:
         merge_linears(learner)
@@ -149,16 +149,16 @@ class LoraTuning(TuningMethod):
 
 @torch.no_grad()
 def _initialize(lora_a: Tensor, seed: int, name: str) -> None:
-    """As published (Kaiming's uniform draw with a = sqrt(5)), which is uniform within 1/sqrt(inputs)."""
+    """As published (Kaiming's uniform initialization with a = sqrt(5)), which is uniform within 1/sqrt(inputs)."""
     if not lora_a.is_meta:
         bound = 1 / math.sqrt(lora_a.shape[1])
         lora_a.copy_(torch.empty(lora_a.shape).uniform_(-bound, bound, generator=generator_for(seed, name)))
 
 
-def set_dropout_rng(layer: nn.Module, given: tuple[Any, ...]) -> None:
-    """Before a layer runs, give each map in it the draws of the tokens it will read: those of the encoder, all of the
-    layer's, or, behind the last attention, those that are read further on."""
-    context: Context = given[1]
+def set_dropout_rng(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """Before a layer runs, sets each map's dropout generator to the tokens it will read: the encoder's, all of the
+    layer's, or, after the last attention, those that later layers read."""
+    context: Context = arguments[1]
     last = "cross_attn" if hasattr(layer, "cross_attn") else "self_attn"
     for name, module in layer.named_modules():
         if not isinstance(module, LoraLinear):
@@ -179,7 +179,7 @@ def set_dropout_rng(layer: nn.Module, given: tuple[Any, ...]) -> None:
 
 
 class ScaledOutputs(EditedLinear):
-    """ia3 * (W x + b), ia3: (O,), one at the start."""
+    """ia3 * (W x + b), ia3: (O,), initially one."""
 
     def __init__(self, base: nn.Linear):
         super().__init__(base)
@@ -188,7 +188,7 @@ class ScaledOutputs(EditedLinear):
     def forward(self, x_TI: Tensor) -> Tensor:
         """(T, I) to (T, O)."""
         out_TO = super().forward(x_TI)
-        # In the type of the product, as the queries that keys and values stand beside.
+        # In the product's type, to match the queries.
         return (out_TO * self.ia3).to(out_TO.dtype)
 
     def fold(self) -> None:
@@ -198,7 +198,7 @@ class ScaledOutputs(EditedLinear):
 
 
 class ScaledInputs(EditedLinear):
-    """W (ia3 * x) + b, ia3: (I,), one at the start."""
+    """W (ia3 * x) + b, ia3: (I,), initially one."""
 
     def __init__(self, base: nn.Linear):
         super().__init__(base)
@@ -213,8 +213,8 @@ class ScaledInputs(EditedLinear):
 
 
 class Ia3Tuning(TuningMethod):
-    """Everything that came from a checkpoint is frozen but for the head; a vector learns for the keys and one for the
-    values of each attention, cross-attention too, and one for the inner activations of each feed-forward part."""
+    """Everything from a checkpoint is frozen except for the head; one vector is trained for the keys and one for the
+    values of each attention, cross-attention included, and one for the inner activations of each feed-forward part."""
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)

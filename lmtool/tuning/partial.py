@@ -1,4 +1,4 @@
-"""Tuning methods that train a part of the model as it is: all of it, its head, its last layers, its biases."""
+"""Tuning methods that train a part of the unchanged model: all of it, its head, its last layers, or its biases."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lmtool.training.optimizers import EMBEDDINGS, HEAD, levels
 from lmtool.tuning.base import TuningMethod, freeze, learn_biases, stacks
 from lmtool.tuning.configs import FullConfig, HeadConfig, LastLayersConfig
 
-# Every parameter learns, but for the lowest ones where these are frozen.
+# Every parameter is trained, except for frozen lowest layers.
 
 
 class FullTuning(TuningMethod):
-    """Leaves the model as it is, every parameter learning that is not frozen."""
+    """Does not change the model; every parameter that is not frozen is trained."""
 
     config: FullConfig
 
@@ -32,21 +32,21 @@ class FullTuning(TuningMethod):
                 named[name].requires_grad_(False)
 
     def delta(self, learner: BaseLearner) -> set[str]:
-        """Everything: its checkpoints stand alone."""
+        """All names: its checkpoints are complete."""
         return set(learner.state_dict())
 
 
-# Feature extraction: the backbone is frozen, the task's head learns.
+# Feature extraction: the backbone is frozen, the task's head is trained.
 
 
 _FEATURES = {"scalar_mix": ScalarMix, "concat_last_4": LastFour}
 
 
 class HeadTuning(TuningMethod):
-    """Only heads learn, and how the layers that they read are mixed.
+    """Trains only heads, and the mixture of the layers that they read.
 
-    A pooler stands between backbone and head. A pretrained one belongs to the features of the last layer and is frozen
-    with them; a new one is random, so it is part of the head and learns, and so does one that reads other features.
+    A pretrained pooler belongs to the last layer's features and is frozen with them; a new one is random and trained
+    with the head, and so is one that reads other features.
     """
 
     config: HeadConfig
@@ -68,20 +68,22 @@ class HeadTuning(TuningMethod):
             learner.add_head(LAYERS, _FEATURES[self.config.layers](depth))
 
     def merge(self, learner: BaseLearner) -> None:
-        """UserError where the head reads several layers: no published model does."""
+        """UserError if the head reads several layers, which no published format supports."""
         if self.config.layers != "last":
             raise UserError(
-                f"tuning.layers={self.config.layers}: the head reads several layers, as no published model does",
+                f"tuning.layers={self.config.layers}: the head reads several layers, which no published format "
+                "supports",
                 "use the run with lmtool, or train one with tuning.layers=last",
             )
 
 
-# The top layers learn: Lee, Tang, Lin, "What Would Elsa Do? Freezing Layers During Transformer Fine-Tuning", 2019.
+# The top layers are trained: Lee, Tang, Lin, "What Would Elsa Do? Freezing Layers During Transformer Fine-Tuning",
+# 2019.
 
 
 class LastLayersTuning(TuningMethod):
-    """The top layers of the stack that the heads read learn, the norm behind them, and the task's head. Embeddings,
-    with their positions, are frozen, and in an encoder-decoder all of the stack that the heads do not read."""
+    """Trains the top layers of the stack that the heads read, the norm after them, and the task's head. Embeddings,
+    with their positions, are frozen, and in an encoder-decoder the other stack."""
 
     config: LastLayersConfig
 
@@ -101,7 +103,7 @@ class LastLayersTuning(TuningMethod):
 
 
 class BitFitTuning(TuningMethod):
-    """The biases learn, those of norms and of a pretrained pooler too, and the task's head whole."""
+    """Trains the biases, including those of norms and of a pretrained pooler, and the task's complete head."""
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)

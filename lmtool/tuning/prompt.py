@@ -1,4 +1,4 @@
-"""Soft prompts, prefix tuning and P-tuning: learned vectors in front of every text."""
+"""Soft prompts, prefix tuning and P-tuning: trainable vectors before every text."""
 
 from __future__ import annotations
 
@@ -19,37 +19,36 @@ from lmtool.nn.initialization import generator_for
 from lmtool.nn.prefix import KeyPrefix, VirtualTokens
 from lmtool.nn.stack import Stack
 from lmtool.random_streams import Permutation
-from lmtool.tuning.base import TuningMethod, draw_as_torch, freeze, made_for, stacks
+from lmtool.tuning.base import TuningMethod, draw_as_torch, freeze, new_module, stacks
 from lmtool.tuning.configs import SoftPromptConfig
 from lmtool.types import ParameterGroup
 
-# Soft prompts (Lester et al. 2021): virtual tokens of the input learn.
-#
+# Soft prompts (Lester et al. 2021): trainable virtual tokens of the input.
 # Shape letters: P virtual tokens, E width of the token vectors.
 
 
 NAME = "backbone.embed.virtual."
 POPULATION = 5000
-"""The published code draws from as many first entries of T5's vocabulary, which is ordered by frequency; learned
-vocabularies are nearly so, in the order of their merges."""
-# Entries without a text of their own: [unused7], <extra_id_0>, <0x0A>.
+"""The published code samples from this many first entries of T5's vocabulary, which is sorted by frequency; trained
+vocabularies are nearly so, by the order of their merges."""
+# Entries without text: [unused7], <extra_id_0>, <0x0A>.
 _PLACEHOLDER = re.compile(r"[\[<].+[\]>]")
 
 
 class PromptTuning(TuningMethod):
-    """Virtual tokens, and the heads of what is learned."""
+    """Trains virtual tokens, and the heads."""
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)
         embed, after = learner.backbone.embed, tokens_before(learner.backbone)
         width = embed.token.weight.shape[1]
-        embed.virtual = made_for(learner, VirtualTokens, self.config.length, width, after)
+        embed.virtual = new_module(learner, VirtualTokens, self.config.length, width, after)
         with torch.no_grad():
             if not embed.virtual.weight.is_meta:
                 embed.virtual.weight.copy_(self._initial(learner, seed))
 
     def _initial(self, learner: BaseLearner, seed: int) -> Tensor:
-        """(P, E). Where only weights are loaded there is no tokenizer, and zeros do."""
+        """(P, E); zeros without a tokenizer, when only weights are loaded."""
         backbone, count = learner.backbone, self.config.length
         width, tokenizer = backbone.embed.token.weight.shape[1], learner.tokenizer
         if self.config.init == "random":
@@ -57,12 +56,13 @@ class PromptTuning(TuningMethod):
         if tokenizer is None:
             return torch.zeros(count, width)
         labels = label_vectors(learner)[:count] if self.config.init == "class_labels" else []
-        drawn = drawn_from_vocabulary(tokenizer, backbone.embed.token.num_embeddings, count - len(labels), seed)
+        drawn = sample_vocabulary_ids(tokenizer, backbone.embed.token.num_embeddings, count - len(labels), seed)
         device = backbone.embed.token.weight.device
         return torch.cat([*labels, backbone.embed.tokens(torch.from_numpy(drawn).to(device))])
 
     def parameter_groups(self, learner: BaseLearner) -> list[ParameterGroup]:
-        """The prompt at a rate of the size of the token vectors, the heads at a share of the schedule's."""
+        """The prompt at a rate scaled by the size of the token vectors, the heads at a fraction of the schedule's rate.
+        The prompt at a rate scaled by the size of the token vectors, the heads at a fraction of the schedule's rate."""
         groups, rate = decayed_groups(learner), vector_size(learner.backbone)
         prompt = [pair for group in groups for pair in group.parameters if pair[0].startswith(NAME)]
         for group in groups:
@@ -72,24 +72,24 @@ class PromptTuning(TuningMethod):
 
 
 def tokens_before(backbone: Backbone) -> int:
-    """How many tokens of a text stand before its virtual ones: none, but for an encoder the first. Its state stands for
-    the text, and at another position than the pretrained one it is another's."""
+    """Tokens of a text before its virtual ones: 0, but 1 for an encoder. Its first token's state represents the text,
+    and depends on its pretrained position."""
     return 1 if backbone.config.architecture == "encoder" else 0
 
 
 def vector_size(backbone: Backbone) -> float:
-    """The root mean square of what the token vectors hold, at most 1. The published rate is for T5, whose vectors hold
-    more than that; on BERT's, twenty times as small, its first step would leave nothing of what a prompt begins as."""
+    """The root mean square of the token vectors, at most 1. The published rate is for T5, whose vectors exceed that;
+    BERT's are twenty times smaller, and the first step would erase a prompt's initial values."""
     weight = backbone.embed.token.weight.detach()
     if weight.is_meta:
         return 1.0
     size = float(weight.norm()) / math.sqrt(weight.numel()) * backbone.embed.scale
-    return min(1.0, float(f"{size:.3g}"))  # to digits that every device gives
+    return min(1.0, float(f"{size:.3g}"))  # rounded to be equal on every device
 
 
-def drawn_from_vocabulary(tokenizer: Any, rows: int, count: int, seed: int) -> np.ndarray:
-    """(count,) ids of entries with a text among the first `POPULATION`, each drawn once before one comes again. rows:
-    of the token table."""
+def sample_vocabulary_ids(tokenizer: Any, rows: int, count: int, seed: int) -> np.ndarray:
+    """(count,) ids of entries with a text among the first `POPULATION`, sampled without replacement while they last.
+    rows: of the token table."""
     ids = range(min(tokenizer.vocab_size, rows))
     pieces = zip(ids, tokenizer.pieces(ids), strict=True)
     texts = [
@@ -103,24 +103,23 @@ def drawn_from_vocabulary(tokenizer: Any, rows: int, count: int, seed: int) -> n
 
 
 def label_vectors(learner: BaseLearner) -> Sequence[Tensor]:
-    """(1, E) for each label of the task: the mean vector of its tokens (Lester et al. 2021, 3.2). UserError where the
-    labels are not known."""
+    """(1, E) for each label of the task: the mean vector of its tokens (Lester et al. 2021, 3.2). UserError if the
+    labels are unknown."""
     labels = learner.config.class_names if isinstance(learner.config, LearnedConfig) else None
     if not labels:
-        raise UserError("tuning.init=class_labels: the task names no labels", "give tuning.init=vocabulary")
+        raise UserError("tuning.init=class_labels needs labels, and the task has none", "give tuning.init=vocabulary")
     embed = learner.backbone.embed
     device = embed.token.weight.device
     tokens = [torch.from_numpy(np.asarray(learner.tokenizer.encode(label.replace("_", " ")))) for label in labels]
     return [embed.tokens(ids.to(device, torch.int64)).mean(0, keepdim=True) for ids in tokens if len(ids)]
 
 
-# Prefix tuning (Li and Liang 2021): keys and values in front of every text learn, in every attention.
-#
+# Prefix tuning (Li and Liang 2021): trainable keys and values before every text, in every attention.
 # Shape letters: P rows of a prefix, W width of all heads, L layers of a stack.
 
 
 class MappedPrefix(KeyPrefix):
-    """A prefix that is computed (4.3): `weight`, (P, E), through a layer with tanh to (P, L * 2 * W)."""
+    """A computed prefix (4.3): `weight`, (P, E), through a layer with tanh to (P, L * 2 * W)."""
 
     def __init__(self, count: int, depth: int, width: int, embedding_size: int, inner_size: int):
         nn.Module.__init__(self)
@@ -130,26 +129,26 @@ class MappedPrefix(KeyPrefix):
         self.output = nn.Linear(inner_size, depth * 2 * width)
 
     def rows(self) -> Tensor:
-        # In full precision, as what it is folded to.
+        # In full precision, like the folded result.
         with torch.autocast(self.weight.device.type, enabled=False):
             return self.output(torch.tanh(self.inner(self.weight)))
 
 
 class PrefixTuning(TuningMethod):
-    """A prefix for every stack, one more for its cross-attention, and the heads of what is learned."""
+    """Trains a prefix for every stack, another for its cross-attention, and the heads."""
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)
         add_prefixes(learner, seed, self.config.length, self.config.inner_size if self.config.reparametrize else None)
 
     def fold(self, learner: BaseLearner) -> Any:
-        """The maps by what they compute."""
+        """Replaces the maps by their results."""
         fold_prefixes(learner)
         return self.config.model_copy(update={"reparametrize": False})
 
 
 class PrefixPlace(NamedTuple):
-    """Where a stack has a prefix, and the name of its parameters' module in a checkpoint."""
+    """A module that takes a prefix, and its parameters' name in a checkpoint."""
 
     name: str
     stack: Stack
@@ -157,7 +156,7 @@ class PrefixPlace(NamedTuple):
 
 
 def places(learner: nn.Module) -> Iterator[PrefixPlace]:
-    """All of them: the self-attention of every stack, and the cross-attention of one that has it."""
+    """All locations: the self-attention of every stack, and its cross-attention if any."""
     backbone: Any = learner.backbone
     for name, stack in stacks(backbone):
         yield PrefixPlace(f"{name}.prefix", stack, "prefix")
@@ -166,43 +165,41 @@ def places(learner: nn.Module) -> Iterator[PrefixPlace]:
 
 
 def add_prefixes(learner: BaseLearner, seed: int, length: int, inner_size: int | None) -> None:
-    """Give every attention a prefix of this length. inner_size: inside its map; None: it learns by itself."""
+    """Adds a prefix of this length to every attention. inner_size: width of its map; None: without a map."""
     config: Any = learner.backbone.config
     width, hidden_size = config.key_value_heads * config.width_of_head, learner.backbone.hidden_size
-    for place in places(learner):
-        depth = len(list(place.stack.depth()))
+    for position in places(learner):
+        depth = len(list(position.stack.depth()))
         prefix = (
-            made_for(learner, KeyPrefix, length, depth, width)
+            new_module(learner, KeyPrefix, length, depth, width)
             if inner_size is None
-            else made_for(learner, MappedPrefix, length, depth, width, hidden_size, inner_size)
+            else new_module(learner, MappedPrefix, length, depth, width, hidden_size, inner_size)
         )
-        draw_as_torch(prefix, seed, f"{place.name}.")
-        setattr(place.stack, place.attribute, prefix)
+        draw_as_torch(prefix, seed, f"{position.name}.")
+        setattr(position.stack, position.attribute, prefix)
 
 
 @torch.no_grad()
 def fold_prefixes(learner: BaseLearner) -> None:
-    """Put what the maps compute in the place of the maps: outputs stay as they are."""
-    for place in places(learner):
-        mapped: KeyPrefix = getattr(place.stack, place.attribute)
+    """Replaces the maps by their results; outputs do not change."""
+    for position in places(learner):
+        mapped: KeyPrefix = getattr(position.stack, position.attribute)
         rows = mapped.rows()
-        folded = made_for(learner, KeyPrefix, len(rows), mapped.depth, rows.shape[1] // (2 * mapped.depth))
+        folded = new_module(learner, KeyPrefix, len(rows), mapped.depth, rows.shape[1] // (2 * mapped.depth))
         folded.weight.copy_(rows)
-        setattr(place.stack, place.attribute, folded)
-    learner.added = frozenset(f"{place.name}.weight" for place in places(learner))
+        setattr(position.stack, position.attribute, folded)
+    learner.added = frozenset(f"{position.name}.weight" for position in places(learner))
 
 
-# P-tuning: virtual tokens behind an encoder that learns with them (Liu et al. 2021), or prompts in every layer (Liu
-# et al. 2022).
-#
+# P-tuning: virtual tokens with a trainable encoder (Liu et al. 2021), or prompts in every layer (Liu et al. 2022).
 # Shape letters: P virtual tokens, E width of the token vectors.
 
 
 class EncodedTokens(VirtualTokens):
-    """Virtual tokens that are computed: `weight` through an encoder, whose widths are that of the token vectors.
+    """Computed virtual tokens: `weight` through an encoder of the same width.
 
-    lstm: two layers in both directions, half the width each, and two maps with a ReLU between them. mlp: three maps
-    with ReLUs between them.
+    lstm: two bidirectional layers, half the width each, and two maps with a ReLU between them. mlp: three maps with
+    ReLUs between them.
     """
 
     def __init__(self, count: int, width: int, after: int, lstm: bool):
@@ -212,7 +209,7 @@ class EncodedTokens(VirtualTokens):
         self.maps = nn.ModuleList(nn.Linear(first if number == 0 else width, width) for number in range(3 - lstm))
 
     def vectors(self) -> Tensor:
-        # In full precision, as what it is folded to.
+        # In full precision, like the folded result.
         with torch.autocast(self.weight.device.type, enabled=False):
             x_PE = self.weight if self.lstm is None else self.lstm(self.weight)[0]
             for number, part in enumerate(self.maps):
@@ -221,7 +218,7 @@ class EncodedTokens(VirtualTokens):
 
 
 class PTuning(TuningMethod):
-    """The prompts and their encoder, and the heads of what is learned."""
+    """Trains the prompts and their encoder, and the heads."""
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)
@@ -230,17 +227,17 @@ class PTuning(TuningMethod):
             add_prefixes(learner, seed, config.length, None)
             return
         width, after = embed.token.weight.shape[1], tokens_before(learner.backbone)
-        embed.virtual = made_for(learner, EncodedTokens, config.length, width, after, config.encoder == "lstm")
+        embed.virtual = new_module(learner, EncodedTokens, config.length, width, after, config.encoder == "lstm")
         draw_as_torch(embed.virtual, seed, NAME)
 
     @torch.no_grad()
     def fold(self, learner: BaseLearner) -> Any:
-        """The encoder by what it computes: soft prompts."""
+        """Replaces the encoder by its result: soft prompts."""
         embed = learner.backbone.embed
         if self.config.deep or embed.virtual is None:
             return self.config
         vectors_PE, after = embed.virtual.vectors(), embed.virtual.after
-        folded = made_for(learner, VirtualTokens, *vectors_PE.shape, after)
+        folded = new_module(learner, VirtualTokens, *vectors_PE.shape, after)
         folded.weight.copy_(vectors_PE)
         embed.virtual = folded
         learner.added = frozenset({f"{NAME}weight"})

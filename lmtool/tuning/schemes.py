@@ -1,4 +1,4 @@
-"""What a scheme is: beside the tuning method it says when parameters learn, and what holds them."""
+"""Training schemes of a tuning method: when parameters are trained, and what regularizes them."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from lmtool.types import ParameterGroup, part_of, send
 
 
 class Scheme:
-    """The base of every scheme; this one does nothing. All that it does in a step is a function of the step's number
-    and of weights, so that a run resumes."""
+    """The base of every scheme; it does nothing. All effects in a step are functions of the step's number and of
+    weights, so that a run can resume."""
 
     def __init__(self, config: Any):
         self.config = config
 
     def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
-        """Called behind the method's edit, where the weights are those that the run starts from. new: the parts that
-        did not come from a checkpoint; None: not known, and the learner is not trained."""
+        """Called after the method's edit, when the weights are those that the run starts from. new: the parts that are
+        not from a checkpoint; None: unknown, and the learner is not trained."""
 
     def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
         """Called before training. steps_in_epoch: optimizer steps of a pass over the training examples, by its number
         from 0."""
 
     def first_step(self, name: str, steps: int) -> int | None:
-        """The step from which a parameter learns; None where it does not within these many steps."""
+        """The first step in which a parameter is trained; None if not within `steps`."""
         return 1
 
     def groups(self, groups: list[ParameterGroup]) -> list[ParameterGroup]:
-        """What learns, from what the method says of it."""
+        """The trainable groups, from the method's."""
         return groups
 
     def on_step(self, learner: BaseLearner, step: int) -> None:
         """Called before the forward of each optimizer step, with its number from 1."""
 
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
-        """Terms added once a step."""
+        """Loss terms added once per step."""
         return {}
 
 
@@ -57,8 +57,8 @@ class Scheme:
 
 
 class L2Sp(Scheme):
-    """alpha/2 times the squared distance from the pretrained weights, and beta/2 times the squares of new ones, are
-    added to the loss. It stands in the place of weight decay, which draws towards zero: nothing that learns has any."""
+    """Adds alpha/2 times the squared distance from the pretrained weights, and beta/2 times the squares of new ones, to
+    the loss. It replaces weight decay, which pulls towards zero and is disabled."""
 
     config: L2SpConfig
 
@@ -88,7 +88,7 @@ class L2Sp(Scheme):
         moved = [
             (parameter - start).square().sum()
             for parameter, start in zip(self._pretrained, self._starts, strict=True)
-            if parameter.requires_grad  # one that is still frozen is where it started
+            if parameter.requires_grad  # a frozen one has not moved
         ]
         squares = [parameter.square().sum() for parameter in self._new if parameter.requires_grad]
         terms = [self.config.alpha / 2 * term for term in moved] + [self.config.beta / 2 * term for term in squares]
@@ -102,17 +102,17 @@ class L2Sp(Scheme):
 
 
 def mixed(weight_RC: Tensor, start_RC: Tensor, probability: float, draw: int) -> Tensor:
-    """(R, C): each weight is, with this probability, the one it started from, and otherwise so much further from it
-    that the mean over all draws is the weight. draw: the same one chooses the same weights."""
+    """(R, C): each weight is reset to its initial value with this probability, and otherwise rescaled around it so that
+    the expectation is the weight. draw: seeds the selection."""
     if probability == 1:
         return start_RC
     return torch.lerp(start_RC, weight_RC, matrix_factors(weight_RC, draw, probability))
 
 
 class MixedLinear(nn.Linear):
-    """A linear map whose weight is mixed in training with the one it started from; with the parameters of `linear`.
+    """A linear map whose weight is mixed in training with its initial value; with the parameters of `linear`.
 
-    draw: set before each step. start_RC: no part of a checkpoint.
+    draw: set before each step. start_RC: not saved in checkpoints.
     """
 
     start_RC: Tensor
@@ -130,10 +130,10 @@ class MixedLinear(nn.Linear):
 
 
 class Mixout(Scheme):
-    """The weights of the linear maps that came from the checkpoint are mixed, not their biases, norms or tables, nor
-    what is new. The published code has no dropout beside it (model.dropout=0 model.attention_dropout=0).
+    """Mixes the weights of the linear maps from the checkpoint, not their biases, norms or tables, nor new ones. The
+    published code has no additional dropout (model.dropout=0 model.attention_dropout=0).
 
-    What is drawn is a function of the seed, the step and the name of the weight.
+    The selection is a function of the seed, the step and the name of the weight.
     """
 
     config: MixoutConfig
@@ -154,8 +154,8 @@ class Mixout(Scheme):
                 self._mixed[zlib.crc32(name.encode())] = mixed_module
 
     def on_step(self, learner: BaseLearner, step: int) -> None:
-        for place, module in self._mixed.items():
-            module.draw = key(learner.seed, "dropout", step, place)
+        for position, module in self._mixed.items():
+            module.draw = key(learner.seed, "dropout", step, position)
 
 
 # Gradual unfreezing: Howard and Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018,
@@ -163,11 +163,11 @@ class Mixout(Scheme):
 
 
 class GradualUnfreezing(Scheme):
-    """The head learns first, then one level more from the top after each epoch or every few steps: the layers from the
-    last to the first, of an encoder-decoder the decoder's before the encoder's, and the embeddings. A level without
-    anything that learns by the method is left out.
+    """Trains the head first, then one more level from the top after each epoch or every few steps: the layers from the
+    last to the first, of an encoder-decoder the decoder's before the encoder's, and the embeddings. Levels without
+    trainable parameters are skipped.
 
-    Everything is given to the optimizer from the start; what is still frozen has no gradient, and no state there.
+    All parameters are passed to the optimizer from the start; frozen ones have no gradient, and no state there.
     """
 
     config: GradualUnfreezingConfig
@@ -195,7 +195,7 @@ class GradualUnfreezing(Scheme):
     def on_step(self, learner: BaseLearner, step: int) -> None:
         learns = True
         for number, members in enumerate(self._levels):
-            # Behind one that does not learn yet none does: epochs that are never reached are not planned.
+            # Later levels are frozen if this one is: epochs that are never reached are not planned.
             learns = learns and self._start(number) <= step
             for parameter in members.values():
                 parameter.requires_grad_(learns)
@@ -205,6 +205,6 @@ class GradualUnfreezing(Scheme):
         if self.config.every_steps is not None:
             return 1 + number * self.config.every_steps
         while len(self._starts) <= number:
-            assert self._steps_in_epoch is not None, "the length of an epoch is not known: call begin"
+            assert self._steps_in_epoch is not None, "the length of an epoch is unknown: call begin"
             self._starts.append(self._starts[-1] + self._steps_in_epoch(len(self._starts) - 1))
         return self._starts[number]

@@ -156,7 +156,7 @@ def run_trainer(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any
     if tokenizer.pad_token in (None, tokenizer.eos_token):  # else the collator takes ends of texts for padding
         tokenizer.add_special_tokens({"pad_token": "<pad>"})
 
-    class Held(TrainerCallback):
+    class TermBatch(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             gate.open()
 
@@ -179,7 +179,7 @@ def run_trainer(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any
         witness.give(model)
     rows, collate = Rows(folder, settings), Collator(tokenizer, settings)
     trainer = Counted(
-        model, arguments_of(folder, settings), collate, rows, processing_class=tokenizer, callbacks=[Held()]
+        model, arguments_of(folder, settings), collate, rows, processing_class=tokenizer, callbacks=[TermBatch()]
     )
     trainer.remove_callback(PrinterCallback)
     gate.say({"ready": "trainer", "imports_bytes": imports_bytes, "parameters": model.num_parameters()})

@@ -176,4 +176,4 @@ def test_a_line_of_input_is_a_row_whatever_stands_in_it(
     os.mkfifo("pipe.tsv")
     for name in ("pipe.txt", "pipe.tsv"):
         assert cli.main([*words, f"input={name}"]) == 2
-        assert f"error: input={name} is no regular file, but a special file" in capsys.readouterr().err
+        assert f"error: input={name} is not a regular file, but a special file" in capsys.readouterr().err

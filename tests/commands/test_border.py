@@ -398,7 +398,7 @@ def test_texts_and_tasks_that_do_not_fit(place: Path, capsys: pytest.CaptureFixt
     run("predict", "checkpoint=runs/run", "text=a", "pair=b", "device=cpu", status=2)
     assert "task=sst2 reads one text, sentence; pair is a second one" in capsys.readouterr().err
     run("predict", "checkpoint=runs/run", f"text={'a ' * 99}", "device=cpu")
-    assert "warning: 1 of 1 texts are cut to 32 tokens" in capsys.readouterr().out
+    assert "warning: 1 of 1 texts are truncated to 32 tokens" in capsys.readouterr().out
     make_classifier("gpt", place / "gpt")
     write_pairs(Path("asked.jsonl"), [("a", ""), ("", "")], "text")
     run("predict", "checkpoint=gpt", "input=asked.jsonl", "device=cpu", status=2)

@@ -78,7 +78,10 @@ def test_inspect_draws_characters_and_both_directions(runs, monkeypatch, capsys)
         (["pretrain", "model=elmo_tiny", "model.filters=[[60,4]]"], "a width of 60 is more than model.word_length=20"),
         (["export", "checkpoint=runs/whole", "output=out"], "model=elmo has no counterpart in transformers"),
         (["finetune", "task=sst2", "task.path=rows", "checkpoint=runs/whole", "tuning=lora"], "model=elmo is none"),
-        (["finetune", "task=sst2", "task.path=rows", "checkpoint=runs/whole", "task.head=prompt"], "one side of it"),
+        (
+            ["finetune", "task=sst2", "task.path=rows", "checkpoint=runs/whole", "task.head=prompt"],
+            "one side of the context",
+        ),
         (["finetune", "task=sst2", "task.path=rows", "checkpoint=runs/whole", "task.head=text_to_text"], "no decoder"),
         (["predict", "checkpoint=runs/whole", "text=x"], "what bilm teaches answers no texts"),
     ],

@@ -18,7 +18,7 @@ import torch
 from lmtool.cli import main as cli
 from lmtool.data.formats import PackedArrays, truncate_pair
 from lmtool.objectives import checks
-from lmtool.objectives.corruption.noises import corrupt_spans, delete, mask_each, poisson_shares, rotate
+from lmtool.objectives.corruption.noises import corrupt_spans, delete, mask_each, poisson_probabilities, rotate
 from lmtool.objectives.examples.pairs import _Builder
 from lmtool.objectives.examples.windows import windows
 from lmtool.reporting.text import cells
@@ -155,7 +155,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         ["objective=span_corruption", "model=t5_tiny"], "corrupted share of text",
     ),
     "poisson": (
-        f"{CORRUPTION}.noises.poisson_shares", lambda mean: poisson_shares(mean * 1.5),
+        f"{CORRUPTION}.noises.poisson_shares", lambda mean: poisson_probabilities(mean * 1.5),
         ["objective=denoising", "model=bart_tiny"], "words of a span as drawn",
     ),
     "permutation": (

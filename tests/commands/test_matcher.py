@@ -32,7 +32,7 @@ MIXTURE = ("task=mixture", "task.members=[{kind: classification, name: films, pa
         (
             (*FINETUNE, "model=albert_tiny", "task=sst2", "tuning=last_n", "task.head=text_to_text", "parallel=fsdp"),
             [
-                "model=albert writes no text: it is an encoder",
+                "model=albert does not generate text: it is an encoder",
                 "model=albert has one layer, applied at every depth",
                 "parallel=fsdp runs all processes in step",
             ],

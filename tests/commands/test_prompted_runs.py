@@ -86,7 +86,7 @@ def test_the_seed_alone_decides_which_rows_are_drawn(base, monkeypatch, capsys):
     }
     assert drawn["first"] == drawn["prompted"] and len(drawn["first"]["train_sha256"]) == 64
     assert drawn["first"]["train_sha256"] != drawn["other"]["train_sha256"]
-    assert "4 rows of each class, and 4 to choose by, seed 13" in capsys.readouterr().out
+    assert "4 rows of each class, and 4 for selection, seed 13" in capsys.readouterr().out
 
 
 def test_a_run_is_exported_as_the_masked_language_model_that_it_is(base, monkeypatch, capsys):

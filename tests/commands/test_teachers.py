@@ -101,7 +101,7 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
         ),
         (
             [*STUDENT, "distill.teachers=[runs/sst2]", "distill.teacher_weights=[1,2]"],
-            "teacher_weights=[1.0, 2.0]: a number for each of the teachers, and there are 1",
+            "teacher_weights=[1.0, 2.0]: one number per teacher is required, and there are 1",
             "",
         ),
         ([*ROWS, "task=sst2", "distill=standard", _OF_SST2], "has no term with a weight", "give distill=soft"),

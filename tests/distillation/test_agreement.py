@@ -40,7 +40,7 @@ def test_what_cannot_be_measured_has_a_reason(tokens):  # noqa: F811
     student = learner("clm", tokens)
     student.predicted = lambda head, logits, batch: ("clm", Values(torch.zeros(3)))
     said = measured(student, learner("clm", tokens), [], [batch_of(student, tokens)])
-    assert said["fidelity"] is None and "no classes" in said["fidelity_reason"]
+    assert said["fidelity"] is None and "do not predict classes" in said["fidelity_reason"]
     student = learner("clm", tokens)
     said = measured(student, learner("clm", tokens), [], [batch_of(student, tokens)])
     assert said["fidelity"]["value"] == 1.0 and "no layers" in said["interchange_accuracy_reason"]

@@ -59,11 +59,11 @@ def test_a_family_without_segments_leaves_them():
 
 
 def test_what_cannot_be_copied_is_refused():
-    with pytest.raises(UserError, match="has layers of another kind"):
+    with pytest.raises(UserError, match="has a different kind of layer"):
         start_from(learner("gpt"), learner("gpt1"), "runs/t", {"inputs": (1, 2)})
     tuned = learner()
     tuned.added = frozenset(["backbone.layers.0.self_attn.q_proj.lora_a"])
-    with pytest.raises(UserError, match="tuned by parameters that were added"):
+    with pytest.raises(UserError, match="has added tuning parameters"):
         start_from(learner(), tuned, "runs/t", {"inputs": (1, 2)})
 
 

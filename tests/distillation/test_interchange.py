@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.distillation.interchange import Site, Swap, Swapped, interventions, kept_for, parts_of, swapped
+from lmtool.distillation.interchange import (
+    Site,
+    Swap,
+    Swapped,
+    interventions,
+    parts_of,
+    record_interchange_states,
+    swapped,
+)
 from lmtool.distillation.seen import RecordedStates
 from lmtool.learners.mixed_examples import combine
 from lmtool.nn.dropout import TokenRng, token_keys
@@ -42,7 +50,7 @@ def test_a_source_that_is_the_base_changes_nothing(family):
             stack.tap = own
         return backbone(packed(1), TokenRng(*keys), **outputs, tap=tap)
 
-    kept = kept_for(backbone.config.depths, sites, teacher=False)
+    kept = record_interchange_states(backbone.config.depths, sites, teacher=False)
     plain, seen = run(None), run(kept)
     assert torch.equal(plain, seen)
     same, other = torch.arange(3, 9), torch.arange(13, 19)

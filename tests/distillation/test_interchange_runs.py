@@ -69,4 +69,4 @@ def test_texts_that_are_read_one_by_one_are_refused(capsys):
     typed = ["pretrain", "model=gpt_tiny", *TINY, "max_steps=2", "distill=interchange", "name=alone"]
     assert cli.main([*typed, "distill.teacher=runs/alone-teacher", "micro_batch_tokens=32", "max_length=32"]) == 2
     shown = capsys.readouterr().err
-    assert "swaps states of two texts" in shown and "or micro_batch_tokens=" in shown
+    assert "swaps states between two texts" in shown and "or micro_batch_tokens=" in shown

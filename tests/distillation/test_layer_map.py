@@ -53,8 +53,8 @@ def test_each_stack_of_an_encoder_decoder_has_its_own():
 @pytest.mark.parametrize(
     ("layers", "own", "its", "said"),
     [
-        ({1: 13}, 2, 12, "maps layer 1 to layer 13 of the teacher: the student has 2 layers, the teacher 12,"),
-        ({3: 1}, 2, 12, "maps layer 3 to layer 1 of the teacher: the student has 2 layers, the teacher 12,"),
+        ({1: 13}, 2, 12, "maps layer 1 to layer 13 of the teacher: the student has 2 layers, the teacher 12;"),
+        ({3: 1}, 2, 12, "maps layer 3 to layer 1 of the teacher: the student has 2 layers, the teacher 12;"),
         ({}, 2, 12, "={} maps no layer"),
         ("pkd_skip", 1, 12, "=pkd_skip leaves no layer"),
         ("pkd_last", 4, 2, "=pkd_last leaves no layer"),

@@ -35,7 +35,7 @@ def test_presets(folder, preset, capsys):
     trained = [row for row in rows(done) if row["split"] == "train"]
     assert all(value >= 0 for row in trained for key, value in row.items() if key.startswith("loss"))
     taught = preset not in ("tinybert", "minilm")
-    assert ("scores mean nothing" in shown) != taught
+    assert ("metrics mean nothing" in shown) != taught
     if not taught:  # the last checkpoint stands for the run
         assert (done / "checkpoints/best").read_text() == (done / "checkpoints/last").read_text()
     assert not any(name.startswith("distill.") for name in weights(done))
@@ -69,12 +69,12 @@ def test_a_student_that_starts_from_layers_resumes_bitwise(folder, monkeypatch):
     ("typed", "said"),
     [
         (["distill=hidden", "distill.layers={3: 1}"], "distill.layers maps layer 3 to layer 1"),
-        (["distill=minilm", "model.num_heads=4"], "the student has 4 attention heads a layer, the teacher 2"),
+        (["distill=minilm", "model.num_heads=4"], "the student has 4 attention heads per layer, the teacher 2"),
         (["distill=distilbert", "model.hidden_size=16"], "the student has model.hidden_size=16, its teacher"),
         (["distill=distilbert", "checkpoint=runs/teacher"], "both say what the student starts from"),
         (["distill=tinybert", "patience=2"], "heads learn nothing"),
-        (["distill=hidden", "tuning=head"], "no layer of the student learns"),
-        (["distill=tinybert", "tuning=prompt", "tuning.length=2", "max_length=24"], "the tuning method puts tokens"),
+        (["distill=hidden", "tuning=head"], "no layer of the student is trained"),
+        (["distill=tinybert", "tuning=prompt", "tuning.length=2", "max_length=24"], "the tuning method adds tokens"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_training(folder, capsys, typed, said):

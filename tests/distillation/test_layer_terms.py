@@ -184,8 +184,8 @@ def test_empty_texts_and_an_unread_side():
 @pytest.mark.parametrize(
     ("terms", "student", "teacher", "fields", "said"),
     [
-        ({"attention": {}}, {"num_heads": 4}, {}, {}, "the student has 4 attention heads a layer, the teacher 2"),
-        ({"relations": {}}, {"num_heads": 4}, {}, {}, "the student has 4 attention heads a layer, the teacher 2"),
+        ({"attention": {}}, {"num_heads": 4}, {}, {}, "the student has 4 attention heads per layer, the teacher 2"),
+        ({"relations": {}}, {"num_heads": 4}, {}, {}, "the student has 4 attention heads per layer, the teacher 2"),
         ({"attention": {}}, {}, {}, {"layers": {0: 0, 1: 1}}, "layer 0 of distill.layers is the embeddings"),
         (
             {"relations": {"relations": ["values"], "relation_heads": 5}}, {}, {"hidden_size": 24}, {},
@@ -212,7 +212,7 @@ def test_models_without_layers_or_heads_are_refused(term):
 def test_a_student_that_attends_to_a_prefix_is_refused():
     student = learner()
     student.backbone.embed.virtual = VirtualTokens(2, 16)
-    with pytest.raises(UserError, match=r"distill\.terms\.attention: the tuning method puts tokens"):
+    with pytest.raises(UserError, match=r"distill\.terms\.attention: the tuning method adds tokens"):
         distilled(student, learner(), {"attention": None})
     losses(distilled(student, learner(), {"hidden": None}), batch_of(student))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtool.data.examples import Rows
-from lmtool.distillation.store.folder import Shelf, open_or_make, require_room
+from lmtool.distillation.store.folder import Shelf, open_or_make, require_free_space
 from lmtool.errors import UserError
 from lmtool.session.teachers import taught
 from lmtool.system.files import Damaged
@@ -39,7 +39,9 @@ def test_a_folder_that_was_typed_is_never_made_again(tmp_path):
     shelf = Shelf(str(tmp_path / "kept"), str(tmp_path))
     folder = open_or_make(shelf, OF, fill).folder
     data = {"task=x": {"train texts": "2", "train rows": 3}}
-    with pytest.raises(UserError, match=r"another teacher; other data \(task=x\); max length 32 there, 16 here"):
+    with pytest.raises(
+        UserError, match=r"another teacher; other data \(task=x\); max length 32 in the store, 16 in this run"
+    ):
         open_or_make(shelf, {"teacher": "b" * 64, "data": data, "max_length": 16}, fill)
     (folder / "values.bin").write_bytes(b"1")
     with pytest.raises(Damaged):
@@ -55,7 +57,7 @@ def test_a_link_in_a_folder_that_was_typed_is_not_followed(tmp_path, target):
     (tmp_path / "disk" / "outputs").symlink_to(tmp_path / target)
     shelf = Shelf(str(tmp_path / "store" / "outputs"), str(tmp_path))
     if target == "mine":
-        with pytest.raises(UserError, match="is there and holds no teacher's outputs"):
+        with pytest.raises(UserError, match="exists and holds no teacher outputs"):
             open_or_make(shelf, OF, fill)
         (tmp_path / "disk" / "outputs").unlink()
         (tmp_path / "disk" / ".outputs.lock").unlink(missing_ok=True)
@@ -71,7 +73,7 @@ def test_a_link_in_a_folder_that_was_typed_is_not_followed(tmp_path, target):
 def test_a_pass_that_fails_leaves_nothing(tmp_path):
     def failing(folder):
         fill(folder)
-        require_room(folder, 10**9, 1, 10**9)
+        require_free_space(folder, 10**9, 1, 10**9)
 
     with pytest.raises(UserError, match="GB left"):
         open_or_make(Shelf(None, str(tmp_path)), OF, failing)

@@ -82,7 +82,7 @@ def same(stored, live, tolerance):
 
 def test_what_has_no_targets_is_refused(tokens, tmp_path):
     learner, examples = KINDS["auxiliary_lm"](tmp_path, tokens)
-    with pytest.raises(UserError, match="predicts of lm is of no targets"):
+    with pytest.raises(UserError, match="predictions of lm have no targets"):
         stored(learner.eval(), tmp_path, Format("float32", None, TEMPERATURES)).begin(reading(examples))
 
 

@@ -367,7 +367,7 @@ def test_documents_of_one_sentence_are_reported_where_the_next_one_is_predicted(
         return
     (warning,) = metadata["warnings"]
     assert metadata["random_next_fraction"] > 0.65
-    assert "95% of the train documents are one sentence" in warning and "data.document=file" in warning
+    assert "95% of the train documents have a single sentence" in warning and "data.document=file" in warning
 
 
 @torch.no_grad()
@@ -389,5 +389,5 @@ def test_a_mask_decoder_changes_the_masked_words_alone(tokenizers):
     "config,fields", [(MlmConfig, {"pairs": "nsp"}), (SpanConfig, {"boundary": True}), (SpanConfig, {"pairs": "sop"})]
 )
 def test_a_mask_decoder_serves_no_other_term(config, fields):
-    with pytest.raises(ValueError, match="masked tokens alone"):
+    with pytest.raises(ValueError, match="masked tokens only"):
         config(**{"boundary": False} | fields if config is SpanConfig else fields, enhanced_decoder=True)

@@ -96,5 +96,5 @@ def test_without_lanes_nothing_is_carried():
 
 
 def test_a_window_of_reused_tokens_alone_is_refused():
-    with pytest.raises(UserError, match="objective.reuse=14 leaves nothing of the 14 tokens"):
+    with pytest.raises(UserError, match="objective.reuse=14 covers all of the 14 tokens"):
         learner(14, memory_length=10).examples(split(STORE), 16).in_lanes(2)

@@ -262,7 +262,7 @@ def test_the_model_begins_as_with_tied_tables(tokens):
 
 
 def test_sharing_of_tables_of_two_widths_is_refused(tokens):
-    with pytest.raises(UserError, match="8 wide"):
+    with pytest.raises(UserError, match="width 8"):
         built(tokens, sharing="gdes", generator_size=0.25)
     with pytest.raises(ValueError, match="two_stage"):
         RtdConfig(sharing="gdes", training="two_stage")

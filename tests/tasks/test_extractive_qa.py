@@ -272,10 +272,10 @@ def changed(**fields):
     [
         ({"answers": {"text": ["Zoe"], "answer_start": [14]}}, "train.jsonl:3: q2: the answer 'Zoe' is not in its con"),
         ({"answers": {"text": ["Zoë"], "answer_start": [13]}}, "answer_start=13 does not point at the answer 'Zoë'"),
-        ({"answers": {"text": [""], "answer_start": [0]}}, "an answer without a character"),
+        ({"answers": {"text": [""], "answer_start": [0]}}, "an empty answer"),
         ({"answers": {"text": [], "answer_start": []}}, "a question without an answer"),
-        ({"answers": {"text": ["Zoë"]}}, "train.jsonl:3: answers that are not understood"),
-        ({"id": "q1"}, "train.jsonl:3: the id q1 is that of .*train.jsonl:2 too"),
+        ({"answers": {"text": ["Zoë"]}}, "train.jsonl:3: unknown layout of answers"),
+        ({"id": "q1"}, "train.jsonl:3: the id q1 is also that of .*train.jsonl:2"),
     ],
 )
 def test_bad_answers_are_refused_with_their_place(tmp_path, fields, message):

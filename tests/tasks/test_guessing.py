@@ -139,7 +139,7 @@ def test_a_header_that_is_named_is_not_asked_about(tmp_path):
     path = table(tmp_path, text=TEXTS, good=["good", "bad"] * 30)
     with pytest.raises(UserError, match="its first line is a row") as caught:
         guess(path, {})
-    assert "if it does name them: task=custom task.kind=classification" in caught.value.hint
+    assert "if it is a header: task=custom task.kind=classification" in caught.value.hint
     assert guess(path, {"text": "[text]", "label": "good"}) == Guess("classification", ("text",), "good")
     assert guess(path, {"header": "[text,good]"}) == Guess("classification", ("text",), "good")
 

@@ -150,7 +150,7 @@ def test_balanced_weights_are_written_into_the_config(tmp_path):
 
 
 def test_no_data_and_missing_paths():
-    with pytest.raises(UserError, match="task=custom names no data") as caught:
+    with pytest.raises(UserError, match="task=custom has no default data") as caught:
         load(task_config("custom"))
     assert "task.path=FOLDER" in caught.value.hint
     with pytest.raises(UserError, match="task.path=/no/such does not exist"):
@@ -273,19 +273,19 @@ def test_lists_of_the_hubs_classes_are_named():
 def test_regression_values_are_finite_numbers(tmp_path):
     for given in ("five", "nan", "inf", ""):
         path = two_rows(tmp_path, ["sentence1", "sentence2", "label"], ["a", "b", "1.5"], ["a", "c", given])
-        with pytest.raises(UserError, match=rf"train.tsv:3: label='{given}' is no number"):
+        with pytest.raises(UserError, match=rf"train.tsv:3: label='{given}' is not a number"):
             load(task_config("stsb", path=path))
     path = two_rows(tmp_path, ["sentence1", "sentence2", "label"], ["a", "b", "1.5"], ["a", "c", "3,5"])
-    with pytest.raises(UserError, match="label='3,5' is no number: it has a decimal comma") as caught:
+    with pytest.raises(UserError, match="label='3,5' is not a number: it has a decimal comma") as caught:
         load(task_config("stsb", path=path))
-    assert caught.value.hint == "write decimals behind a point: 3.5"
+    assert caught.value.hint == "write decimals with a point: 3.5"
 
 
 @pytest.mark.parametrize(
     ("labels", "warning"),
     [
-        (["a", "b", "NA"], "1 training row is labeled NA: take it out if that stands for a missing label"),
-        ([*["a", "b"] * 30, "nan", "nan"], "2 training rows are labeled nan: take them out if"),
+        (["a", "b", "NA"], "1 training row is labeled NA: remove it if that means a missing label"),
+        ([*["a", "b"] * 30, "nan", "nan"], "2 training rows are labeled nan: remove them if"),
         (["a", "NA", "b"] * 4, None),  # as large as the others: Namibia
         (["a", "b", "c"], None),
     ],
@@ -318,11 +318,15 @@ def test_two_files_of_one_split(tmp_path):
 @pytest.mark.parametrize(
     ("name", "make", "words"),
     [
-        ("dev.tsv", lambda path: path.symlink_to("nowhere.tsv"), "dev.tsv is no regular file, but a dangling link"),
-        ("dev.tsv", os.mkfifo, "dev.tsv is no regular file"),
-        ("dev.tsv", Path.mkdir, "dev.tsv is no regular file, but a folder"),
-        ("test.tsv", lambda path: path.symlink_to("nowhere.tsv"), "test.tsv is no regular file, but a dangling link"),
-        ("validation.jsonl", os.mkfifo, "validation.jsonl is no regular file"),
+        ("dev.tsv", lambda path: path.symlink_to("nowhere.tsv"), "dev.tsv is not a regular file, but a dangling link"),
+        ("dev.tsv", os.mkfifo, "dev.tsv is not a regular file"),
+        ("dev.tsv", Path.mkdir, "dev.tsv is not a regular file, but a folder"),
+        (
+            "test.tsv",
+            lambda path: path.symlink_to("nowhere.tsv"),
+            "test.tsv is not a regular file, but a dangling link",
+        ),
+        ("validation.jsonl", os.mkfifo, "validation.jsonl is not a regular file"),
         ("dev", Path.mkdir, "dev is not read"),
         ("dev", lambda path: path.symlink_to("nowhere"), "dev is not read"),
         ("dev.arrow", lambda path: path.write_bytes(b"ARROW1"), "dev.arrow is not read"),
@@ -366,7 +370,7 @@ def test_a_mapped_file_that_cannot_be_read(tmp_path):
     rows = [[label, 1, 2, text, text + " too"] for text, label in singles(20, [1, 0])]
     table(tmp_path / "msr_paraphrase_train.txt", names, rows)
     (tmp_path / "msr_paraphrase_test.txt").symlink_to("nowhere.txt")
-    with pytest.raises(UserError, match="msr_paraphrase_test.txt is no regular file, but a dangling link"):
+    with pytest.raises(UserError, match="msr_paraphrase_test.txt is not a regular file, but a dangling link"):
         load(task_config("mrpc", path=tmp_path))
 
 

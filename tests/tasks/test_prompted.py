@@ -132,7 +132,7 @@ def test_texts_are_cut_and_never_the_prompt(tokenizers, tmp_path):
     examples = examples_of(learner, data.train, 9)
     assert read_by(learner, examples, 1) == ["[CLS] a fine and it was [MASK] . [SEP]"]
     assert examples.metadata()["truncated"] > 0 and examples.plan(0).lengths.max() == 9
-    with pytest.raises(UserError, match="leaves no room for text: the prompt around it has 6 tokens"):
+    with pytest.raises(UserError, match="leaves no capacity for text: the prompt around it has 6 tokens"):
         examples_of(learner, data.train, 6)
     writer = learner_of(data, tokenizers, "bart")
     pieces = read_by(writer, examples_of(writer, data.train, 14), 1)[0].split()
@@ -195,7 +195,7 @@ def test_demonstrations_are_drawn_for_every_text_by_itself(tokenizers):
     sets = drawn.drawn(own[:50], keys[:50], 0, 4)
     assert sets.shape == (50, 4, 2) and len(np.unique(sets[:, :, 0])) == 4
     alone = Demonstrations({"a": [("x",)], "b": [("y",)]}, ["a", "b"], ["text"], pattern, 1, 0)
-    with pytest.raises(UserError, match="no other row of the class a"):
+    with pytest.raises(UserError, match="the class a has no other row"):
         alone.drawn(alone.own(Rows.of_texts(text=["x"])), keys[:1], 1, 1)
 
 

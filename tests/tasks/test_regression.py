@@ -72,7 +72,7 @@ def test_a_member_that_outweighs_the_others_is_named(tmp_path):
         return with_members(config, members).metadata.get("warnings", [])
 
     (warning,) = warnings([1.0, 3.0])
-    assert "the loss of regression" in warning and "begins at 5.0" in warning
+    assert "the loss of regression" in warning and "starts at 5.0" in warning
     assert "task.with.regression.standardize=train" in warning
     assert warnings([0.2, 0.6]) == warnings([1.0, 3.0], standardize="train") == []
     assert warnings([1.0, 3.0], head="text_to_text") == []

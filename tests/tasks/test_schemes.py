@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtool.tasks.kinds.token_learner import bio_labels, inside_tags, scheme_of, to_bio
+from lmtool.tasks.kinds.token_learner import bio_labels, continuation_tags, scheme_of, to_bio
 
 
 @pytest.mark.parametrize(
@@ -42,5 +42,5 @@ def test_a_tag_of_another_scheme_is_named():
 
 def test_labels_are_complete():
     assert bio_labels(["O", "I-b", "B-a"]) == ("O", "B-a", "I-a", "B-b", "I-b")
-    assert inside_tags(["B-a", "I-a", "O", "B-b"], "bio") == [1, 1, 2, 3]
-    assert inside_tags(["B-a", "I-a"], "none") == [0, 1]
+    assert continuation_tags(["B-a", "I-a", "O", "B-b"], "bio") == [1, 1, 2, 3]
+    assert continuation_tags(["B-a", "I-a"], "none") == [0, 1]

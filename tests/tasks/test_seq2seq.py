@@ -173,9 +173,9 @@ def test_cut_sources_and_targets_are_counted_apart():
         learner = learner_of(family)
         metadata = examples_of(learner, rows_of([(long, "x"), ("a", long), ("b", "c")]), 32).metadata()
         assert (metadata["truncated"], metadata["truncated_targets"]) == (1, 1)
-        assert "1 train targets (33.3%) are cut" in metadata["warnings"][0]
+        assert "1 train targets (33.3%) are truncated" in metadata["warnings"][0]
         assert metadata["longest"] <= 32 * (1 + (family == "t5"))
-    with pytest.raises(UserError, match="leave no room for a source"):
+    with pytest.raises(UserError, match="leave no capacity for a source"):
         examples_of(learner_of("gpt"), rows_of(), 12)
 
 

@@ -239,7 +239,7 @@ def test_the_form_of_a_head(tmp_path):
     assert config.takes_head({"pooling": "mean"}, model) and config.with_head({"pooling": "mean"}).pooling == "mean"
     assert not task_config("sst2", pooling="max").takes_head({"pooling": "mean"}, model)
     assert task_config("sst2", pooling="first").takes_head({"head": "transformers"}, model)
-    assert "nothing of the text" in refusal(task_config("sst2", pooling="first"), model=GptConfig()).message
+    assert "attends to none of the text" in refusal(task_config("sst2", pooling="first"), model=GptConfig()).message
     assert refusal(config, model=GptConfig()) is None
 
 
@@ -302,9 +302,9 @@ def test_unlabelled_rows_are_predicted(tokenizers, tmp_path):
     assert not unlabelled.terms and not unlabelled.scores
     assert [line["sentence"] for line in lines] == ["uneasy mishmash", "a treat"] and "gold" not in lines[0]
     data, examples = split_data(learner, rows, "test"), examples_of(learner, rows, 32, "test")
-    with pytest.raises(RuntimeError, match="1 parts of 2 rows were predicted, 1 of 2 once"):
+    with pytest.raises(RuntimeError, match="1 parts of 2 rows were predicted; 1 of 2 rows are complete"):
         evaluate(learner, learner.scorer(data, examples, {}), [batch_of(examples, [0])])
-    with pytest.raises(RuntimeError, match="2 parts of 2 rows were predicted, 1 of 2 once"):
+    with pytest.raises(RuntimeError, match="2 parts of 2 rows were predicted; 1 of 2 rows are complete"):
         evaluate(learner, learner.scorer(data, examples, {}), [batch_of(examples, [0]), batch_of(examples, [0])])
 
 

@@ -73,7 +73,9 @@ def test_what_is_left_serves_as_text(folder):
 
 
 def test_too_few_rows_are_refused(folder):
-    with pytest.raises(UserError, match="takes 20 training rows of each class, of different texts; positive has 19"):
+    with pytest.raises(
+        UserError, match="requires 20 training rows of each class with different texts; positive has 19"
+    ):
         data_of(folder, shots_per_class=10)
-    with pytest.raises(ValueError, match="both say how many"):
+    with pytest.raises(ValueError, match="both limit the training rows"):
         data_of(folder, train_examples=8)

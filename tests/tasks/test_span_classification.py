@@ -87,11 +87,11 @@ def test_vectors_are_start_end_and_mean():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([4], "train.jsonl:2: span1=.4. is no span"),
-        (["a", 2], "is no span"),
-        ([4, 4], "points at no character of the text, which has 66"),
-        ([60, 67], "points at no character"),
-        ([1, 2], "points at no character"),
+        ([4], "train.jsonl:2: span1=.4. is not a span"),
+        (["a", 2], "is not a span"),
+        ([4, 4], "selects no text; the text has 66"),
+        ([60, 67], "selects no text"),
+        ([1, 2], "selects no text"),
     ],
 )
 def test_spans_that_point_nowhere_are_refused(value, message, tmp_path):
@@ -104,5 +104,5 @@ def test_spans_that_point_nowhere_are_refused(value, message, tmp_path):
 def test_spans_too_far_apart_are_refused(tokenizers, tmp_path):
     data = data_of(tmp_path, rows_of(), text=["text", "span1", "span2"])
     learner = data.config.learner(backbone(), tokenizers["bert"], 0)
-    with pytest.raises(UserError, match=r"train.jsonl:1: its spans reach over \d+ tokens; max_length=8 holds 6"):
+    with pytest.raises(UserError, match=r"train.jsonl:1: its spans extend over \d+ tokens; max_length=8 allows 6"):
         examples_of(learner, data.train, 8)

@@ -110,7 +110,7 @@ def test_texts_that_are_no_label_are_wrong_and_counted(tmp_path, monkeypatch):
     texts = [" positive", "negative", "Positive", "negative positive", "positive", ""]
     scored = writes(learner_of(data), data.validation["dev"], texts, monkeypatch)
     assert scored.metrics()["accuracy"] == 3 / 6
-    assert scored.warnings == ("3 of 6 texts written are no label and count as wrong, such as 'Positive'",)
+    assert scored.warnings == ("3 of 6 written texts are not labels and count as wrong, such as 'Positive'",)
     records = list(scored.records())
     assert [record["prediction"] for record in records][2:4] == ["(no label)", "(no label)"]
     assert records[3]["written"] == "negative positive"
@@ -126,7 +126,7 @@ def test_values_are_written_in_steps_of_a_fifth(tmp_path, monkeypatch):
     texts = ["5.0", "0.4", "nan", "3.8", "x", "-1"]
     scored = writes(learner_of(data), data.validation["dev"], texts, monkeypatch)
     assert [record["prediction"] for record in scored.records()] == [5.0, 0.4, 0.0, 3.8, 0.0, -1.0]
-    assert "2 of 6 texts written are no label" in scored.warnings[0]
+    assert "2 of 6 written texts are not labels" in scored.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ def test_every_token_is_held_and_has_one_owner(room, overlap):
     for text, length in enumerate(lengths):
         own = cut.text == text
         held, owned = np.zeros(length, dtype=int), np.zeros(length, dtype=int)
-        for start, end, own_start, own_end in zip(
-            cut.start[own], cut.end[own], cut.own_start[own], cut.own_end[own], strict=True
+        for start, end, core_start, core_end in zip(
+            cut.start[own], cut.end[own], cut.core_start[own], cut.core_end[own], strict=True
         ):
-            assert start <= own_start <= own_end <= end <= length and end - start <= room
+            assert start <= core_start <= core_end <= end <= length and end - start <= room
             held[start:end] += 1
-            owned[own_start:own_end] += 1
+            owned[core_start:core_end] += 1
         assert held.all() if length else own.sum() == 1
         assert (owned == 1).all()
         assert cut.part[own].tolist() == list(range(own.sum()))
@@ -31,12 +31,12 @@ def test_every_token_is_held_and_has_one_owner(room, overlap):
 def test_neighbours_share_the_overlap_and_part_in_its_middle():
     cut = windows(np.array([11, 3]), np.array([6, 4]), 2)
     assert cut.start.tolist() == [0, 4, 8, 0] and cut.end.tolist() == [6, 10, 11, 3]
-    assert cut.own_start.tolist() == [0, 5, 9, 0] and cut.own_end.tolist() == [5, 9, 11, 3]
+    assert cut.core_start.tolist() == [0, 5, 9, 0] and cut.core_end.tolist() == [5, 9, 11, 3]
     assert cut.text.tolist() == [0, 0, 0, 1]
 
 
 def test_windows_that_do_not_advance_are_refused():
-    with pytest.raises(ValueError, match="cannot share 4"):
+    with pytest.raises(ValueError, match="cannot overlap by 4"):
         windows(np.array([9]), 4, 4)
 
 

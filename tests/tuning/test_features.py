@@ -164,5 +164,5 @@ def test_members_that_read_different_stacks_are_refused():
         assert "different stacks" in refused(tuning_config(**tuning), t5, task).message
         assert refused(tuning_config(**tuning), t5, mixture(words, {**words, "name": "more"})) is None
     written = mixture(member("first"), member("second", head="text_to_text"))
-    assert "reads the last layer alone" in refused(tuning_config(name="head", layers="scalar_mix"), t5, written).message
+    assert "reads only the last layer" in refused(tuning_config(name="head", layers="scalar_mix"), t5, written).message
     assert refused(tuning_config(name="head"), t5, written) is None

@@ -39,7 +39,7 @@ def test_a_run_is_resumed_and_read_again_as_it_was(base, monkeypatch, capsys, me
     words = [*METHODS[method], "checkpoint=runs/base", "max_steps=8", "checkpoint_every=4"]
     run, cut = finetune(method, *words), Path("runs") / f"{method}_cut"
     screen = capsys.readouterr().out
-    assert "virtual tokens a text 5" in screen and "hardly move" not in screen
+    assert "virtual tokens a text 5" in screen and "hardly change" not in screen
     shutil.copytree(run, cut)
     shutil.rmtree(cut / LAST)
     (cut / "result.json").unlink()
@@ -81,4 +81,4 @@ def test_a_small_rate_is_warned_of(base, monkeypatch, capsys):
     skip_reports(monkeypatch)
     words = ["tuning=prompt", "tuning.length=5", "checkpoint=runs/base", "max_steps=1"]
     finetune("slow", *words, "optimizer=adamw", "optimizer.lr=0.001")
-    assert "optimizer.lr=0.001: soft prompts hardly move below 0.01" in capsys.readouterr().out
+    assert "optimizer.lr=0.001: soft prompts hardly change below 0.01" in capsys.readouterr().out

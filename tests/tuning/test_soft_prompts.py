@@ -216,7 +216,8 @@ def test_a_recipe_is_that_of_the_method():
     assert rates == [1e-3, 5e-3]
     slow = composed(tuning={"name": "prompt", "length": 20}, optimizer={"name": "adamw", "lr": 5e-5})
     assert (
-        "optimizer.lr=5e-05: soft prompts hardly move below 0.01" in slow.tuning.warnings(slow.optimizer, slow.model)[0]
+        "optimizer.lr=5e-05: soft prompts hardly change below 0.01"
+        in slow.tuning.warnings(slow.optimizer, slow.model)[0]
     )
     assert (
         composed(tuning={"name": "prefix"}, optimizer={"name": "adamw", "lr": 5e-5}).tuning.warnings(None, None) == []
@@ -241,7 +242,7 @@ def test_a_recipe_is_that_of_the_method():
                 "kind": "regression", "name": "mine", "path": "rows", "metrics": ["pearson"], "metric": "pearson"}},
             "tuning.init=class_labels: task.kind=regression has no labels", "give tuning.init=vocabulary",
         ),
-        ({"tuning": {"name": "ptuning", "deep": True, "encoder": "mlp"}}, "with tuning.deep=true there is none", None),
+        ({"tuning": {"name": "ptuning", "deep": True, "encoder": "mlp"}}, "tuning.deep=true has none", None),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(sections, message, hint):

@@ -113,7 +113,7 @@ def test_norms_are_one_and_the_command_says_what_is_done(
     said = capsys.readouterr().out
     assert "pooling=mean (the checkpoint's 1_Pooling/config.json) · 2_Normalize" in said
     assert "warning: of the prompts query none is put before the texts" in said
-    assert "1 of 6 texts are cut to 30 tokens" in said
+    assert "1 of 6 texts are truncated to 30 tokens" in said
     vectors = np.load("vectors.npy")
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     np.testing.assert_allclose(vectors, theirs.encode([text.strip() for text in TEXTS]), rtol=0, atol=2e-5)

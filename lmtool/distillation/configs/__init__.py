@@ -1,4 +1,4 @@
-"""How a model is distilled, as configuration: a file a mode, and a file for the terms of each depth."""
+"""Configuration of distillation: the modes, and the terms."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What every mode of distillation and every term is as configuration. Imports no torch."""
+"""Base configuration of distillation modes and terms. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lmtool.system.terminal import counted
 
 Layer = Annotated[int, Field(ge=0)]
 Layers = Literal["uniform", "last", "pkd_skip", "pkd_last"] | dict[Layer, Layer]
-"""A rule for any two depths, or the teacher's layer by the student's. For a student of S layers and a teacher of T:
+"""A rule for any two depths, or a map from student to teacher layers. For a student of S layers and a teacher of T:
 
-uniform: layer i from layer i T/S, rounded (TinyBERT, section 3.1: g(m) = 3m of 12 and 4 layers). last: S from T alone
+uniform: layer i from layer i T/S, rounded (TinyBERT, section 3.1: g(m) = 3m of 12 and 4 layers). last: S from T only
 (MiniLM). pkd_skip, pkd_last: all but the last, from layers T/S apart, or from those just before the teacher's last
 (Patient Knowledge Distillation, section 3.2).
 """
@@ -29,95 +29,96 @@ uniform: layer i from layer i T/S, rounded (TinyBERT, section 3.1: g(m) = 3m of 
 
 @dataclass(frozen=True)
 class LayerMap:
-    """sides: for each stack that both models have, by the side of a batch that it reads, the teacher's layer by the
-    student's."""
+    """sides: for each stack that both models have, by the batch side it reads, a map from student to teacher layers."""
 
     sides: Mapping[Side, Mapping[int, int]]
 
     def __iter__(self) -> Iterator[tuple[Side, int, int]]:
-        """Side, layer of the student, layer of the teacher."""
+        """Yields (side, student layer, teacher layer)."""
         for side, pairs in self.sides.items():
-            yield from ((side, own, its) for own, its in pairs.items())
+            yield from ((side, student_value, teacher_value) for student_value, teacher_value in pairs.items())
 
     def words(self) -> str:
-        """As the screens show it: "1 <- 4, 2 <- 8"."""
+        """The map as shown on screens: "1 <- 4, 2 <- 8"."""
         stacks = {
-            side: ", ".join(f"{own} <- {its}" for own, its in pairs.items()) for side, pairs in self.sides.items()
+            side: ", ".join(f"{student_value} <- {teacher_value}" for student_value, teacher_value in pairs.items())
+            for side, pairs in self.sides.items()
         }
         return "; ".join(stacks.values() if len(stacks) == 1 else (f"{side} {pairs}" for side, pairs in stacks.items()))
 
 
 def shared_sides(student: ModelConfig, teacher: ModelConfig) -> list[Side]:
-    """The stacks that both models have, by the side of a batch that they read. UserError where there is none."""
+    """The stacks that both models have, by the batch side they read. UserError if there is none."""
     shared = [side for side in student.depths if side in teacher.depths]
     if not shared:
         bare = next((model for model in (student, teacher) if not model.depths), None)
         problem = "have no stack in common" if bare is None else f"cannot be compared: model={bare.name} has no layers"
         raise UserError(
             f"distill.terms: the layers of model={student.name} and of its teacher, model={teacher.name}, {problem}",
-            "take terms over what is predicted: distill=soft",
+            "use terms over predictions: distill=soft",
         )
     return shared
 
 
 def layer_map(layers: Layers, decoder_layers: Layers | None, student: ModelConfig, teacher: ModelConfig) -> LayerMap:
-    """The map between two models. decoder_layers: of the stack that reads the outputs, where another one than `layers`.
+    """The map between two models. decoder_layers: for the stack that reads the outputs, if different from `layers`.
 
-    UserError, which names both depths, where it does not fit them, and where a model has no layers.
+    UserError, with both depths, if the map does not fit, or a model has no layers.
     """
-    own, its = student.depths, teacher.depths
+    student_value, teacher_value = student.depths, teacher.depths
     sides = {}
     for side in shared_sides(student, teacher):
         decoder = side == "outputs" and decoder_layers is not None
-        key, given = ("decoder_layers", decoder_layers) if decoder else ("layers", layers)
-        sides[side] = _pairs(f"distill.{key}", layers if given is None else given, own[side], its[side])
+        key, problem_text = ("decoder_layers", decoder_layers) if decoder else ("layers", layers)
+        sides[side] = _pairs(
+            f"distill.{key}", layers if problem_text is None else problem_text, student_value[side], teacher_value[side]
+        )
     return LayerMap(sides)
 
 
-def _pairs(key: str, layers: Layers, own: int, its: int) -> dict[int, int]:
-    """Of one stack. own, its: the depths of student and teacher."""
+def _pairs(key: str, layers: Layers, student_value: int, teacher_value: int) -> dict[int, int]:
+    """The map of one stack. own, its: the depths of student and teacher."""
     if not isinstance(layers, str):
-        wrong = next((pair for pair in layers.items() if pair[0] > own or pair[1] > its), None)
+        wrong = next((pair for pair in layers.items() if pair[0] > student_value or pair[1] > teacher_value), None)
         if wrong is not None or not layers:
-            given = (
+            problem_text = (
                 "={} maps no layer" if wrong is None else f" maps layer {wrong[0]} to layer {wrong[1]} of the teacher"
             )
-            raise _unmapped(key + given, key, own, its)
+            raise _unmapped(key + problem_text, key, student_value, teacher_value)
         return dict(sorted(layers.items()))
     if layers == "last":
-        return {own: its}
+        return {student_value: teacher_value}
     if layers == "uniform":
-        return {layer: _evenly(layer, own, its) for layer in range(1, own + 1)}
-    if own == 1 or (layers == "pkd_last" and its < own):
-        given = f"{key}={layers} leaves no layer before the last that could learn"
-        raise _unmapped(given, key, own, its)
+        return {layer: _evenly(layer, student_value, teacher_value) for layer in range(1, student_value + 1)}
+    if student_value == 1 or (layers == "pkd_last" and teacher_value < student_value):
+        problem_text = f"{key}={layers} leaves no layer before the last to train"
+        raise _unmapped(problem_text, key, student_value, teacher_value)
     if layers == "pkd_skip":
-        return {layer: _evenly(layer, own, its) for layer in range(1, own)}
-    return {layer: its - own + layer for layer in range(1, own)}
+        return {layer: _evenly(layer, student_value, teacher_value) for layer in range(1, student_value)}
+    return {layer: teacher_value - student_value + layer for layer in range(1, student_value)}
 
 
-def _evenly(layer: int, own: int, its: int) -> int:
-    """The nearest to layer * its / own, halves upwards, and never the embeddings."""
-    return max(1, (2 * layer * its + own) // (2 * own))
+def _evenly(layer: int, student_value: int, teacher_value: int) -> int:
+    """The nearest layer to layer * its / own, halves rounded up, at least 1."""
+    return max(1, (2 * layer * teacher_value + student_value) // (2 * student_value))
 
 
-def _unmapped(given: str, key: str, own: int, its: int) -> UserError:
-    uniform = ", ".join(f"{layer}: {_evenly(layer, own, its)}" for layer in range(1, own + 1))
+def _unmapped(problem_text: str, key: str, student_value: int, teacher_value: int) -> UserError:
+    uniform = ", ".join(
+        f"{layer}: {_evenly(layer, student_value, teacher_value)}" for layer in range(1, student_value + 1)
+    )
     return UserError(
-        f"{given}: the student has {counted(own, 'layer')}, the teacher {its}, and 0 stands for the embeddings",
+        f"{problem_text}: the student has {counted(student_value, 'layer')}, the teacher "
+        f"{teacher_value}; 0 is the embeddings",
         f"give {key}=uniform, which is {key}={{{uniform}}} here, or layers that both have",
     )
 
 
-# Which layers of its teacher a student starts from. Imports no torch.
-
-
 Initialize = Literal["none", "alternate"] | tuple[Annotated[int, Field(ge=1)], ...]
-"""none: from random weights. alternate: from the teacher's first layer, its last, and those at even distances between
-them: 1, 3, 5, 8, 10, 12 of 12 for 6, which are DistilBERT's. Or a layer of the teacher for each of the student's, from
-the first on."""
+"""none: random weights. alternate: the teacher's first layer, its last, and those at even distances between them: 1, 3,
+5, 8, 10, 12 of 12 for 6, as in DistilBERT. Or the teacher's layer for each of the student's, in order."""
 
-# What two models must share so that the tensors of one are those of the other.
+# Fields that must be equal so that tensors can be copied between two models.
 _SHAPES = (
     "vocab_size", "hidden_size", "embedding_size", "num_heads", "num_key_value_heads", "head_size", "feedforward_size",
     "max_positions",
@@ -127,38 +128,43 @@ _SHAPES = (
 def taken_layers(initialize: Initialize, student: ModelConfig, teacher: ModelConfig) -> dict[Side, tuple[int, ...]]:
     """For each stack that both models have, the teacher's layer of each of the student's, counted from 1; {} for none.
 
-    UserError where the two differ in a size, which names both, and where the layers given are others than there are.
+    UserError if the two differ in a size, with both values, or if the layers do not exist.
     """
     if initialize == "none":
         return {}
     for field in _SHAPES:
-        own, its = (getattr(model, field, None) for model in (student, teacher))
-        if own != its:
+        student_value, teacher_value = (getattr(model, field, None) for model in (student, teacher))
+        if student_value != teacher_value:
             raise UserError(
-                f"distill.initialize: the student has model.{field}={own}, its teacher {its}; tensors are copied as "
-                "they are",
-                f"give model.{field}={its} or distill.initialize=none" if own is not None else _NONE,
+                f"distill.initialize: the student has model.{field}={student_value}, its teacher {teacher_value}; "
+                "tensors are copied unchanged",
+                f"give model.{field}={teacher_value} or distill.initialize=none"
+                if student_value is not None
+                else _NONE,
             )
     if student.shares_layers != teacher.shares_layers:
         sharing = student.name if student.shares_layers else teacher.name
-        raise UserError(f"distill.initialize: model={sharing} has one layer at all depths, the other one each", _NONE)
+        raise UserError(
+            f"distill.initialize: model={sharing} shares one layer between all depths, the other model does not", _NONE
+        )
     taken: dict[Side, tuple[int, ...]] = {}
     for side in shared_sides(student, teacher):
-        own, its = student.depths[side], teacher.depths[side]
-        layers = _alternate(own, its) if isinstance(initialize, str) else initialize
-        if len(layers) != own or max(layers) > its:
+        student_value, teacher_value = student.depths[side], teacher.depths[side]
+        layers = _alternate(student_value, teacher_value) if isinstance(initialize, str) else initialize
+        if len(layers) != student_value or max(layers) > teacher_value:
             raise UserError(
-                f"distill.initialize={list(layers)}: the student has {counted(own, 'layer')}, the teacher {its}",
-                f"give distill.initialize=alternate, which is {list(_alternate(own, its))} here",
+                f"distill.initialize={list(layers)}: the student has {counted(student_value, 'layer')}, the teacher "
+                f"{teacher_value}",
+                f"give distill.initialize=alternate, which is {list(_alternate(student_value, teacher_value))} here",
             )
         taken[side] = layers
     return taken
 
 
-def _alternate(own: int, its: int) -> tuple[int, ...]:
-    """The first, the last, and between them the nearest to even distances."""
-    steps = max(own - 1, 1)
-    return tuple(1 + (2 * number * (its - 1) + steps) // (2 * steps) for number in range(own))
+def _alternate(student_value: int, teacher_value: int) -> tuple[int, ...]:
+    """The first, the last, and the nearest to even distances between them."""
+    steps = max(student_value - 1, 1)
+    return tuple(1 + (2 * number * (teacher_value - 1) + steps) // (2 * steps) for number in range(student_value))
 
 
 _NONE = "give distill.initialize=none"
@@ -166,7 +172,7 @@ _NONE = "give distill.initialize=none"
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A student's model and its teacher's."""
+    """The configurations of a student and its teacher."""
 
     student: ModelConfig
     teacher: ModelConfig
@@ -175,7 +181,7 @@ class ModelPair:
         yield from (self.student, self.teacher)
 
 
-# What a teacher says of a text is kept for one form of its examples.
+# Teacher outputs are stored for a single form of examples.
 _ONE_PHASE: Offer[tuple[object, ...]] = Offer(
     "phases", lambda phases: not phases, lambda phases: "", wording="{reason}"
 )
@@ -190,77 +196,79 @@ class DistillConfig(Component):
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """The teachers, as they were typed."""
+        """The teachers' checkpoints, as typed."""
         return ()
 
     @property
     def compares(self) -> bool:
-        """Whether what a student computes is compared with what a teacher does; else it has its texts alone."""
+        """Whether outputs or states of student and teacher are compared; otherwise only the teacher's texts are used.
+        Whether outputs or states of student and teacher are compared; otherwise only the teacher's texts are used."""
         return bool(self.checkpoints)
 
     @property
     def of_rows(self) -> bool:
-        """Whether all that is compared is predicted, so that it may be of rows, whatever their tokens."""
+        """Whether only predictions of rows are compared, so that the tokenizers may differ."""
         return False
 
     @property
     def same_batches(self) -> bool:
-        """Whether teachers run beside the student, on the batches that it reads: they share a vocabulary, and how a
-        text is laid out."""
+        """Whether teachers run on the student's batches: they then share its vocabulary and text format."""
         return bool(self.checkpoints)
 
     @property
     def starts_from_teacher(self) -> bool:
-        """Whether a student starts from weights of its teacher."""
+        """Whether the student is initialized from the teacher."""
         return False
 
     @property
     def teaches_heads(self) -> bool:
-        """Whether what predicts learns, so that its scores say how far a run is."""
+        """Whether the output heads are trained, so that metrics are meaningful."""
         return True
 
     def untaught(self) -> Problem | None:
-        """What it learns from a teacher, where none is named."""
+        """The setting that needs a teacher although none is configured, if any."""
         return None
 
     def needs(self) -> Iterator[Requirement]:
         if self.name != "none":
             reason = f"distill={self.name}: a distilled run has no phases"
-            hint = "give phases=[], and a run for each phase, the next one from the checkpoint of the one before"
+            hint = "give phases=[], and one run per phase, each from the checkpoint of the previous one"
             yield Requirement(_ONE_PHASE, "phases", reason, hint)
 
     @property
     def teacher_key(self) -> str:
-        """Where the teachers are typed."""
+        """The key of the teachers."""
         return "distill.teacher"
 
     @property
     def label_file(self) -> str | None:
-        """A file of a teacher's predictions in its place."""
+        """A file of teacher predictions, used instead of a teacher."""
         return None
 
     @property
     def comparisons(self) -> Mapping[str, TermConfig]:
-        """The terms with a weight, by name."""
+        """The terms with a nonzero weight, by name."""
         return {}
 
-    def exits_in(self, model: ModelConfig) -> tuple[int, ...]:
-        """Of a model's configuration, the layers behind which the student has early exits, in their order."""
+    def exit_layers(self, model: ModelConfig) -> tuple[int, ...]:
+        """The layers after which a model has early exits, in order."""
         return ()
 
     def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
-        """Why a student cannot learn from a teacher of its pair, once that of the teacher is read."""
+        """The reasons why a student cannot learn from this teacher, checked once the teacher's configuration is read.
+        The reasons why a student cannot learn from this teacher, checked once the teacher's configuration is read."""
         return iter(())
 
 
 def runs_models(name: str) -> Requirement:
-    """Of modes that train several models, or run parts of one. Frozen teachers read what their student reads."""
-    reason = f"distill={name} runs models, or parts of one, by themselves"
+    """Requirements of modes that train several models or run parts of one; frozen teachers run on the student's
+    batches."""
+    reason = f"distill={name} runs several models, or parts of one"
     return Requirement(FORWARDS_OF_ONE_PROCESS, "distill", reason, "give distill=soft")
 
 
-def reads_alike(key: str, peer: ModelConfig) -> Iterator[Requirement]:
-    """A peer reads the batches of a run's model. key: what names the peer."""
+def requires_same_inputs(key: str, peer: ModelConfig) -> Iterator[Requirement]:
+    """Requires that a peer reads the run's batches. key: the key that names the peer."""
     fields: dict[str, Callable[[ModelConfig], object]] = {
         "architecture": lambda model: model.architecture,
         "text_format": lambda model: model.text_format,
@@ -290,29 +298,30 @@ def _same_model(model: ModelConfig) -> str:
 
 @component("distill", "none", builder="lmtool.distillation.distilled:none")
 class NoDistillConfig(DistillConfig):
-    """A model learns from its data alone."""
+    """No distillation."""
 
-    name: Literal["none"] = Field("none", description="From the data alone.")
+    name: Literal["none"] = Field("none", description="No distillation.")
 
 
 class TermConfig(Config):
-    """The base of what a student learns from."""
+    """The base of distillation terms."""
 
     needs_teacher: ClassVar[bool] = True
-    """Whether a teacher runs beside the student for it."""
+    """Whether the teacher must run."""
     stored: ClassVar[bool] = False
-    """Whether it learns from what a store of the teacher's outputs holds."""
+    """Whether stored teacher outputs suffice."""
     teaches_heads: ClassVar[bool] = True
-    """Whether what predicts learns by it."""
+    """Whether the output heads are trained by it."""
     compares_layers: ClassVar[bool] = False
-    """Whether it goes by the map between the layers of both models."""
+    """Whether it uses the layer map."""
     of_labels: ClassVar[bool] = False
-    """Whether the teacher's hard labels are enough for it."""
+    """Whether the teacher's hard labels suffice."""
     averages: ClassVar[bool] = False
-    """Whether it learns from several teachers, as from their mean."""
+    """Whether the mean of several teachers can be used."""
 
     weight: float = Field(1.0, ge=0, description="weight of the term in the loss")
 
     def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
-        """What it needs of the two models that it compares. name: its own. layers: where a term goes by their map."""
+        """The requirements on the two compared models. name: of the term. layers: the layer map, for terms that use it.
+        The requirements on the two compared models. name: of the term. layers: the layer map, for terms that use it."""
         return iter(())

@@ -1,4 +1,4 @@
-"""The modes of distillation, as configuration. Imports no torch."""
+"""Configuration of the distillation modes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ from lmtool.distillation.configs.base import (
     ModelPair,
     TermConfig,
     layer_map,
-    reads_alike,
+    requires_same_inputs,
     runs_models,
     taken_layers,
 )
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import A_TASK, FORWARDS_OF_ONE_PROCESS, NO_TEXTS, ONE_DOMAIN, ONE_TASK, TEXTS
 from lmtool.models.configs import ModelConfig
-
-# Learning from frozen teachers. Imports no torch.
-
 
 _GIVE = "give distill.teacher=RUN, a run of lmtool or a published folder; or distill=none"
 
@@ -100,7 +97,7 @@ class StandardConfig(DistillConfig):
 
     @property
     def same_batches(self) -> bool:
-        """A teacher whose outputs are stored may read the rows of a table by itself."""
+        """A teacher with stored outputs may read the rows of a table independently."""
         return self.compares and not self.store
 
     @property
@@ -121,11 +118,11 @@ class StandardConfig(DistillConfig):
 
     @property
     def compares_layers(self) -> bool:
-        """Whether a term goes by the layer map."""
+        """Whether a term uses the layer map."""
         return any(term.compares_layers for term in self.terms.values())
 
     def layer_map(self, student: ModelConfig, teacher: ModelConfig) -> LayerMap:
-        """The teacher's layer by the student's. UserError where it does not fit their depths."""
+        """The layer map. UserError if it does not fit the models' depths."""
         return layer_map(self.layers, self.decoder_layers, student, teacher)
 
     def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
@@ -147,7 +144,7 @@ class StandardConfig(DistillConfig):
                     return
 
     def shares(self) -> dict[str, float]:
-        """The weight of each teacher in an average."""
+        """The weight of each teacher in the average."""
         weights = self.teacher_weights or (1.0,) * len(self.checkpoints)
         return dict(zip(self.checkpoints, weights, strict=True))
 
@@ -157,14 +154,14 @@ class StandardConfig(DistillConfig):
 
     def untaught(self) -> Problem | None:
         if self.targets != "gold" and not self.checkpoints:
-            message = f"distill.targets={self.targets}: a teacher writes them, and none is named"
+            message = f"distill.targets={self.targets} needs a teacher to generate them, and none is named"
             return Problem("distill.teacher", message, _GIVE, absent=True)
         if not self._weighted and self.targets == "gold":
-            message = f"distill={self.name} has no term with a weight: nothing is learned from a teacher"
+            message = f"distill={self.name} has no term with a weight: the student learns nothing from a teacher"
             return Problem("distill.terms", message, "give distill=soft, distill.terms.soft.weight=0.5 or distill=none")
         of_teachers = [name for name, term in self._weighted.items() if term.needs_teacher]
         if self.starts_from_teacher and not self.checkpoints:
-            message = f"distill.initialize={self.initialize}: layers of a teacher, and none is named"
+            message = f"distill.initialize={self.initialize} copies layers of a teacher, and none is named"
             return Problem("distill.teacher", message, _GIVE, absent=True)
         if self.predictions is not None:
             of_teachers = [name for name, term in self._weighted.items() if not term.of_labels]
@@ -189,19 +186,21 @@ class StandardConfig(DistillConfig):
         yield from super().needs()
         if self.predictions is not None:
             key, typed = "distill.predictions", f"distill.predictions={self.predictions}"
-            hint = "give a teacher in its place: distill.teacher=RUN"
-            yield Requirement(ONE_TASK, key, f"{typed}: labels of the rows of one task", hint)
+            hint = "give a teacher instead: distill.teacher=RUN"
+            yield Requirement(ONE_TASK, key, f"{typed} needs the labels of the rows of one task", hint)
             hint = "give the file as the task's data (task.path=), or distill=sequence"
-            yield Requirement(NO_TEXTS, key, f"{typed}: labels of rows, and no texts", hint)
+            yield Requirement(NO_TEXTS, key, f"{typed} holds labels of rows, not texts", hint)
         if self.targets != "gold":
             key, reason = (
                 "distill.targets",
-                f"distill.targets={self.targets}: a teacher writes texts for rows of a task",
+                f"distill.targets={self.targets}: a teacher generates targets only for the rows of a task",
             )
-            yield Requirement(TEXTS, key, reason, "give distill.targets=gold, or a task that writes: task=seq2seq")
+            yield Requirement(
+                TEXTS, key, reason, "give distill.targets=gold, or a task that generates texts: task=seq2seq"
+            )
         interchange = self._weighted.get("interchange")
         if interchange is not None:
-            reason = "distill.terms.interchange computes some layers of some texts again"
+            reason = "distill.terms.interchange recomputes some layers for some texts"
             yield Requirement(FORWARDS_OF_ONE_PROCESS, "distill.terms", reason, "give distill.terms.interchange=null")
 
     def conflicts(self) -> Iterator[Problem]:
@@ -209,12 +208,12 @@ class StandardConfig(DistillConfig):
         yield from filter(None, problems)
 
     def _of_several(self) -> Problem | None:
-        """What is learned from one teacher alone."""
+        """Refuses settings that need a single teacher."""
         if len(self.checkpoints) < 2:
             return None
-        alone, count = [name for name, term in self._weighted.items() if not term.averages], len(self.teachers)
-        if alone:
-            message = f"distill.terms.{alone[0]} learns from one teacher, and distill.teachers has {count}"
+        single, count = [name for name, term in self._weighted.items() if not term.averages], len(self.teachers)
+        if single:
+            message = f"distill.terms.{single[0]} learns from one teacher, and distill.teachers has {count}"
             return Problem("distill.teachers", message, "give one of them as distill.teacher=; soft and hard average")
         if self.starts_from_teacher:
             message = f"distill.initialize takes layers of one teacher, and distill.teachers has {count}"
@@ -226,53 +225,54 @@ class StandardConfig(DistillConfig):
         return None
 
     def _of_predictions(self) -> Problem | None:
-        """Whose labels are in a file."""
+        """Checks the source of the labels."""
         if self.predictions is None or not self.checkpoints:
             return None
-        given = f"distill.predictions={self.predictions} and distill.teacher={self.checkpoints[0]}"
-        message = f"{given}: the labels are those of the file, or the teacher's"
+        setting = f"distill.predictions={self.predictions} and distill.teacher={self.checkpoints[0]}"
+        message = f"{setting}: the labels come from the file or from the teacher"
         return Problem("distill.predictions", message, "give one of the two")
 
     def _of_targets(self) -> Problem | None:
-        """Whose texts are learned."""
+        """Checks the source of the target texts."""
         if self.targets == "gold" or (self.gold and len(self.checkpoints) < 2):
             return None
-        given = f"distill.gold={self.gold}" if not self.gold else f"{len(self.teachers)} teachers"
+        setting = f"distill.gold={self.gold}" if not self.gold else f"{len(self.teachers)} teachers"
         hint = "give distill.gold=1" if not self.gold else "give one of them as distill.teacher="
-        message = f"distill.targets={self.targets} and {given}: one teacher's texts are what the own loss is over"
+        message = (
+            f"distill.targets={self.targets} and {setting}: the student's own loss needs exactly one teacher's texts"
+        )
         return Problem("distill.targets", message, hint)
 
     def _of_store(self) -> Problem | None:
-        """What is kept of a teacher, and what is learned from it."""
-        given = f"distill.store={'true' if self.store is True else self.store}"
+        """Checks which terms can use stored outputs."""
+        setting = f"distill.store={'true' if self.store is True else self.store}"
         live = [name for name, term in self._weighted.items() if not term.stored]
         if self.store and live:
-            message = f"{given} keeps what a teacher predicts, and distill.terms.{live[0]} needs the teacher itself"
+            message = (
+                f"{setting} stores the teacher's predictions, and distill.terms.{live[0]} needs the teacher itself"
+            )
             return Problem("distill.store", message, f"give distill.store=null, or distill.terms.{live[0]}=null")
         if isinstance(self.store, str) and len(self.teachers) > 1:
-            message = f"{given} is one folder, and each of the distill.teachers has its own"
+            message = f"{setting} is one folder; each of the distill.teachers needs its own"
             return Problem("distill.store", message, "give distill.store=true")
         return None
 
     @model_validator(mode="after")
     def _teachers_fit(self) -> StandardConfig:
         if self.teacher is not None and self.teachers:
-            raise ValueError("teacher and teachers are both given: one teacher, or a list of them")
+            raise ValueError("give either teacher, or teachers, a list of them")
         if len(set(self.teachers)) < len(self.teachers):
-            raise ValueError("teachers names one twice; give it a larger share with teacher_weights")
+            raise ValueError("teachers names one twice; give it a larger weight with teacher_weights")
         if self.teacher_weights is not None and len(self.teacher_weights) != len(self.teachers):
-            given, teachers = list(self.teacher_weights), len(self.teachers)
-            raise ValueError(f"teacher_weights={given}: a number for each of the teachers, and there are {teachers}")
+            setting, teachers = list(self.teacher_weights), len(self.teachers)
+            raise ValueError(f"teacher_weights={setting}: one number per teacher is required, and there are {teachers}")
         return self
-
-
-# Models that learn together, each from the others. Imports no torch.
 
 
 @component("distill", "codistillation", builder="lmtool.distillation.codistillation:Codistillation")
 class CodistillationConfig(DistillConfig):
-    """Several learners of the same data, each of which also learns what the others predict (Anil et al. 2018; Zhang et
-    al. 2018, deep mutual learning)."""
+    """Several learners of the same data, each of which also learns from the predictions of the others (Anil et al.
+    2018; Zhang et al. 2018, deep mutual learning)."""
 
     name: Literal["codistillation"] = Field("codistillation", description="Learners that learn from each other.")
     learners: int = Field(
@@ -302,21 +302,18 @@ class CodistillationConfig(DistillConfig):
         yield from super().needs()
         yield runs_models(self.name)
         if self.model is not None:
-            yield from reads_alike("distill.model", self.model)
+            yield from requires_same_inputs("distill.model", self.model)
 
     def conflicts(self) -> Iterator[Problem]:
         if self.model is not None and self.checkpoint is not None:
-            message = "distill.model is for peers with random weights, and distill.checkpoint names theirs"
+            message = "distill.model is for peers with random weights, and distill.checkpoint has a model"
             yield Problem("distill.model", message, "leave one of them out")
-
-
-# A model that learns from its own last layer. Imports no torch.
 
 
 @component("distill", "self", builder="lmtool.distillation.self_distillation:SelfDistillation")
 class SelfConfig(DistillConfig):
-    """Exits behind some layers, each with heads of its own, learn what the last layer predicts (Zhang et al. 2019, "Be
-    Your Own Teacher"); the model can answer at each of them."""
+    """Exits after some layers, each with its own heads, learn the predictions of the last layer (Zhang et al. 2019, "Be
+    Your Own Teacher"); the model can predict at each of them."""
 
     name: Literal["self"] = Field("self", description="Exits learn from the last layer.")
     exits: Literal["all"] | tuple[int, ...] = Field(
@@ -330,13 +327,13 @@ class SelfConfig(DistillConfig):
         0.03, ge=0, description="weight of the squared difference between an exit's hidden states and the last layer's"
     )
 
-    def exits_in(self, model: ModelConfig) -> tuple[int, ...]:
+    def exit_layers(self, model: ModelConfig) -> tuple[int, ...]:
         return tuple(range(1, model.num_layers)) if self.exits == "all" else tuple(sorted(self.exits))
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         yield runs_models(self.name)
-        why = "distill=self puts exits behind the layers of a model of one task of labels"
+        why = "distill=self adds exits after the layers of a model of one task with labels"
         for offer in (A_TASK, ONE_TASK, NO_TEXTS):
             yield Requirement(offer, "distill", why, "give distill=none")
         yield Requirement(ONE_DOMAIN, "distill", why, "give task.domain=null, or distill=none")
@@ -345,18 +342,18 @@ class SelfConfig(DistillConfig):
         yield Requirement(self._layers(), "distill.exits", "distill.exits", _middle_exit)
 
     def _layers(self) -> Offer[ModelConfig]:
-        """The layers of the exits, each once."""
+        """The distinct layers of the exits."""
 
         def wrong(model: ModelConfig) -> str | None:
-            exits = self.exits_in(model)
+            exits = self.exit_layers(model)
             beyond = next((depth for depth in exits if not 1 <= depth < model.num_layers), None)
             if not exits or beyond is not None:
                 return "names none" if not exits else f"names {beyond}"
             return None if len(set(exits)) == len(exits) else "names a layer twice"
 
         def said(model: ModelConfig) -> str:
-            behind = f"exits are behind layers 1 to {model.num_layers - 1}, the last but one"
-            return f"{list(self.exits_in(model))} {wrong(model)}: {behind}"
+            behind = f"exits come after layers 1 to {model.num_layers - 1}, all but the last"
+            return f"{list(self.exit_layers(model))} {wrong(model)}: {behind}"
 
         return Offer("model", lambda model: wrong(model) is None, said, wording="{reason}={lacking}")
 
@@ -364,13 +361,13 @@ class SelfConfig(DistillConfig):
 _LAYERS_BELOW: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.num_layers > 1,
-    lambda model: f"model.num_layers={model.num_layers}: no layer is below the last",
+    lambda model: f"model.num_layers={model.num_layers}: there is no layer before the last",
     wording="{reason}: {lacking}",
 )
 _ONE_STACK: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.architecture != "encoder_decoder",
-    "has two stacks, whose layers do not follow one another",
+    "has two stacks, whose layers are not consecutive",
 )
 
 

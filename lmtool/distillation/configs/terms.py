@@ -1,4 +1,4 @@
-"""The terms of distillation, as configuration. Imports no torch."""
+"""Configuration of the distillation terms. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from lmtool.distillation.configs.base import LayerMap, ModelPair, TermConfig
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.configs import Side
 
-# The terms over what a teacher predicts. Imports no torch.
-
 
 @component("distill/term", "hard", builder="lmtool.distillation.terms.outputs:Hard")
 class HardConfig(TermConfig):
-    """The teacher's hard labels: the loss of the task against what the teacher predicts."""
+    """The teacher's hard labels: the task's loss on the teacher's predictions."""
 
     of_labels: ClassVar[bool] = True
     averages: ClassVar[bool] = True
@@ -28,8 +26,8 @@ class HardConfig(TermConfig):
 
 @component("distill/term", "soft", builder="lmtool.distillation.terms.outputs:Soft")
 class SoftConfig(TermConfig):
-    """Soft targets (Hinton, Vinyals and Dean 2015): T^2 KL(teacher || student), both at temperature T; of values the
-    squared error."""
+    """Soft targets (Hinton, Vinyals and Dean 2015): T^2 KL(teacher || student), both at temperature T; the squared
+    error of values."""
 
     averages: ClassVar[bool] = True
     stored: ClassVar[bool] = True
@@ -41,19 +39,17 @@ class SoftConfig(TermConfig):
 
 
 class StateTermConfig(TermConfig):
-    """The base of terms over states: both models have layers."""
+    """The base of terms over states: both models must have layers."""
 
     teaches_heads: ClassVar[bool] = False
 
     def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
-        yield Requirement(
-            _COMMON_STACK, "distill.terms", "distill.terms", "take terms over what is predicted: distill=soft"
-        )
+        yield Requirement(_COMMON_STACK, "distill.terms", "distill.terms", "use terms over predictions: distill=soft")
 
 
 @component("distill/term", "states", builder="lmtool.distillation.terms.layers:States")
 class StatesConfig(StateTermConfig):
-    """Output states (DistilBERT, Sanh et al. 2019): 1 - cosine of the last hidden states, behind the final norm."""
+    """Output states (DistilBERT, Sanh et al. 2019): 1 - cosine of the last hidden states, after the final norm."""
 
     stored: ClassVar[bool] = True
 
@@ -67,30 +63,30 @@ class HiddenConfig(StateTermConfig):
 
 @component("distill/term", "patience", builder="lmtool.distillation.terms.layers:Patience")
 class PatienceConfig(StateTermConfig):
-    """Patience (Sun et al. 2019): squared error of the unit vectors of the class token's states, by the layer map."""
+    """Patience (Sun et al. 2019): squared error of the normalized states of the class token, by the layer map."""
 
     compares_layers: ClassVar[bool] = True
 
 
 @component("distill/term", "embeddings", builder="lmtool.distillation.terms.layers:Embedded")
 class EmbeddingsConfig(StateTermConfig):
-    """Embeddings (TinyBERT, Jiao et al. 2020): mean squared error of what the first layer reads."""
+    """Embeddings (TinyBERT, Jiao et al. 2020): mean squared error of the first layer's inputs."""
 
 
-# The terms over self-attention. Imports no torch.
+# The terms over self-attention.
 
 
-_STATES = "take terms over states: distill.terms.hidden.weight=1"
+_STATES = "use terms over states: distill.terms.hidden.weight=1"
 
 
 def _heads(pair: ModelPair) -> tuple[int, int]:
-    """Of a layer in student and teacher; 0 where it has none."""
+    """Heads of a layer in student and teacher; 0 without heads."""
     student, teacher = (model.num_heads if isinstance(model, TransformerConfig) else 0 for model in pair)
     return student, teacher
 
 
 def _widths(pair: ModelPair) -> tuple[int, int]:
-    """Of all heads together in student and teacher."""
+    """Total width of the heads in student and teacher."""
     student, teacher = (
         model.num_heads * model.width_of_head if isinstance(model, TransformerConfig) else 0 for model in pair
     )
@@ -111,13 +107,18 @@ def _without_heads(pair: ModelPair) -> str:
 
 
 def _attends_otherwise(pair: ModelPair) -> str:
-    own, its = (model.architecture.replace("_", "-") for model in pair)
-    return f"a token of the student sees what one of an {own} sees, the teacher's what one of an {its} sees"
+    student_value, teacher_value = (model.architecture.replace("_", "-") for model in pair)
+    return (
+        f"a token of the student attends like one of an {student_value}, the teacher's like one of an {teacher_value}"
+    )
 
 
 def _other_heads(pair: ModelPair) -> str:
-    own, its = _heads(pair)
-    return f"the student has {own} attention heads a layer, the teacher {its}; they are compared one by one"
+    student_value, teacher_value = _heads(pair)
+    return (
+        f"the student has {student_value} attention heads per layer, the teacher {teacher_value}; they are compared "
+        "one by one"
+    )
 
 
 def _of_pair(holds: Callable[[ModelPair], bool], lacking: Callable[[ModelPair], str]) -> Offer[ModelPair]:
@@ -131,12 +132,12 @@ _AS_MANY_HEADS = _of_pair(lambda pair: len({*_heads(pair)}) == 1, _other_heads)
 
 
 def _as_many_heads(pair: ModelPair) -> str:
-    its = _heads(pair)[1]
-    return f"give model.num_heads={its}" if pair.student.hidden_size % its == 0 else _STATES
+    teacher_value = _heads(pair)[1]
+    return f"give model.num_heads={teacher_value}" if pair.student.hidden_size % teacher_value == 0 else _STATES
 
 
 class AttentionTermConfig(TermConfig):
-    """The base of terms over attention: both models attend to the same tokens."""
+    """The base of terms over attention: both models must have the same attention mask."""
 
     teaches_heads: ClassVar[bool] = False
     compares_layers: ClassVar[bool] = True
@@ -145,13 +146,13 @@ class AttentionTermConfig(TermConfig):
         key, typed = "distill.terms", f"distill.terms.{name}"
         yield Requirement(_ATTENTION_HEADS, key, typed, _STATES)
         yield Requirement(_COMMON_ARCHITECTURE, key, typed, _STATES)
-        if any(own == 0 or its == 0 for _, own, its in layers or ()):
-            embeddings = "layer 0 of distill.layers is the embeddings, which do not attend"
+        if any(student_value == 0 or teacher_value == 0 for _, student_value, teacher_value in layers or ()):
+            embeddings = "layer 0 of distill.layers is the embeddings, which have no attention"
             yield Requirement(_of_pair(lambda pair: False, lambda pair: embeddings), key, typed, "leave layer 0 out")
         yield from self.needs_of_heads(name)
 
     def needs_of_heads(self, name: str) -> Iterator[Requirement]:
-        """Heads are compared one by one."""
+        """The numbers of heads must match."""
         yield Requirement(_AS_MANY_HEADS, "distill.terms", f"distill.terms.{name}", _as_many_heads)
 
 
@@ -162,7 +163,7 @@ class AttentionConfig(AttentionTermConfig):
 
 @component("distill/term", "relations", builder="lmtool.distillation.terms.layers:Relations")
 class RelationsConfig(AttentionTermConfig):
-    """Relations (MiniLM, Wang et al. 2020): KL of attention, and of how the values of a layer relate to each other."""
+    """Relations (MiniLM, Wang et al. 2020): KL of attention, and of the relations between the values of a layer."""
 
     relations: tuple[Literal["attention", "queries", "keys", "values"], ...] = Field(
         ("attention", "values"),
@@ -180,7 +181,7 @@ class RelationsConfig(AttentionTermConfig):
     def _attention_has_heads(self) -> RelationsConfig:
         if self.relation_heads is not None and "attention" in self.relations:
             raise ValueError(
-                f"relation_heads={self.relation_heads} regroups vectors, and attention is by the model's own heads; "
+                f"relation_heads={self.relation_heads} splits vectors, and attention uses the model's own heads; "
                 "give relations=[queries,keys,values]"
             )
         return self
@@ -207,20 +208,19 @@ def _divisor(pair: ModelPair) -> str:
     return f"give distill.terms.relations.relation_heads=N, a divisor of {math.gcd(*_widths(pair))}"
 
 
-# The term over what models predict when states of another text are put into them. Imports no torch.
-
-
 AlignedLayers = tuple[Side, int, int]
-"""Side of the batch that is read, layer of the student, layer of the teacher."""
+"""Side of the batch, layer of the student, layer of the teacher."""
 
 
 def below_the_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:
-    """The pairs of a map at which something is computed with what an intervention puts there: those below the student's
-    last layer; where there are none, the embeddings of both."""
+    """The aligned pairs below the student's last layer, where an intervention affects later computation; if there are
+    none, the embeddings of both."""
     pairs: list[AlignedLayers] = []
     for side, aligned in layers.sides.items():
         below: list[AlignedLayers] = [
-            (side, own, its) for own, its in sorted(aligned.items()) if own < student.depths[side]
+            (side, student_value, teacher_value)
+            for student_value, teacher_value in sorted(aligned.items())
+            if student_value < student.depths[side]
         ]
         pairs += below or [(side, 0, 0)]
     return pairs
@@ -228,8 +228,8 @@ def below_the_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers
 
 @component("distill/term", "interchange", builder="lmtool.distillation.terms.outputs:Interchange")
 class InterchangeConfig(TermConfig):
-    """Interchange interventions (Geiger et al. 2022; Wu et al. 2022): what the teacher predicts of a text when the
-    states of another one's tokens are put in the place of its own, behind layers that are aligned."""
+    """Interchange interventions (Geiger et al. 2022; Wu et al. 2022): the teacher's predictions when the states of some
+    tokens are swapped for those of another text, after aligned layers."""
 
     compares_layers: ClassVar[bool] = True
 
@@ -247,7 +247,7 @@ class InterchangeConfig(TermConfig):
     )
 
     def sites(self, layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:
-        """Where both models are intervened on."""
+        """The interventions' layers in both models."""
         below = below_the_last(layers, student)
         if self.at == "all":
             return below
@@ -258,5 +258,5 @@ class InterchangeConfig(TermConfig):
     def _dimensions_fit(self) -> InterchangeConfig:
         if not 0 <= self.dimensions[0] < self.dimensions[1] <= 1:
             first, last = self.dimensions
-            raise ValueError(f"dimensions=[{first:g},{last:g}]: two shares of a width, from 0 to 1, the smaller first")
+            raise ValueError(f"dimensions=[{first:g},{last:g}]: give two increasing fractions of a width, from 0 to 1")
         return self

@@ -1,1 +1,1 @@
-"""What a teacher says of a run's examples, on disk: written in one pass, read by every student of a sweep."""
+"""Stored teacher outputs for a run's examples: written in one pass, and read by every student of a sweep."""

@@ -1,7 +1,8 @@
-"""A folder of what a teacher gave: made once, under a lock, and never changed; verified whenever it is opened.
+"""A folder of teacher outputs: made once, under a lock, and never changed; verified whenever it is opened.
 
-It is written beside its place and renamed. Its manifest says what it is of: the teacher, the data, the tokenizer, how
-texts are read. Without a place of its own it is `teachers/<key>` of the cache folder, where the key is a hash of these.
+It is written to a temporary folder and renamed. Its manifest identifies its contents: the teacher, the data, the
+tokenizer, the text format. Without a configured location it is `teachers/<key>` of the cache folder, where the key is a
+hash of these.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
 from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_of, remove, write_manifest
 
-VERSION = 1  # of the files and of how examples are known again: raise it when one changes
+VERSION = 1  # version of the files and of the example keys: increment it when either changes
 
 Fill = Callable[[Path], Mapping[str, Any]]
-"""Writes the files of a folder; returns metadata of them for its manifest."""
+"""Writes the files of a folder; returns metadata for the manifest."""
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """Where a store is kept. typed: the folder that a user named; None: below the cache folder, by its key."""
+    """The location of a store. typed: the user's folder; None: below the cache folder, by key."""
 
     typed: str | None
     cache_dir: str
@@ -37,7 +38,7 @@ class Shelf:
 
 @dataclass(frozen=True)
 class Opened:
-    """facts: as `Fill` gave them. seconds: that it took to make it now; None where it was there."""
+    """facts: the metadata returned by `Fill`. seconds: time to make it; None if it existed."""
 
     folder: Path
     metadata: dict[str, Any]
@@ -45,15 +46,15 @@ class Opened:
     seconds: float | None
 
     def said(self, **metadata: Any) -> dict[str, Any]:
-        """What the first screen says of it."""
+        """A description for the first screen."""
         seconds = self.metadata["seconds"] if self.seconds is None else self.seconds
         found = "made" if self.seconds is not None else "found"
         return {"teacher_outputs": found, **metadata, "store_bytes": self.bytes, "store_seconds": round(seconds, 1)}
 
 
 def open_or_make(shelf: Shelf, of: Mapping[str, Any], fill: Fill, progress: OnStage | None = None) -> Opened:
-    """The folder of what `of` says, as plain data. UserError where the folder that a user named is of something else,
-    naming what differs."""
+    """Opens or makes the folder for `of`, its identity as plain data. UserError if the user's folder has a different
+    identity, with the differences."""
     of = json.loads(json.dumps({"version": VERSION, **of}))
     key = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
     cache = Path(shelf.cache_dir).expanduser() / "teachers"
@@ -64,24 +65,24 @@ def open_or_make(shelf: Shelf, of: Mapping[str, Any], fill: Fill, progress: OnSt
     with writing(shelf.cache_dir if shelf.typed is None else folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock")):
-            # Another process may have made it while this one waited.
+            # Another process may have made it in the meantime.
             if folder.exists() and (opened := _opened(folder, of, shelf, progress)) is not None:
                 return opened
             seconds = _make(folder, of, fill)
     opened = _opened(folder, of, shelf, None)
     if opened is None:
-        raise UserError(f"{folder} was damaged as it was written", "set cache_dir= to another disk")
+        raise UserError(f"{folder} was damaged while it was written", "set cache_dir= to another disk")
     return Opened(opened.folder, opened.metadata, opened.bytes, seconds)
 
 
 def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage | None) -> Opened | None:
-    """A folder that is there; None where it is damaged, and is made again."""
+    """An existing folder; None if it is damaged, and must be made again."""
     if shelf.typed is not None and not (folder / MANIFEST).is_file():
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             return None
         raise UserError(
-            f"distill.store={shelf.typed} is there and holds no teacher's outputs",
-            "give a folder that is not there yet, or distill.store=true",
+            f"distill.store={shelf.typed} exists and holds no teacher outputs",
+            "give a new folder, or distill.store=true",
         )
     try:
         manifest = Manifest.read(folder)
@@ -93,10 +94,12 @@ def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage
         return None
     differing = [name for name in of if manifest.metadata.get("of", {}).get(name) != of[name]]
     if differing and shelf.typed is not None:
-        others = "; ".join(_difference(name, manifest.metadata.get("of", {}).get(name), of[name]) for name in differing)
+        differences = "; ".join(
+            _difference(name, manifest.metadata.get("of", {}).get(name), of[name]) for name in differing
+        )
         raise UserError(
-            f"distill.store={shelf.typed} is of something else than this run: {others}",
-            "give another folder, which is made, or distill.store=true",
+            f"distill.store={shelf.typed} does not belong to this run: {differences}",
+            "give another folder, which will be made, or distill.store=true",
         )
     if differing:
         return None
@@ -104,21 +107,23 @@ def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage
     return Opened(folder, manifest.metadata["facts"], size, None)
 
 
-def _difference(name: str, there: Any, here: Any) -> str:
-    """What of a store is not what a run has: values that a reader knows, not hashes."""
+def _difference(name: str, stored: Any, expected: Any) -> str:
+    """The differences between the store's identity and the run's: readable values, not hashes."""
     title = name.replace("_", " ")
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        keys = [key for key in here if there.get(key) != here[key]] or [key for key in there if key not in here]
+    if isinstance(stored, Mapping) and isinstance(expected, Mapping):
+        keys = [key for key in expected if stored.get(key) != expected[key]] or [
+            key for key in stored if key not in expected
+        ]
         return f"other {title} ({', '.join(keys)})"
-    if any(isinstance(value, str) and len(value) == 64 for value in (there, here)) or there is None:
+    if any(isinstance(value, str) and len(value) == 64 for value in (stored, expected)) or stored is None:
         return f"another {title}"
-    return f"{title} {there} there, {here} here"
+    return f"{title} {stored} in the store, {expected} in this run"
 
 
 def _make(folder: Path, of: Mapping[str, Any], fill: Fill) -> float:
-    """Make it. Returns the seconds that it took."""
+    """Makes it. Returns the seconds it took."""
     began = time.perf_counter()
-    remove(folder)  # it is damaged
+    remove(folder)  # a damaged folder
     draft = draft_of(folder)
     draft.mkdir()
     try:
@@ -132,13 +137,13 @@ def _make(folder: Path, of: Mapping[str, Any], fill: Fill) -> float:
     return seconds
 
 
-def require_room(folder: Path, done: int, examples: int, total: int) -> None:
-    """UserError where what is left to write does not fit on the disk. done: bytes of so many examples of `total`."""
+def require_free_space(folder: Path, done: int, examples: int, total: int) -> None:
+    """UserError if the rest does not fit on the disk. done: bytes of the first `examples` of `total`."""
     free, needed = shutil.disk_usage(folder).free, done / max(examples, 1) * (total - examples)
     if needed > 0.95 * free:
         raise UserError(
             f"the teacher's outputs take about {(done + needed) / 1e9:,.1f} GB, and {folder.parent} has "
             f"{free / 1e9:,.1f} GB left",
-            "give distill.top_k=64, which keeps the most probable words alone; or distill.store_dtype=float16, or "
+            "give distill.top_k=64, which stores only the most probable words; or distill.store_dtype=float16, or "
             "distill.store=FOLDER on another disk",
         )

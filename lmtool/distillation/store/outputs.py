@@ -1,8 +1,8 @@
-"""The outputs of one term on disk: flat files that are appended to while they are made, and mapped when they are read.
+"""The stored outputs of one term: flat files, appended while they are made, and memory-mapped for reading.
 
-keys, first, counts: by example, in the order of the keys: which one, where its values begin, how many it has. values:
-logits, or the values themselves; over a vocabulary those of the words that are kept, of shares at temperature 1. words,
-norms: there alone: which words, and the log of the sum over all words by temperature.
+keys, first, counts: by example, sorted by key: the example, the offset of its values, and their number. values: logits,
+or values; over a vocabulary those of the top words, as log-probabilities at temperature 1. words, norms: over a
+vocabulary only: the top words, and the log-sum over all words for each temperature.
 
 Shape letters: E examples, G those of a batch, R rows of values, W their width, M targets, S temperatures.
 """
@@ -39,7 +39,7 @@ _OUTPUTS, _PLACES, _ROWS = (np.uint64(number) for number in (1, 2, 3))
 
 
 @dataclass(frozen=True)
-class Held:
+class TermBatch:
     """One term of a batch. batch: the part of it that has the term's targets, on the host."""
 
     batch: Batch
@@ -47,18 +47,18 @@ class Held:
 
     @property
     def packed(self) -> Packed:
-        """What its places count in."""
+        """The packed texts that its positions index."""
         outputs = self.batch.outputs
         return self.batch.inputs if self.target.side == "inputs" or outputs is None else outputs
 
     @property
     def inside(self) -> bool:
-        """Whether its targets are places within a document, of which each has as many classes as tokens."""
+        """Whether its targets are positions within a document, with as many classes as the document has tokens."""
         labels = self.target.labels
         return labels is not None and labels.ndim == 2 and not labels.is_floating_point()
 
     def examples(self) -> np.ndarray:
-        """(N,) the example of each document, by its place among those of the batch. Parts of one stand together."""
+        """(N,) the example of each document, by its index within the batch. Parts of an example are adjacent."""
         numbers = self.batch.examples.numpy()
         return np.concatenate([[0], np.cumsum(numbers[1:] != numbers[:-1])]).astype(np.int64)
 
@@ -81,7 +81,7 @@ class Held:
         return mix(keys)
 
     def owners(self, targets: int) -> np.ndarray:
-        """(M,) the example of each target that is predicted. ValueError where these are not those of the batch."""
+        """(M,) the example of each predicted target. ValueError if these do not match the batch."""
         example_N, at = self.examples(), self.target.at
         if at is None and self.target.span is not None:
             at = self.target.span[:, 0]
@@ -95,45 +95,45 @@ class Held:
         return np.repeat(of, targets // len(of))
 
 
-def held_terms(batch: Batch) -> dict[str, Held]:
-    """By the name of its term, where a target of a batch stands."""
+def batch_terms(batch: Batch) -> dict[str, TermBatch]:
+    """By term name, the location of its targets in a batch."""
     if isinstance(batch, MixedBatch):
         return {
-            term_of(name, term): Held(member.host, member.host.targets[term])
+            term_of(name, term): TermBatch(member.host, member.host.targets[term])
             for name, member in batch.members
             for term in member.targets
         }
     host = batch.host
-    return {term: Held(host, target) for term, target in host.targets.items()}
+    return {term: TermBatch(host, target) for term, target in host.targets.items()}
 
 
-def held_states(batch: Batch) -> Iterator[tuple[str, Held]]:
-    """The states of the tokens that are read, by a name for each side: of each part of a batch, in their order."""
+def batch_states(batch: Batch) -> Iterator[tuple[str, TermBatch]]:
+    """The states of the tokens that are read, by a name per side: of each part of a batch, in order."""
     for part in parts_of(batch):
         host = part.host
         for side, packed in _sides(host):
-            yield f"states of {side}", Held(host, Target(None, at=torch.arange(len(packed.tokens)), side=side))
+            yield f"states of {side}", TermBatch(host, Target(None, at=torch.arange(len(packed.tokens)), side=side))
 
 
 def _sides(batch: Batch) -> Iterator[tuple[Side, Packed]]:
-    """What each stack reads of a batch."""
+    """The inputs of each stack in a batch."""
     yield "inputs", batch.inputs
     if batch.outputs is not None:
         yield "outputs", batch.outputs
 
 
 def require_rows(batch: Batch) -> None:
-    """UserError where what is predicted of a batch is of more, or of less, than rows."""
-    for term, held in held_terms(batch).items():
+    """UserError if predictions are not per row."""
+    for term, held in batch_terms(batch).items():
         if held.batch.rows is None or held.target.at is not None or held.inside:
             raise UserError(
-                f"{term} is predicted of tokens, and the teacher has another tokenizer than the student",
+                f"{term} is predicted per token, and the teacher has another tokenizer than the student",
                 "give a teacher with the student's tokenizer; or distill=sequence, which learns the teacher's texts",
             )
 
 
 def _read(packed: Packed, example_N: np.ndarray, first_G: np.ndarray) -> np.ndarray:
-    """(G,) hashes of the tokens of each example and of where its documents end."""
+    """(G,) hashes of the tokens of each example and the ends of its documents."""
     tokens_T, lengths_N = packed.tokens.numpy().astype(np.uint64), np.array(packed.lengths, dtype=np.int64)
     starts_N = np.array(packed.starts, dtype=np.int64)
     example_T = np.repeat(example_N, lengths_N)
@@ -151,7 +151,7 @@ def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
 
 
 def order_of(owner_M: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """The targets with those of an example together: (M,) their order, and (G,) how many each has."""
+    """Groups targets by example: (M,) their order, and (G,) counts."""
     return np.argsort(owner_M, kind="stable"), np.bincount(owner_M, minlength=groups)
 
 
@@ -171,15 +171,15 @@ _KINDS: dict[str, type[TargetProbabilities]] = {
 
 @dataclass(frozen=True)
 class Format:
-    """dtype: of values on disk. top_k: words that are kept of a vocabulary; None: all. temperatures: at which the sums
-    over all words are kept."""
+    """dtype: of values on disk. top_k: words stored of a vocabulary; None: all. temperatures: those of the stored
+    log-sums."""
 
     dtype: str
     top_k: int | None
     temperatures: tuple[float, ...]
 
     def plain(self, values: Tensor) -> np.ndarray:
-        """Values as they are written. UserError where the type is too small for them."""
+        """Values as written. UserError if the dtype's range is too small."""
         cast = values.detach().to(TYPES[self.dtype]).cpu()
         if bool(torch.isinf(cast.float()).logical_and(torch.isfinite(values.cpu())).any()):
             raise UserError(
@@ -189,13 +189,13 @@ class Format:
         return (cast.view(torch.int16) if self.dtype == "bfloat16" else cast).numpy()
 
     def tensor(self, values: np.ndarray, device: torch.device) -> Tensor:
-        """The other way, as it was written."""
+        """The inverse: stored values as a tensor."""
         read = on(values, device)
         return read.view(torch.bfloat16) if self.dtype == "bfloat16" else read
 
 
 class TermWriter:
-    """Appends what a teacher predicts of one term to files `NUMBER.*.bin` of a folder."""
+    """Appends the teacher's predictions of one term to the files `NUMBER.*.bin` of a folder."""
 
     def __init__(self, folder: Path, number: int, layout: Format):
         self.folder, self.number, self.layout = folder, number, layout
@@ -209,8 +209,8 @@ class TermWriter:
         self._files: dict[str, BinaryIO] = {}
         self._dtypes: dict[str, str] = {}
 
-    def add(self, held: Held, keys_G: np.ndarray, predicted: TargetProbabilities) -> None:
-        """Those examples of a batch that are not there yet."""
+    def add(self, held: TermBatch, keys_G: np.ndarray, predicted: TargetProbabilities) -> None:
+        """Adds the new examples of a batch."""
         self.kind = next(name for name, kind in _KINDS.items() if type(predicted) is kind)
         self.inside = held.inside
         columns = self._columns(predicted)
@@ -233,11 +233,11 @@ class TermWriter:
         self.rows += int(counts.sum())
 
     def has(self, keys_G: np.ndarray) -> bool:
-        """Whether all of these examples are there."""
+        """Whether it has all of these examples."""
         return self.seen.issuperset(keys_G.tolist())
 
     def _columns(self, predicted: TargetProbabilities) -> dict[str, np.ndarray]:
-        """(M, W) the values of the targets, and what stands beside them."""
+        """(M, W) the values of the targets, and their words and log-sums."""
         if isinstance(predicted, PredictedWords):
             return self._of_words(predicted)
         if isinstance(predicted, Classes):
@@ -270,7 +270,7 @@ class TermWriter:
         values.tofile(self._files[name])
 
     def close(self) -> dict[str, Any]:
-        """Write the keys. Returns what the manifest says of the term."""
+        """Writes the keys. Returns the term's entry for the manifest."""
         keys, first, counts = (np.concatenate(parts) for parts in (self._keys, self._first, self._counts))
         order = np.argsort(keys)
         for name, values in {"keys": keys, "first": first.astype("<i8"), "counts": counts.astype("<i8")}.items():
@@ -290,7 +290,7 @@ class TermWriter:
 
 
 class TermReader:
-    """Answers for the examples of a batch from the files of a term. metadata: as `TermWriter.close` gave them."""
+    """Reads the predictions for a batch from the files of a term. metadata: returned by `TermWriter.close`."""
 
     def __init__(self, folder: Path, metadata: Mapping[str, Any], layout: Format):
         self.metadata, self.layout = metadata, layout
@@ -303,8 +303,8 @@ class TermReader:
             mapped = np.memmap(file, dtype=dtype, mode="r", shape=shape) if 0 not in shape else np.zeros(shape, dtype)
             self.arrays[name] = mapped.view(np.ndarray)
 
-    def of(self, held: Held, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
-        """What the teacher predicted of a batch; None where it did not read one of its examples."""
+    def of(self, held: TermBatch, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
+        """The teacher's predictions for a batch; None if an example is missing."""
         keys_E = self.arrays["keys"]
         at_G = np.minimum(np.searchsorted(keys_E, keys_G), max(len(keys_E) - 1, 0))
         if not len(keys_E) or not np.array_equal(keys_E[at_G], keys_G):
@@ -330,7 +330,7 @@ class TermReader:
             logits = self.layout.tensor(values[rows], device)
             return TopWords(words, logits, norms, self.layout.temperatures, self.metadata["vocabulary"])
         if kind == "words":
-            return KeptWords(values, rows, self.layout, device)
+            return StoredWords(values, rows, self.layout, device)
         tensor = self.layout.tensor(values[rows], device)
         if kind == "classes":
             return Classes(tensor)
@@ -338,8 +338,8 @@ class TermReader:
 
 
 @dataclass(frozen=True)
-class KeptWords(TargetProbabilities):
-    """All logits over a vocabulary, read from disk a few rows at a time."""
+class StoredWords(TargetProbabilities):
+    """All logits over a vocabulary, read from disk in slices."""
 
     values: np.ndarray
     rows: np.ndarray
@@ -355,33 +355,33 @@ class KeptWords(TargetProbabilities):
 
 
 def temperatures_of(terms: Sequence[Any]) -> tuple[float, ...]:
-    """Those of the terms of a distillation, and 1."""
+    """The temperatures of the terms, and 1."""
     return tuple(sorted({1.0, *(term.temperature for term in terms if hasattr(term, "temperature"))}))
 
 
-def _lengths(held: Held) -> np.ndarray:
+def _lengths(held: TermBatch) -> np.ndarray:
     """(N,) tokens of each document."""
     return np.array(held.packed.lengths, dtype=np.int64)
 
 
 def _ranges(first_G: np.ndarray, counts_G: np.ndarray) -> np.ndarray:
-    """The numbers from each first one on, end to end."""
+    """The numbers of each range, concatenated."""
     before_G = np.cumsum(counts_G) - counts_G
     return np.arange(int(counts_G.sum())) + np.repeat(first_G - before_G, counts_G)
 
 
 def _inside(lengths_N: np.ndarray) -> np.ndarray:
-    """(2N, L) whether a place is within its document, for its start and then for its end."""
+    """(2N, L) whether a position is within its document, for starts and then for ends."""
     return np.arange(lengths_N.max(initial=0)) < np.repeat(lengths_N, 2)[:, None]
 
 
-def _flat(values_ML: np.ndarray, held: Held) -> np.ndarray:
-    """(R, 1) the scores of the places within each document."""
+def _flat(values_ML: np.ndarray, held: TermBatch) -> np.ndarray:
+    """(R, 1) the scores of the positions within each document."""
     return values_ML[_inside(_lengths(held))][:, None]
 
 
 def _padded(values_R1: np.ndarray, lengths_N: np.ndarray, layout: Format, device: torch.device) -> Classes:
-    """The other way: (2N, L), -inf behind the end of a document."""
+    """The inverse: (2N, L), -inf after the end of a document."""
     inside_ML = _inside(lengths_N)
     logits_ML = torch.full(inside_ML.shape, -torch.inf, dtype=TYPES[layout.dtype], device=device)
     logits_ML[on(inside_ML, device)] = layout.tensor(values_R1[:, 0], device)

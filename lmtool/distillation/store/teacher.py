@@ -1,7 +1,7 @@
-"""A teacher that has said already what it predicts: it answers from disk, and its network does not run.
+"""A teacher with stored predictions, which are read from disk instead of running its network.
 
-One pass of the teacher over what a run reads feeds every run that reads the same: students of other sizes, other
-weights of terms, other rates.
+One pass of the teacher over the data serves every run with the same data: students of other sizes, other term weights,
+other learning rates.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 from lmtool.data.examples import Examples
 from lmtool.data.loader import PackedLoader
 from lmtool.distillation.seen import RecordedOutputs, RecordedStates, StudentData, Teacher
-from lmtool.distillation.store.folder import Opened, Shelf, open_or_make, require_room
+from lmtool.distillation.store.folder import Opened, Shelf, open_or_make, require_free_space
 from lmtool.distillation.store.outputs import (
     Format,
-    Held,
+    TermBatch,
     TermReader,
     TermWriter,
-    held_states,
-    held_terms,
+    batch_states,
+    batch_terms,
     require_rows,
 )
 from lmtool.errors import UserError
@@ -39,10 +39,10 @@ from lmtool.types import Batch
 
 @dataclass(kw_only=True)
 class StoredTeacher(Teacher):
-    """of: what its outputs depend on, as plain data, beside what of the data is read. states: whether those of the last
-    layers are kept, in front of a final norm, beside what is predicted. fixed: whether every epoch has
-    the same examples. seed: of the run. tokenizers: the teacher's and the student's, for the first screen: where these
-    differ it reads the rows of the student's table with its own, and answers by row."""
+    """of: the identity of its outputs, as plain data, except for the data that is read. states: whether to store the
+    last layers' states before the final norm. fixed: whether every epoch has the same examples. seed: of the run.
+    tokenizers: the teacher's and the student's, for the first screen: if these differ, it tokenizes the student's table
+    itself, and predicts by row."""
 
     shelf: Shelf
     layout: Format
@@ -60,9 +60,13 @@ class StoredTeacher(Teacher):
             require_rows(reading.examples.batch(reading.examples.plan(0).rows[:1], np.arange(1), 0))
             reading = replace(reading, examples=examples)
         passes = Passes.of(reading, self.fixed, self.seed)
-        kept = {"dtype": self.layout.dtype, "top_k": self.layout.top_k, "temperatures": list(self.layout.temperatures)}
+        retained = {
+            "dtype": self.layout.dtype,
+            "top_k": self.layout.top_k,
+            "temperatures": list(self.layout.temperatures),
+        }
         opened = open_or_make(
-            self.shelf, {**self.of, **kept, "read": passes.metadata}, lambda folder: self._fill(folder, passes),
+            self.shelf, {**self.of, **retained, "read": passes.metadata}, lambda folder: self._fill(folder, passes),
             reading.progress,
         )  # fmt: skip
         self._read(opened)
@@ -71,30 +75,30 @@ class StoredTeacher(Teacher):
 
     @property
     def by_row(self) -> bool:
-        """Whether its examples are known by the rows that they are of."""
+        """Whether its examples are identified by row."""
         return not self.reads_batches
 
     def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
-        """UserError where it has not read an example of the batch."""
+        """UserError if an example of the batch is missing."""
         device = batch.inputs.tokens.device
-        held = {term: part for term, part in held_terms(batch).items() if term in self.terms}
+        held = {term: part for term, part in batch_terms(batch).items() if term in self.terms}
         predicted = {term: self._kept(term, part, device) for term, part in held.items()}
-        for name, part in held_states(batch) if self.states and states is not None else ():
-            place = self._last(part.target.side)
-            if states is not None and states.wants(place):
-                kept = self._kept(name, part, device)
-                assert isinstance(kept, Classes)
-                states(place, kept.logits_MC.float())
+        for name, part in batch_states(batch) if self.states and states is not None else ():
+            point = self._last(part.target.side)
+            if states is not None and states.wants(point):
+                retained = self._kept(name, part, device)
+                assert isinstance(retained, Classes)
+                states(point, retained.logits_MC.float())
         return RecordedOutputs(self.learner, batch, predicted)
 
-    def _kept(self, term: str, held: Held, device: torch.device) -> TargetProbabilities:
-        kept = self.terms[term].of(held, held.keys(self.by_row), device)
-        if kept is None:
+    def _kept(self, term: str, held: TermBatch, device: torch.device) -> TargetProbabilities:
+        retained = self.terms[term].of(held, held.keys(self.by_row), device)
+        if retained is None:
             raise UserError(
                 f"the store of the teacher's outputs lacks examples of {term} that this run reads",
-                "give distill.store=null, with which the teacher runs beside the student",
+                "give distill.store=null, so that the teacher runs alongside the student",
             )
-        return kept
+        return retained
 
     def _last(self, side: Side) -> TapPoint:
         """The last layer of the stack that reads a side."""
@@ -105,19 +109,19 @@ class StoredTeacher(Teacher):
         self.terms = {name: TermReader(opened.folder, metadata, self.layout) for name, metadata in terms.items()}
 
     def _fill(self, folder: Path, passes: Passes) -> dict[str, Any]:
-        """Write what the teacher predicts of all that is read."""
+        """Writes the teacher's predictions for all examples."""
         writers: dict[str, TermWriter] = {}
-        others: set[str] = set()  # terms that it predicts nothing of
+        unpredicted: set[str] = set()  # terms that it does not predict
         done = 0
         for batch in passes.batches():
             done += len(batch.inputs.lengths)
-            held = [(term, part) for term, part in held_terms(batch).items() if term not in others]
-            held += held_states(batch) if self.states else ()
+            held = [(term, part) for term, part in batch_terms(batch).items() if term not in unpredicted]
+            held += batch_states(batch) if self.states else ()
             if not all(term in writers and writers[term].has(part.keys(self.by_row)) for term, part in held):
                 self._add(batch, held, writers, folder)
-                others |= {term for term, _ in held} - writers.keys()
+                unpredicted |= {term for term, _ in held} - writers.keys()
                 size = sum(file.stat().st_size for file in folder.iterdir())
-                require_room(folder, size, done, passes.documents)
+                require_free_space(folder, size, done, passes.documents)
             if passes.reading.progress is not None:
                 passes.reading.progress("asking the teacher", done, passes.documents)
         if not writers:
@@ -127,20 +131,20 @@ class StoredTeacher(Teacher):
         return {"terms": {name: writer.close() for name, writer in writers.items()}}
 
     def _add(
-        self, batch: Batch, held: Sequence[tuple[str, Held]], writers: dict[str, TermWriter], folder: Path
+        self, batch: Batch, held: Sequence[tuple[str, TermBatch]], writers: dict[str, TermWriter], folder: Path
     ) -> None:
         depths = self.learner.backbone.config.depths
         tap = RecordedStates(states=[TapPoint(depth, side) for side, depth in depths.items()]) if self.states else None
         predicted = dict(super().see(batch.to(self.precision.device), tap).predicted)
-        loose = sorted(predicted.keys() - held_terms(batch).keys())
+        loose = sorted(predicted.keys() - batch_terms(batch).keys())
         if loose:
             raise UserError(
-                f"what the teacher predicts of {loose[0]} is of no targets of the data, by which it could be stored",
-                "give distill.store=null, with which the teacher runs beside the student",
+                f"the teacher's predictions of {loose[0]} have no targets in the data to index them by",
+                "give distill.store=null, so that the teacher runs alongside the student",
             )
         for term, part in held:
             values = predicted.get(term)
-            if tap is not None and term not in held_terms(batch):
+            if tap is not None and term not in batch_terms(batch):
                 values = Classes(_next_states(tap, self._last(part.target.side), len(part.packed.tokens)))
             if values is not None:
                 writer = writers.setdefault(term, TermWriter(folder, len(writers), self.layout))
@@ -148,19 +152,19 @@ class StoredTeacher(Teacher):
                     writer.add(part, part.keys(self.by_row), values)
 
 
-def _next_states(tap: RecordedStates, place: TapPoint, tokens: int) -> torch.Tensor:
-    """The states of the next forward that a tap kept. UserError where a learner does not read each text once."""
-    states = tap.states[place].pop(0) if tap.states[place] else None
+def _next_states(tap: RecordedStates, point: TapPoint, tokens: int) -> torch.Tensor:
+    """The states of the next forward recorded by a tap. UserError if a learner does not read each text exactly once."""
+    states = tap.states[point].pop(0) if tap.states[point] else None
     if states is None or len(states) != tokens:
         raise UserError(
-            "distill.terms.states: this learner does not read each text once, and its states are not stored",
-            "give distill.store=null, with which the teacher runs beside the student",
+            "distill.terms.states: this learner does not read each text exactly once, so its states cannot be stored",
+            "give distill.store=null, so that the teacher runs alongside the student",
         )
     return states
 
 
 def _same_every_epoch(examples: Examples) -> bool:
-    """Whether its plan is."""
+    """Whether the plan is constant."""
     if isinstance(examples, MixedExamples):
         return all(map(_same_every_epoch, examples.members.values()))
     return examples.plan(1) is examples.plan(0)
@@ -168,8 +172,8 @@ def _same_every_epoch(examples: Examples) -> bool:
 
 @dataclass(frozen=True)
 class Passes:
-    """The examples that a run reads. metadata: the same as plain data. epochs: whole epochs; 0: the first steps of one,
-    up to `steps`. documents: about how many these are, for progress."""
+    """The examples that a run reads. metadata: the same as plain data. epochs: complete epochs; 0: the first steps of
+    one, up to `steps`. documents: approximate number, for progress."""
 
     reading: StudentData
     metadata: dict[str, Any]
@@ -179,15 +183,15 @@ class Passes:
 
     @classmethod
     def of(cls, reading: StudentData, fixed: bool, seed: int) -> Passes:
-        """UserError where no budget says how much is read."""
+        """UserError if no budget determines how much is read."""
         plan = reading.examples.plan(0)
         if fixed and _same_every_epoch(reading.examples):
             return cls(reading, {"epochs": "all"}, 1, 0, len(plan))
         steps, epochs = reading.max_steps or math.inf, reading.max_epochs or math.inf
         if math.isinf(steps) and math.isinf(epochs):
             raise UserError(
-                "distill.store= needs to know how much is read: every epoch has other examples",
-                "give max_steps= or max_epochs=, beside another budget or in its place",
+                "distill.store= needs to know how much is read: every epoch has different examples",
+                "give max_steps= or max_epochs=, in addition to another budget or instead of it",
             )
         in_epoch = reading.loader.steps_in_epoch(0)
         steps = min(steps, math.ceil(epochs * in_epoch)) if epochs < 1 else steps
@@ -201,7 +205,7 @@ class Passes:
         return cls(reading, {"seed": seed, "epochs": whole}, whole, 0, len(plan) * whole)
 
     def batches(self) -> Iterator[Batch]:
-        """All examples, those of like length together where whole epochs are read."""
+        """All examples; sorted by length if complete epochs are read."""
         examples, tokens = self.reading.examples, self.reading.tokens
         if not self.epochs:
             for step in islice(self.reading.loader.steps(None), self.steps):
@@ -215,12 +219,12 @@ class Passes:
             yield from loader.epoch_batches(epoch)
 
 
-# A teacher whose predictions over a vocabulary are cut to its most probable words.
+# A teacher with predictions over a vocabulary truncated to its most probable words.
 
 
 @dataclass(kw_only=True)
 class CutTeacher(Teacher):
-    """top_k: words that are kept of a vocabulary. temperatures: at which they are learned."""
+    """top_k: words retained of a vocabulary. temperatures: at which they are learned."""
 
     top_k: int
     temperatures: tuple[float, ...]

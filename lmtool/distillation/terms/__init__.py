@@ -1,1 +1,1 @@
-"""What a student learns from, a file a depth."""
+"""The distillation terms."""

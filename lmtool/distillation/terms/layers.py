@@ -1,4 +1,4 @@
-"""Terms between layers: their states, and what their self-attention computes."""
+"""Terms between layers: hidden states and self-attention."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from lmtool.nn.stack import Stack, Tap, TapPoint
 from lmtool.nn.tiled import AttentionInputs, TileScores
 from lmtool.types import Batch, Packed
 
-# What the terms between layers share: which places they compare, and what they keep of a step's forwards.
+# Shared by the terms between layers: the compared locations, and the recorded forwards of a step.
 
 
 Pair = tuple[TapPoint, TapPoint]
-"""A place of the student, and the teacher's that it learns from."""
+"""A location in the student, and the teacher's location that it learns from."""
 
 
 class LayerTerm(Term):
-    """The base of terms between layers: the mean over tokens of what is lost at each pair of places, summed over the
+    """The base of terms between layers: the mean over tokens of the loss at each pair of locations, summed over the
     pairs. In an encoder-decoder the tokens of both sides count alike.
 
-    UserError where nothing learns that has layers, and where a forward shows that the two read different texts.
+    UserError if no layer is trained, and if a forward shows that the two read different texts.
     """
 
     of_attention: ClassVar[bool] = False
@@ -45,15 +45,18 @@ class LayerTerm(Term):
         assert teacher is not None
         if student.extracts and not any(name.startswith("backbone.") for name in student.learning):
             raise UserError(
-                "distill.terms: no layer of the student learns, and terms between layers need one that does",
-                "give tuning=full, or take terms over what is predicted: distill=soft",
+                "distill.terms: no layer of the student is trained, and terms between layers need one that is",
+                "give tuning=full, or use terms over predictions: distill=soft",
             )
         self.pairs = tuple(self.compared(student, teacher.learner, layers))
         self._kept: dict[bool, RecordedStates] = {}
 
     def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
-        """The places that are compared: by the layer map."""
-        yield from ((TapPoint(own, side), TapPoint(its, side)) for side, own, its in layers or ())
+        """The compared locations, by the layer map."""
+        yield from (
+            (TapPoint(student_value, side), TapPoint(teacher_value, side))
+            for side, student_value, teacher_value in layers or ()
+        )
 
     def tap(self, teacher: bool) -> Tap:
         places = [pair[teacher] for pair in self.pairs]
@@ -64,41 +67,40 @@ class LayerTerm(Term):
         return {"": float(batch.tokens)}
 
     def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
-        own, its = self._kept.pop(False), self._kept.pop(True)
+        student_value, teacher_value = self._kept.pop(False), self._kept.pop(True)
         total = torch.zeros((), device=student.batch.inputs.tokens.device)
         rows: dict[Side, int] = {}
         for pair in self.pairs:
-            if own.tokens(pair[0]) != its.tokens(pair[1]):
+            if student_value.tokens(pair[0]) != teacher_value.tokens(pair[1]):
                 raise UserError(
                     "distill.terms: layers are compared token by token, and here the student reads other texts than "
                     "its teacher, such as those of another domain",
-                    "take terms over what is predicted: distill=soft",
+                    "use terms over predictions: distill=soft",
                 )
-            lost, rows[pair[0].side] = self.lost(own, its, pair, student.batch)
+            lost, rows[pair[0].side] = self.lost(student_value, teacher_value, pair, student.batch)
             total = total + lost
-        # A learner may read an input more than once, or one side alone.
+        # A learner may read an input more than once, or only one side.
         return {"": total * (self.counts(student.batch)[""] / max(sum(rows.values()), 1))}
 
     @abstractmethod
     def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
-        """What is lost at a pair of places, summed over tokens, and their number."""
+        """The loss at a pair of locations, summed over tokens, and their number."""
 
 
 def last_places(student: BaseLearner, teacher: BaseLearner) -> Iterator[Pair]:
     """The last layers of the stacks that both have."""
-    own, its = student.backbone.config, teacher.backbone.config
-    for side in shared_sides(own, its):
-        yield TapPoint(own.depths[side], side), TapPoint(its.depths[side], side)
+    student_value, teacher_value = student.backbone.config, teacher.backbone.config
+    for side in shared_sides(student_value, teacher_value):
+        yield TapPoint(student_value.depths[side], side), TapPoint(teacher_value.depths[side], side)
 
 
 def texts_of(batch: Batch, side: Side) -> Sequence[Packed]:
-    """What the stack of a side reads of a batch, a forward after the other."""
+    """The inputs of a side's stack in a batch, one per forward."""
     texts = [part.inputs if side == "inputs" else part.outputs for part in parts_of(batch)]
     return [packed for packed in texts if packed is not None]
 
 
-# What self-attention is: its scores (TinyBERT), and the relations of tokens within a layer (MiniLM, MiniLMv2).
-#
+# Terms over self-attention: its scores (TinyBERT), and the relations of tokens within a layer (MiniLM, MiniLMv2).
 # Shape letters: T tokens, A heads, D width of a head, R rows of a tile, L queries and K keys of a row.
 
 
@@ -106,8 +108,8 @@ Tiles = tuple[TileScores, TileScores]
 
 
 class AttentionTerm(LayerTerm):
-    """The base of terms over self-attention. UserError where virtual tokens, or a prefix, stand among the student's
-    keys: the teacher has none there."""
+    """The base of terms over self-attention. UserError if the student's keys include virtual tokens or a prefix, which
+    the teacher does not have."""
 
     of_attention = True
 
@@ -116,30 +118,32 @@ class AttentionTerm(LayerTerm):
         stacks = [module for module in student.backbone.modules() if isinstance(module, Stack)]
         if student.virtual_tokens or any(stack.ahead for stack in stacks):
             raise UserError(
-                f"distill.terms.{entry_of(config).name}: the tuning method puts tokens into what the student attends "
-                "to, and the teacher has none there",
-                "give tuning=full, or take terms over states: distill.terms.hidden.weight=1",
+                f"distill.terms.{entry_of(config).name}: the tuning method adds tokens to the student's attention "
+                "that the teacher does not have",
+                "give tuning=full, or use terms over states: distill.terms.hidden.weight=1",
             )
 
     def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
         total, tokens = torch.zeros((), device=batch.inputs.tokens.device), 0
-        for own, its in zip(student.attention_inputs[pair[0]], teacher.attention_inputs[pair[1]], strict=True):
-            for tiles in self.tiles(own, its):
+        for student_value, teacher_value in zip(
+            student.attention_inputs[pair[0]], teacher.attention_inputs[pair[1]], strict=True
+        ):
+            for tiles in self.tiles(student_value, teacher_value):
                 total = total + self.distance(*tiles)
-            tokens += len(own.q_TAD)
+            tokens += len(student_value.q_TAD)
         return total, tokens
 
     @abstractmethod
     def tiles(self, student: AttentionInputs, teacher: AttentionInputs) -> Iterator[Tiles]:
-        """The scores that are compared."""
+        """The compared scores."""
 
     @abstractmethod
     def distance(self, student: TileScores, teacher: TileScores) -> Tensor:
-        """Of a tile, summed over queries."""
+        """The loss of a tile, summed over queries."""
 
 
 class AttentionScores(AttentionTerm):
-    """The squared error of the scores before the softmax, its mean over heads and over what a token sees, summed over
+    """The squared error of the scores before the softmax, averaged over heads and attended tokens, and summed over
     tokens and layers: 1/h sum_i MSE(A_i student, A_i teacher) (Jiao et al. 2020, equation 8; "the attention matrix is
     used as the fitting target instead of its softmax output", section 3.1, and so in their code)."""
 
@@ -156,10 +160,10 @@ class AttentionScores(AttentionTerm):
 
 
 class Relations(AttentionTerm):
-    """KL(teacher || student) of a layer's distributions, its mean over heads, summed over tokens, over the relations
-    and over the layers: of attention (Wang et al. 2020, MiniLM, equation 5), and of softmax(V V^T / sqrt(d)) of its
-    values (equation 7); or of its queries, keys and values cut into relation heads (Wang et al. 2021, MiniLMv2,
-    equation 2, whose weights are 1). The papers have one layer, the last: distill.layers=last."""
+    """KL(teacher || student) of a layer's distributions, averaged over heads, and summed over tokens, relations and
+    layers: of attention (Wang et al. 2020, MiniLM, equation 5), and of softmax(V V^T / sqrt(d)) of its values (equation
+    7); or of its queries, keys and values split into relation heads (Wang et al. 2021, MiniLMv2, equation 2, with
+    weights of 1). The papers use one layer, the last: distill.layers=last."""
 
     config: RelationsConfig
 
@@ -178,7 +182,7 @@ class Relations(AttentionTerm):
 
     def distance(self, student: TileScores, teacher: TileScores) -> Tensor:
         own_RALK, its_RALK = _logs(student), _logs(teacher)
-        # What is not seen counts nothing: 0 times -inf is no number.
+        # Masked entries count as zero: 0 times -inf is nan.
         gap_RALK = its_RALK - own_RALK
         if student.allow is not None:
             gap_RALK = gap_RALK.masked_fill(~student.allow, 0.0)
@@ -186,7 +190,7 @@ class Relations(AttentionTerm):
 
 
 def _logs(tile: TileScores) -> Tensor:
-    """The logarithm of the softmax over what is seen."""
+    """The log softmax over attended tokens."""
     scores_RALK = tile.scores_RALK
     if tile.allow is not None:
         scores_RALK = scores_RALK.masked_fill(~tile.allow, -torch.inf)
@@ -198,49 +202,48 @@ def _over_queries(each_RAL: Tensor, tile: TileScores) -> Tensor:
     return each_RAL.mean(1).masked_fill(~tile.real_RL, 0.0).sum()
 
 
-# What the states of layers are: those behind the last (DistilBERT), between the layers (TinyBERT, Patient Knowledge
-# Distillation), and behind the embedding (TinyBERT). Where widths differ, a projection learns with the student.
-#
-# Shape letters: T tokens, R of them that are compared, H hidden width.
+# Terms over the states of layers: after the last (DistilBERT), between the layers (TinyBERT, Patience), and after the
+# embedding (TinyBERT). If widths differ, a projection is trained with the student.
+# Shape letters: T tokens, R compared tokens, H hidden width.
 
 
 class StateTerm(LayerTerm):
-    """The base of terms over states. projection: one for all layers, as TinyBERT's W_h; None where the student is as
-    wide as its teacher."""
+    """The base of terms over states. projection: one for all layers, as TinyBERT's W_h; None if the widths are equal.
+    The base of terms over states. projection: one for all layers, as TinyBERT's W_h; None if the widths are equal."""
 
     def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
         super().__init__(config, student, teacher, layers)
         assert teacher is not None
-        own, its = student.backbone.hidden_size, teacher.learner.backbone.hidden_size
+        student_value, teacher_value = student.backbone.hidden_size, teacher.learner.backbone.hidden_size
         self.projection: nn.Linear | None = None
-        if own != its:
-            projection = materialize(lambda: nn.Linear(own, its, bias=False))
+        if student_value != teacher_value:
+            projection = materialize(lambda: nn.Linear(student_value, teacher_value, bias=False))
             student.backbone.initialize(projection, student.seed, f"distill.{entry_of(config).name}.projection.")
             self.projection = projection.to(student.device)
 
     def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
-        own, its = student.states[pair[0]], teacher.states[pair[1]]
-        if not own:
+        student_value, teacher_value = student.states[pair[0]], teacher.states[pair[1]]
+        if not student_value:
             return torch.zeros(()), 0
         texts = texts_of(batch, pair[0].side)
-        x_RH, y_RH = self.read(own, texts), self.read(its, texts)
+        x_RH, y_RH = self.read(student_value, texts), self.read(teacher_value, texts)
         if self.projection is not None:
             x_RH = self.projection(x_RH)
         return self.distance(x_RH.float(), y_RH.float(), pair), len(x_RH)
 
     def read(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
-        """(R, H) the states that are compared, of all forwards."""
+        """(R, H) the compared states of all forwards."""
         return states[0] if len(states) == 1 else torch.cat(list(states))
 
     @abstractmethod
     def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
-        """How far the student's states x are from the teacher's y, summed over R."""
+        """The distance of the student's states x from the teacher's y, summed over R."""
 
 
 class States(StateTerm):
-    """The sum over tokens of 1 - cos(h_student, h_teacher) of the last hidden states, behind the final norm where a
+    """The sum over tokens of 1 - cos(h_student, h_teacher) of the last hidden states, after the final norm if the
     family has one (Sanh et al. 2019, section 3, "cosine embedding loss"; in their code the mean over the tokens that
-    are no padding, special ones included)."""
+    are not padding, special ones included)."""
 
     def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
         super().__init__(config, student, teacher, layers)
@@ -251,11 +254,11 @@ class States(StateTerm):
         return last_places(student, teacher)
 
     def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
-        for of_teacher, kept in ((False, student), (True, teacher)):
-            place = pair[of_teacher]
-            norm = self._norms[of_teacher].get(place.side)
+        for of_teacher, retained in ((False, student), (True, teacher)):
+            point = pair[of_teacher]
+            norm = self._norms[of_teacher].get(point.side)
             if norm is not None:
-                kept.states[place] = [norm(x_TH) for x_TH in kept.states[place]]
+                retained.states[point] = [norm(x_TH) for x_TH in retained.states[point]]
         return super().lost(student, teacher, pair, batch)
 
     def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
@@ -263,15 +266,15 @@ class States(StateTerm):
 
 
 class Hidden(StateTerm):
-    """The squared error of hidden states, its mean over the width, summed over tokens and layers: MSE(H_student W_h,
-    H_teacher) (Jiao et al. 2020, equation 9, summed over layers by equation 11 with weights of 1)."""
+    """The squared error of hidden states, averaged over the width, and summed over tokens and layers: MSE(H_student
+    W_h, H_teacher) (Jiao et al. 2020, equation 9, summed over layers by equation 11 with weights of 1)."""
 
     def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
         return (x_RH - y_RH).square().mean(-1).sum()
 
 
 class Embedded(Hidden):
-    """The same behind the embedding: MSE(E_student W_e, E_teacher) (Jiao et al. 2020, equation 10)."""
+    """The same after the embedding: MSE(E_student W_e, E_teacher) (Jiao et al. 2020, equation 10)."""
 
     def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
         for side in shared_sides(student.backbone.config, teacher.backbone.config):
@@ -279,10 +282,9 @@ class Embedded(Hidden):
 
 
 class Patience(StateTerm):
-    """The squared distance of the unit vectors of each text's class token, its mean over the width and over the layers,
-    summed over texts: equation 7 of Sun et al. 2019 adds up width and layers, their code takes the mean of both, and
-    the weights that they report (10 to 1000) are for that. A text that is read left to right is summed up by its last
-    token."""
+    """The squared distance of the normalized states of each text's class token, averaged over the width and the layers,
+    and summed over texts: equation 7 of Sun et al. 2019 sums over width and layers, their code averages both, and their
+    weights (10 to 1000) are for the averages. A text read left to right is represented by its last token."""
 
     def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
         super().__init__(config, student, teacher, layers)
@@ -301,11 +303,11 @@ class Patience(StateTerm):
         return occupied.cu_lengths[1:].long() - 1 if self._last else occupied.cu_lengths[:-1].long()
 
     def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
-        layers = sum(own.side == pair[0].side for own, _ in self.pairs)
+        layers = sum(student_value.side == pair[0].side for student_value, _ in self.pairs)
         return (F.normalize(x_RH, dim=-1) - F.normalize(y_RH, dim=-1)).square().mean(-1).sum() / layers
 
 
 def _final_norms(learner: BaseLearner) -> dict[str, nn.Module | None]:
-    """By side, what stands behind the last layer of a stack. Not held as a submodule: it is the learner's."""
+    """By side, the norm after the last layer of a stack. Not registered as a submodule: it belongs to the learner."""
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
     return {stack.side: stack.final_norm for stack in stacks}

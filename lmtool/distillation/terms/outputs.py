@@ -1,4 +1,4 @@
-"""What a term of distillation is, and the terms over what a teacher predicts."""
+"""The base of distillation terms, and the terms over predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lmtool.distillation.configs import HardConfig, InterchangeConfig, LayerMap, SoftConfig
-from lmtool.distillation.interchange import Site, interventions, kept_for, parts_of, swapped
+from lmtool.distillation.interchange import Site, interventions, parts_of, record_interchange_states, swapped
 from lmtool.distillation.seen import RecordedOutputs, RecordedStates, StudentData, Teacher, see
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -17,13 +17,11 @@ from lmtool.models.heads.predicted import Predicted, TargetProbabilities
 from lmtool.nn.stack import Tap
 from lmtool.types import Batch, Target
 
-# What a term of distillation is.
-
 
 class Term(nn.Module, ABC):
-    """The base of every term. Its parameters learn with the student's, and are in no model that is used later.
+    """The base of every term. Its parameters are trained with the student's, and are not part of any later model.
 
-    layers: the teacher's layer by the student's, for a term that compares layers.
+    layers: the map from student to teacher layers, for terms that compare layers.
     """
 
     def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
@@ -31,21 +29,21 @@ class Term(nn.Module, ABC):
         self.config = config
 
     def begin(self, reading: StudentData) -> dict[str, Any]:
-        """Called before training. Returns what the first screen says of it. UserError where it has nothing to learn of
-        what the run reads."""
+        """Called before training. Returns a line for the first screen. UserError if the run's data offer nothing to
+        learn."""
         return {}
 
     def tap(self, teacher: bool) -> Tap | None:
-        """What must see the states of the student's next forward, or of the teacher's; None for nothing."""
+        """The tap for the states of the next forward of the student, or of the teacher; None without one."""
         return None
 
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, float]:
-        """By part, how much it compares in a batch, known without a forward. A term of one part calls it ""."""
+        """By part, the number of comparisons in a batch, without a forward. The part of a term with one part is ""."""
 
     @abstractmethod
     def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
-        """By part, the sum of what is lost."""
+        """By part, the sum of losses."""
 
     def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
         """By part, its weight within the term. weights: of the student's own terms."""
@@ -53,18 +51,18 @@ class Term(nn.Module, ABC):
 
 
 def targets_of(target: Target, batch: Batch) -> int:
-    """How many targets one of a batch has."""
+    """The number of targets in a batch."""
     if target.labels is not None:
         return target.labels.numel()
     return len(batch.inputs.tokens) if target.at is None else len(target.at)
 
 
-# What a teacher predicts: its hard labels, and its soft targets (Hinton, Vinyals and Dean 2015).
+# Terms over the teacher's hard labels and soft targets (Hinton, Vinyals and Dean 2015).
 
 
 class OutputTerm(Term):
-    """The base of terms over predictions: each of the student's own terms that a teacher predicts has its part, with
-    its weight there."""
+    """The base of terms over predictions: one part for each term of the student that a teacher predicts, with that
+    term's weight."""
 
     def __init__(
         self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None
@@ -74,7 +72,7 @@ class OutputTerm(Term):
         self._own_counts = student.counts
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Every target counts alike, whatever the weight of its class in the student's own loss."""
+        """Targets count equally, without the class weights of the student's own loss."""
         counts = self._own_counts(batch)
         counts |= {term: float(targets_of(target, batch)) for term, target in batch.targets.items()}
         return {term: count for term, count in counts.items() if term in self.parts}
@@ -104,7 +102,7 @@ class Soft(OutputTerm):
 
 
 class Hard(OutputTerm):
-    """The loss against the teacher's best guess."""
+    """The loss on the teacher's best prediction."""
 
     config: HardConfig
 
@@ -112,13 +110,13 @@ class Hard(OutputTerm):
         return student.hard_loss_sum(teacher.best())
 
 
-# What a teacher predicts under interchange interventions (Geiger et al. 2022, "Inducing Causal Structure for
-# Interpretable Neural Networks"; Wu et al. 2022, "Causal Distillation for Language Models").
+# Predictions under interchange interventions (Geiger et al. 2022, "Inducing Causal Structure for Interpretable Neural
+# Networks"; Wu et al. 2022, "Causal Distillation for Language Models").
 
 
 class Interchange(OutputTerm):
-    """T^2 KL(teacher || student), both with the states of the same tokens of another text behind aligned layers. The
-    gradient reaches both forwards of the student's, that over the base and that over the source."""
+    """T^2 KL(teacher || student), both with swapped states of the same tokens after aligned layers. The gradient flows
+    through both forwards of the student, over the base and over the source."""
 
     config: InterchangeConfig
 
@@ -133,14 +131,15 @@ class Interchange(OutputTerm):
         self.kept: dict[bool, RecordedStates] = {}
 
     def begin(self, reading: StudentData) -> dict[str, Any]:
-        """How many texts of the first step have another one beside them to be swapped with."""
+        """Describes how many texts of the first step have another text to swap with."""
         first = next(iter(reading.loader.steps(None)))
         parts = [part for batch in first.batches for part in parts_of(batch)]
         sizes = [len(part.inputs.lengths) for part in parts]
         paired = sum(size for size in sizes if size > 1) / max(sum(sizes), 1)
         if not paired:
             raise UserError(
-                "distill.terms.interchange swaps states of two texts of a forward, and here each is read by itself",
+                "distill.terms.interchange swaps states between two texts of a forward, and here each text is alone "
+                "in its forward",
                 "give a larger batch_examples=, batch_tokens= or micro_batch_tokens=, or distill=soft",
             )
         sides = (f"{site.side} " if len(self.depths[False]) > 1 else "" for site in self.sites)
@@ -148,11 +147,11 @@ class Interchange(OutputTerm):
         return {"interchange": ", ".join(pairs)} | ({"interchange_fraction": paired} if paired < 1 else {})
 
     def tap(self, teacher: bool) -> RecordedStates:
-        self.kept[teacher] = kept_for(self.depths[teacher], self.sites, teacher)
+        self.kept[teacher] = record_interchange_states(self.depths[teacher], self.sites, teacher)
         return self.kept[teacher]
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """None where no text of a batch has another one beside it."""
+        """None if no text of a batch has another one to swap with."""
         paired = any(len(part.inputs.lengths) > 1 for part in parts_of(batch))
         return {term: count if paired else 0.0 for term, count in super().counts(batch).items()}
 
@@ -162,8 +161,8 @@ class Interchange(OutputTerm):
             interventions(part, self.sites, self.config.proportion, learner.seed, step) for part in parts_of(batch)
         ]
         taps = {
-            of_teacher: swapped(kept, plans, self.sites, of_teacher, self.config.dimensions)
-            for of_teacher, kept in self.kept.items()
+            of_teacher: swapped(retained, plans, self.sites, of_teacher, self.config.dimensions)
+            for of_teacher, retained in self.kept.items()
         }
         self.kept = {}
         if not any(plan.changed for plan in plans):

@@ -1,1 +1,1 @@
-"""What an objective does to text, measured against its definition: what `lmtool inspect` reports."""
+"""Measured statistics of an objective against its definition: the report of `lmtool inspect`."""

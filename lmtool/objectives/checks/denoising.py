@@ -18,22 +18,21 @@ from lmtool.objectives.corruption.noises import (
     infill,
     mask_each,
     noise_counts,
-    poisson_shares,
+    poisson_probabilities,
     restore,
 )
 from lmtool.objectives.examples.denoising import NoisyWindows
 from lmtool.types import Packed
 
-# What BART's noises do to text, measured against their definitions.
-#
+# Checks of BART's noises against their definitions.
 # Shape letters: N texts of a batch, T their tokens.
 
 
 class NoisyInspector(StreamInspector):
-    """Of `NoisyWindows`."""
+    """Inspects `NoisyWindows`."""
 
     def fact(self, stats: RunningStatistics) -> str:
-        """What each noise does, one after the other."""
+        """Describes each noise in order."""
         fractions = {
             "masked share of words": "of the words are masked, a mask for each span",
             "masked share of tokens": "of the tokens are masked",
@@ -46,7 +45,7 @@ class NoisyInspector(StreamInspector):
         return "; ".join([*noises, "the output is the original text"])
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        """Each noise of the configuration by itself: the texts before it and after it."""
+        """Checks each configured noise separately, from the texts before and after it."""
         examples = self.examples
         texts = examples.texts(drawn.rows, drawn.numbers, drawn.epoch)
         before = texts
@@ -79,26 +78,26 @@ def _permuted(
     order = np.lexsort((before.tokens, before.owners)), np.lexsort((after.tokens, after.owners))
     stats.none("tokens lost by the permutation", (before.tokens[order[0]] != after.tokens[order[1]]).sum())
     sentences = examples.sentences(before, rows["start"])
-    kept, chances = [], []
+    retained, chances = [], []
     sentences_of = np.split(sentences, before.starts[1:])
     for tokens, noised, numbers in zip(_each(before), _each(after), sentences_of, strict=True):
         parts = [sentence.tobytes() for sentence in np.split(tokens, np.flatnonzero(np.diff(numbers)) + 1)]
-        # Which sentence comes first is seen where none of the others begins as the first one does.
+        # The first sentence is recognizable only if no other sentence begins like it.
         first, rest = parts[0], parts[1:]
         if rest and not any(sentence.startswith(first) or first.startswith(sentence) for sentence in rest):
             moved = np.ceil(len(parts) * examples.config.sentence_permutation - 1e-9)
-            kept.append(noised.tobytes().startswith(first))
+            retained.append(noised.tobytes().startswith(first))
             chances.append(1 - max(moved - 1, 0) / len(parts))
-    if kept:
-        stats.share("first sentences that stay first", sum(kept), len(kept), np.array(chances))
+    if retained:
+        stats.share("first sentences that stay first", sum(retained), len(retained), np.array(chances))
 
 
 def _infilled(stats: RunningStatistics, examples: NoisyWindows, before: PackedTexts, after: PackedTexts) -> None:
     config, vocabulary = examples.config, examples.vocabulary
     infilled = examples.infilled(before)
-    fractions, drawn, mean = poisson_shares(config.poisson_mean), infilled.drawn, config.poisson_mean
-    # Lengths are drawn until they are enough, so their number depends on them: each is held against the definition
-    # given those before it, of which the bound knows nothing but the variance.
+    fractions, drawn, mean = poisson_probabilities(config.poisson_mean), infilled.drawn, config.poisson_mean
+    # Lengths are sampled until their sum suffices, so their number depends on them: each is compared with its
+    # conditional distribution given the previous ones; the bound needs only the variance.
     stats.mean("words of a span as drawn", drawn.sum(), len(drawn), len(drawn) * mean, len(drawn) * mean, 1.0)
     for length in range(int(2 * mean) + 2):
         stats.share(f"spans of {length} as drawn", (drawn == length).sum(), len(drawn), float(fractions[length]))
@@ -130,34 +129,34 @@ def _masked(stats: RunningStatistics, examples: NoisyWindows, before: PackedText
 def _randomised(
     stats: RunningStatistics, examples: NoisyWindows, unit: str, after: PackedTexts, masks_T: np.ndarray
 ) -> None:
-    shown = after.tokens[masks_T] != examples.vocabulary.mask
-    stats.share(f"masked {unit} that show a random token", shown.sum(), masks_T.sum(), examples.config.random)
+    visible = after.tokens[masks_T] != examples.vocabulary.mask
+    stats.share(f"masked {unit} that show a random token", visible.sum(), masks_T.sum(), examples.config.random)
 
 
 def _rotated(stats: RunningStatistics, share: float, before: PackedTexts, after: PackedTexts) -> None:
-    """A text looks as it was by chance too: of its n beginnings, those a whole number of periods away."""
-    strange, kept, periods = 0, 0, []
+    """A text may look unrotated by chance: of its n rotations, those by a multiple of its period do."""
+    strange, retained, periods = 0, 0, []
     for original, other in zip(_each(before), _each(after), strict=True):
-        # As text of a character a token: repeated twice it holds every rotation of itself.
-        text, shown = ("".join(map(chr, tokens.tolist())) for tokens in (original, other))
-        strange += len(shown) != len(text) or shown not in text * 2
-        kept += shown == text
+        # As text with one character per token: repeated twice, it contains every rotation of itself.
+        text, visible = ("".join(map(chr, tokens.tolist())) for tokens in (original, other))
+        strange += len(visible) != len(text) or visible not in text * 2
+        retained += visible == text
         periods.append((text * 2).find(text, 1))
     stats.none("texts that are no rotation of what they were", strange)
-    stats.share("texts that begin as they did", kept, len(periods), 1 - share * (1 - 1 / np.array(periods)))
+    stats.share("texts that begin as they did", retained, len(periods), 1 - share * (1 - 1 / np.array(periods)))
 
 
 def _each(texts: PackedTexts) -> list[np.ndarray]:
     return np.split(texts.tokens, texts.starts[1:])
 
 
-# Spans that are cut out: how many tokens and spans, their sentinels, and that both sides give back the text.
+# Checks of span corruption: numbers of tokens and spans, sentinels, and that both sides restore the text.
 
 
 class CorruptedSpansInspector(StreamInspector):
-    """Of `CorruptedSpans`."""
+    """Inspects `CorruptedSpans`."""
 
-    drops_lone_tokens = True
+    drops_single_tokens = True
 
     def fact(self, stats: RunningStatistics) -> str:
         share, length = stats.measured("corrupted share of text"), stats.measured("tokens of a span")
@@ -172,7 +171,7 @@ class CorruptedSpansInspector(StreamInspector):
         examples, batch = self.examples, drawn.batch
         lengths = drawn.rows["length"].astype(np.int64)
         corrupted = examples.corrupted(drawn.rows, drawn.numbers, drawn.epoch)
-        # Both sides as they are fed, without what the format puts around them.
+        # Both sides without the format's special tokens.
         template, outputs = examples.sides.template, cast(Packed, batch.outputs)
         corrupted = replace(
             corrupted,
@@ -205,7 +204,7 @@ class CorruptedSpansInspector(StreamInspector):
 
 
 def _restores(corrupted: Corrupted, sentinels: np.ndarray, text: np.ndarray) -> bool:
-    """Whether both sides give back the text; sides whose spans do not match give nothing."""
+    """Whether both sides restore the text; unmatched spans restore nothing."""
     try:
         return np.array_equal(restore(corrupted, sentinels), text)
     except ValueError:

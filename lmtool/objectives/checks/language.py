@@ -1,4 +1,4 @@
-"""Checks of the examples of language models: windows of running text, prefixes, words, and pairs of words."""
+"""Checks of language modeling examples: windows of running text, prefixes, words, and word pairs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from lmtool.models.characters import FILL, TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, 
 from lmtool.objectives.examples.words import BACKWARD, FORWARD, Pairs
 from lmtool.types import Packed
 
-# Windows of a stream of documents: their text, and that they hold every token.
+# Windows of a document stream: their text, and their coverage of every token.
 
 
 class StreamInspector(Inspector):
-    """Of examples with a `stream` that their plan's rows cut.
+    """Inspects examples that window a `stream`.
 
-    drops_lone_tokens: whether a window needs two tokens, so that one left alone at the end of a text is in none.
+    drops_lone_tokens: whether a window needs two tokens, so that a single token left at the end of a text is in none.
     """
 
-    drops_lone_tokens = False
+    drops_single_tokens = False
 
     def texts(self, drawn: SampledBatch) -> list[list[str]]:
-        """The documents of each window; the tokens that separate them are left out."""
+        """The documents of each window, without separators."""
         return [self._documents(int(row["start"]), int(row["length"])) for row in drawn.rows]
 
     def _documents(self, start: int, length: int) -> list[str]:
@@ -38,23 +38,23 @@ class StreamInspector(Inspector):
         return [self.tokenizer.decode(part.tolist()) for part in np.split(ids, within)]
 
     def check_plan(self, stats: RunningStatistics) -> None:
-        """What of the text is in no window."""
+        """Checks the fraction of text outside of all windows."""
         rows, boundaries = self.examples.plan(0).rows, self.examples.stream.boundaries
-        rows = rows[np.argsort(rows["start"], kind="stable")]  # lanes go by steps
+        rows = rows[np.argsort(rows["start"], kind="stable")]  # lanes have steps
         start = rows["start"]
         ends = np.maximum.accumulate(start + rows["length"])
         gaps = np.maximum(np.append(start, boundaries[-1]) - np.append(0, ends), 0)
         left = ragged_ranges(np.append(0, ends), gaps)
-        lone = np.isin(left + 1, boundaries).sum() if self.drops_lone_tokens else 0
-        stats.exact("left out share of text", len(left), lone, boundaries[-1])
+        single = np.isin(left + 1, boundaries).sum() if self.drops_single_tokens else 0
+        stats.exact("left out share of text", len(left), single, boundaries[-1])
         super().check_plan(stats)
 
 
-# Next tokens: every token but a window's first is predicted, by the one before it.
+# Next-token prediction: every token but a window's first is predicted by the previous one.
 
 
 class CausalInspector(StreamInspector):
-    """Of `CausalWindows`."""
+    """Inspects `CausalWindows`."""
 
     def fact(self, stats: RunningStatistics) -> str:
         return "every token is predicted from those before it, all of a text in one pass"
@@ -68,23 +68,22 @@ class CausalInspector(StreamInspector):
         stats.none("tokens without a prediction", len(tokens) - len(drawn.rows) - len(np.unique(at)))
 
 
-# Running text in lanes: every lane one piece of the text, every token but the first predicted once, and where a
-# segment stands behind what is carried to it.
-#
+# Running text in lanes: each lane is one piece of the text, every token but the first is predicted once, and each
+# segment follows the carried state.
 # Shape letters: E segments of all lanes.
 
 
-# Segments that are drawn.
+# Maximum segments in a diagram.
 _DRAWN = 24
 
 
 class LanesInspector(StreamInspector):
-    """Of `CausalSegments`. The first examples are those of one lane, one after the other."""
+    """Inspects `CausalSegments`. The first examples are consecutive segments of one lane."""
 
     def fact(self, stats: RunningStatistics) -> str:
         return (
             f"every token is predicted from those before it; the text is read in {self.examples.lanes} lanes, each "
-            "behind what it has read before"
+            "continuing from its state"
         )
 
     def first(self, n: int) -> np.ndarray:
@@ -96,13 +95,13 @@ class LanesInspector(StreamInspector):
             read = int(row["before"])
             lane = {"number": int(row["lane"]) + 1, "of": self.examples.lanes, "read": read}
             kept = "the state" if memory is None else f"{min(read, memory)} tokens of memory"
-            place = f"{lane['number']} of {lane['of']}, {read:,} tokens read before, sees {kept}"
-            drawing = [("lane", f"{place}  {self._drawing(row, memory)}")]
+            title = f"{lane['number']} of {lane['of']}, {read:,} tokens read before, sees {kept}"
+            drawing = [("lane", f"{title}  {self._drawing(row, memory)}")]
             yield {**entry, "lane": lane, "drawing": drawing}
 
     def _drawing(self, row: np.void, memory: int | None) -> str:
-        """A lane up to a segment, a letter for as many tokens: read before (.), of these in the memory (m), read now
-        (x). A state that is no memory knows all before it in part (~)."""
+        """A diagram of a lane up to a segment, each letter standing for the same number of tokens: read before (.), in
+        the memory (m), read now (x). A recurrent state carries all tokens before it in part (~)."""
         before, unit = int(row["before"]), max(1, self.max_length // 4)
         places = np.arange(0, before + int(row["length"]), unit)[-_DRAWN:]
         kept = "~" if memory is None else "m"
@@ -110,7 +109,7 @@ class LanesInspector(StreamInspector):
         return "".join("x" if at >= before else kept if at >= start else "." for at in places)
 
     def check_plan(self, stats: RunningStatistics) -> None:
-        """What of the text is read by no segment, or twice, and whether each stands right behind the one before it."""
+        """Checks for text that is skipped or read twice, and that each segment directly follows the previous one."""
         rows, places = self.examples.plan(0).rows, len(self.examples.stream) - 1
         ordered = rows[np.argsort(rows["start"], kind="stable")]
         ends = ordered["start"] + ordered["length"]
@@ -128,31 +127,31 @@ class LanesInspector(StreamInspector):
         after = self.examples.stream.read(rows["start"] + 1, rows["length"].astype(np.int64))
         stats.none("labels that are not the next token", (after != labels).sum())
         lanes = drawn.batch.lanes
-        said = () if lanes is None else lanes.read
-        stats.none("tokens read before of which a batch knows nothing", rows["before"].sum() - sum(said))
+        read_rows = () if lanes is None else lanes.read
+        stats.none("tokens read before of which a batch knows nothing", rows["before"].sum() - sum(read_rows))
 
 
-# What the two sides of an encoder-decoder's examples hold besides what their format puts around it.
+# The sides of an encoder-decoder's examples without the format's special tokens.
 
 
 def within(template: FormatTemplate, packed: Packed, ids: Tensor) -> np.ndarray:
-    """The ids of one side without the special tokens that its format puts before and behind the text."""
+    """The ids of one side without the format's special tokens before and after the text."""
     before, behind = (len(piece) for piece in template.pieces)
     positions = packed.positions.numpy()
     lengths = np.repeat(packed.lengths, packed.lengths)
     return ids.numpy()[(positions >= before) & (positions < lengths - behind)]
 
 
-# Texts that are split: the place of the split is uniform, and what is behind it is predicted.
+# Split texts: the position of the split is uniform, and the text after it is predicted.
 
 
 class PrefixesInspector(StreamInspector):
-    """What both kinds of examples share."""
+    """Shared by both kinds of split examples."""
 
-    drops_lone_tokens = True
+    drops_single_tokens = True
 
     def fact(self, stats: RunningStatistics) -> str:
-        return "a text is split at a random place: what is before it is read, what is behind it is predicted"
+        return "a text is split at a random position: the part before it is read, the part after it is predicted"
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         lengths = drawn.rows["length"].astype(np.int64)
@@ -167,11 +166,11 @@ class PrefixesInspector(StreamInspector):
     def check_sides(
         self, stats: RunningStatistics, drawn: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
     ) -> None:
-        """Enter what holds of both sides of the splits, of texts of `lengths` (N,) behind their `prefixes` (N,)."""
+        """Checks both sides of the splits, for texts of `lengths` (N,) with `prefixes` (N,)."""
 
 
 class MaskedPrefixesInspector(PrefixesInspector):
-    """Of `MaskedPrefixes`."""
+    """Inspects `MaskedPrefixes`."""
 
     def check_sides(
         self, stats: RunningStatistics, drawn: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
@@ -186,7 +185,7 @@ class MaskedPrefixesInspector(PrefixesInspector):
 
 
 class EncodedPrefixesInspector(PrefixesInspector):
-    """Of `EncodedPrefixes`."""
+    """Inspects `EncodedPrefixes`."""
 
     def check_sides(
         self, stats: RunningStatistics, drawn: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
@@ -200,19 +199,19 @@ class EncodedPrefixesInspector(PrefixesInspector):
         stats.none("batches whose sides do not give back the text", not both)
 
 
-# Words in windows: each is predicted from both sides, and is read by its characters.
+# Words in windows, read by their characters, and predicted in both directions.
 
 
 _SIGNS = {TEXT_BEGINS: "<S>", TEXT_ENDS: "</S>", WORD_BEGINS: "<W>", WORD_ENDS: "</W>"}
-# Words that are drawn.
+# Words shown per example.
 _CHECKED_WORDS = 12
 
 
 class WordInspector(StreamInspector):
-    """Of `WordWindows`."""
+    """Inspects `WordWindows`."""
 
     def fact(self, stats: RunningStatistics) -> str:
-        return "every word is predicted twice: from the words before it (→), and from those behind it (←)"
+        return "every word is predicted twice: from the words before it (→), and from those after it (←)"
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         inputs = drawn.batch.inputs
@@ -234,7 +233,7 @@ class WordInspector(StreamInspector):
             stats.none(f"words that {term} lacks", len(first_W) - texts - len(np.unique(word_M + ahead)))
 
     def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
-        """With the words of each example drawn: their symbols, and what each direction predicts there."""
+        """Adds the words of each example: their symbols, and the prediction targets of each direction."""
         inputs = drawn.batch.inputs
         tokens, starts = inputs.tokens.numpy(), np.array(inputs.starts)
         first_W, _ = self.examples.words(tokens, starts)
@@ -247,22 +246,22 @@ class WordInspector(StreamInspector):
         }
         for number, entry in enumerate(super().entries(drawn)):
             start, length = starts[number], inputs.lengths[number]
-            own = np.flatnonzero((first_W >= start) & (first_W < start + length))[:_CHECKED_WORDS]
+            window_words = np.flatnonzero((first_W >= start) & (first_W < start + length))[:_CHECKED_WORDS]
             entry["drawing"] = [
                 [_word(symbols_WL[word]), self._predicted(targets, at)]
-                for word, at in zip(own.tolist(), first_W[own].tolist(), strict=True)
+                for word, at in zip(window_words.tolist(), first_W[window_words].tolist(), strict=True)
             ]
             yield entry
 
     def _predicted(self, targets: Mapping[str, Mapping[int, int]], at: int) -> str:
-        """What each direction predicts at a place, by its arrow."""
+        """The target of each direction at a position, by its arrow."""
         arrows = ((FORWARD, "→"), (BACKWARD, "←"))
-        there = [(arrow, targets[term][at]) for term, arrow in arrows if at in targets[term]]
-        return "  ".join(f"{arrow} {self.tokenizer.readable([label])[0]}" for arrow, label in there)
+        directions = [(arrow, targets[term][at]) for term, arrow in arrows if at in targets[term]]
+        return "  ".join(f"{arrow} {self.tokenizer.readable([label])[0]}" for arrow, label in directions)
 
 
 def _word(symbols: list[int]) -> str:
-    """The symbols of a word for a person, what fills it up left out."""
+    """The symbols of a word as text, without padding."""
     shown, run = [], bytearray()
     for symbol in [*symbols, FILL]:
         if 1 <= symbol <= 256:
@@ -276,17 +275,16 @@ def _word(symbols: list[int]) -> str:
     return " ".join(shown)
 
 
-# Words that are left out, windows around those that stay, and negatives: each beside its definition.
-#
-# Shape letters: V vocabulary, T tokens, K of them that are kept, M pairs.
+# Words left out by subsampling, context windows of the retained words, and negatives, compared with their definitions.
+# Shape letters: V vocabulary, T tokens, K retained tokens, M pairs.
 
 
-# Ranks in which the distribution of negatives is held against its definition: 1, 2 to 10, 11 to 100, ...
+# Rank bins of the distribution of negatives: 1, 2 to 10, 11 to 100, ...
 _DECADES = 8
 
 
 class WordPairsInspector(StreamInspector):
-    """Of `WordPairs`."""
+    """Inspects `WordPairs`."""
 
     def fact(self, stats: RunningStatistics) -> str:
         kept, pairs = stats.measured("words kept"), stats.measured("pairs of a word that is kept")
@@ -294,12 +292,13 @@ class WordPairsInspector(StreamInspector):
             return ""
         negatives = self.examples.config.negatives
         return (
-            f"{kept:.1%} of the words are kept; each is to tell the {pairs:.1f} words around it from {negatives} drawn"
+            f"{kept:.1%} of the words are retained; each is to tell the {pairs:.1f} words around it from {negatives} "
+            "sampled words"
         )
 
     @cached_property
     def _ranks(self) -> np.ndarray:
-        """(V,) the decade of each word's rank by its count, the commonest first."""
+        """(V,) the decade of each word's rank by count, in descending order."""
         counts_V = self.examples.counts.counts
         rank_V = np.empty(len(counts_V), dtype=np.int64)
         rank_V[np.argsort(-counts_V, kind="stable")] = np.arange(len(counts_V))
@@ -323,7 +322,7 @@ class WordPairsInspector(StreamInspector):
         self._check_negatives(stats, pairs.negatives.reshape(-1))
 
     def _check_pairs(self, stats: RunningStatistics, pairs: Pairs) -> None:
-        """They are all words within reach, and no others."""
+        """Checks that pairs are exactly the words within reach."""
         row_K = np.repeat(np.arange(len(pairs.lengths)), pairs.lengths)
         place_K = np.arange(len(row_K)) - np.repeat(np.cumsum(pairs.lengths) - pairs.lengths, pairs.lengths)
         distance_M = np.abs(pairs.center - pairs.context)

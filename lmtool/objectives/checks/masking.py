@@ -1,4 +1,4 @@
-"""Checks of masked examples: masked tokens, pairs of segments, and the words that a generator writes."""
+"""Checks of masked examples: masked tokens, segment pairs, and the generator's samples."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from lmtool.learners.model import indices_of
 from lmtool.objectives.checks.language import StreamInspector
 from lmtool.objectives.corruption.masking import Masked, budget
 
-# Masked tokens: how many, what stands in their place, and that nothing else changes.
-#
-# Shape letters: N examples of a batch, T their tokens, M places that predict.
+# Masked tokens: their number, their replacements, and that nothing else changes.
+# Shape letters: N examples of a batch, T their tokens, M predicting positions.
 
 
 @dataclass(frozen=True)
 class Masks:
-    """What was masked of a batch. masked: the masks as they are drawn. tokens, shown: (T,) before and after. text: (T,)
-    bool, what may be masked. eligible, selected: (N,) how many tokens of an example may be, and are."""
+    """The masks of a batch. masked: the sampled masks. tokens, shown: (T,) before and after masking. text: (T,) bool,
+    tokens that may be masked. eligible, selected: (N,) how many tokens of an example may be, and are."""
 
     masked: Masked
     tokens: np.ndarray
@@ -36,7 +35,7 @@ BRANCHES = ("of these, [MASK]", "of these, another token", "of these, unchanged"
 
 
 class MaskingInspector(Inspector):
-    """Of examples with masks over single tokens or words. config: what the masks are held against."""
+    """Inspects examples with masks over single tokens or words. config: the expected masks."""
 
     def __init__(self, learner: Any, examples: Any, max_length: int):
         super().__init__(learner, examples, max_length)
@@ -51,8 +50,8 @@ class MaskingInspector(Inspector):
         return f"{super().fact(stats)}; of these the model reads {read}"
 
     def repeats(self, epoch: int) -> bool:
-        """Static masks come again."""
-        return self.config.drawn_epoch(epoch) != epoch
+        """Static masks repeat."""
+        return self.config.sampling_epoch(epoch) != epoch
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         whole = self.examples.assemble(drawn.rows)
@@ -70,7 +69,7 @@ class MaskingInspector(Inspector):
         self.check_masks(stats, Masks(masked, whole.tokens, shown, text, eligible, selected))
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
-        """Enter which tokens are masked, and what stands in their place."""
+        """Checks which tokens are masked, and what replaces them."""
         config, vocabulary, at, text = self.config, self.vocabulary, masks.masked.at, masks.text
         regular = int((~vocabulary.special).sum())
         check_branches(
@@ -90,26 +89,26 @@ class MaskingInspector(Inspector):
 
 
 class MaskedWindowsInspector(MaskingInspector, StreamInspector):
-    """Of `MaskedWindows`."""
+    """Inspects `MaskedWindows`."""
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         super().check(stats, drawn)
         share, rows = self.config.short_window_probability, drawn.rows
         if not share:
             return
-        short, room = rows["short"] == 1, self.examples.room
+        short, capacity = rows["short"] == 1, self.examples.room
         stats.share("windows that aim at a shorter length", short.sum(), len(rows), share)
         ends = np.isin(rows["start"] + rows["length"], self.examples.stream.boundaries)
-        stats.none("windows cut although there is text", (~short & ~ends & (rows["length"] != room)).sum())
+        stats.none("windows cut although there is text", (~short & ~ends & (rows["length"] != capacity)).sum())
         stats.note(
-            "length of the shorter ones, as a share of the longest", rows["length"][short].sum(), short.sum() * room
+            "length of the shorter ones, as a share of the longest", rows["length"][short].sum(), short.sum() * capacity
         )
 
 
 def check_budget(
     stats: RunningStatistics, selected_N: np.ndarray, budget_N: np.ndarray, eligible_N: np.ndarray
 ) -> None:
-    """How many of each example's tokens are predicted, where their number is exact."""
+    """Checks the number of predicted tokens of each example, if it is exact."""
     stats.exact("predicted share of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
     stats.none("examples off their budget", (selected_N != budget_N).sum())
 
@@ -118,27 +117,27 @@ def check_branches(
     stats: RunningStatistics,
     mask: float,
     random: float,
-    shown_M: np.ndarray,
+    visible_M: np.ndarray,
     labels_M: np.ndarray,
     regular: int,
     mask_id: int,
 ) -> None:
-    """What stands in the place of predicted tokens. A random token may be the same one: it looks unchanged then."""
-    hidden, same = shown_M == mask_id, shown_M == labels_M
+    """Checks what replaces predicted tokens. A random token may be the original one, and then counts as unchanged."""
+    hidden, same = visible_M == mask_id, visible_M == labels_M
     stats.share(BRANCHES[0], hidden.sum(), len(labels_M), mask)
     stats.share(BRANCHES[1], (~hidden & ~same).sum(), len(labels_M), random * (1 - 1 / regular))
     stats.share(BRANCHES[2], (~hidden & same).sum(), len(labels_M), 1 - mask - random + random / regular)
 
 
-# Pairs of segments: their classes, where their segments come from, and what is cut of them.
+# Segment pairs: their classes, the origin of their segments, and truncation.
 
 
-# Class 0 and class 1, in words.
+# Names of class 0 and class 1.
 _CLASSES = {"nsp": ("the second follows", "the second is random"), "sop": ("in order", "swapped")}
 
 
 class MaskedPairsInspector(MaskingInspector):
-    """Of `MaskedPairs`."""
+    """Inspects `MaskedPairs`."""
 
     def label(self, value: Any, describe_position: bool) -> Any:
         return super().label(value, True) if describe_position else _CLASSES[self.examples.config.pairs][value]
@@ -150,7 +149,7 @@ class MaskedPairsInspector(MaskingInspector):
         return [[self.tokenizer.decode(tokens[at : at + length].tolist()) for at, length in pair] for pair in spans]
 
     def fact(self, stats: RunningStatistics) -> str:
-        """Further: how many pairs are of the second class."""
+        """Adds the fraction of pairs of the second class."""
         names = {"nsp": "random second segments in all", "sop": "pairs that are swapped"}
         share = stats.measured(names[self.examples.config.pairs])
         pairs = {"nsp": "the second text of {} of the pairs is a random one", "sop": "{} of the pairs are swapped"}
@@ -162,7 +161,7 @@ class MaskedPairsInspector(MaskingInspector):
         self.check_pairs(stats, drawn)
 
     def check_pairs(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        """Enter where segments come from, and what is cut."""
+        """Checks the origin of segments, and truncation."""
         self._check_cut(stats, drawn.rows)
         self._check_classes(stats, drawn.rows)
         if self.config.pair_of == "segments":
@@ -189,19 +188,19 @@ class MaskedPairsInspector(MaskingInspector):
         stats.none("following segments of another document", (~label & (a != b)).sum())
 
     def _check_cut(self, stats: RunningStatistics, rows: np.ndarray) -> None:
-        """Pairs too long for an example lose tokens."""
+        """Checks that only pairs too long for an example lose tokens."""
         cut = self.examples.cut(rows)
         length = rows["a_length"].astype(np.int64) + rows["b_length"]
         stats.note("truncated fraction", cut.sum(), len(rows))
         stats.none("pairs cut although they fit", (cut & (length != self.examples.limit)).sum())
 
 
-# What a generator, as it is, writes in the masked places, beside its own probabilities.
+# The generator's current samples, compared with its own probabilities.
 
 
 class GeneratorInspector(MaskedWindowsInspector):
-    """Of a learner with weights, whose `sampled` and `original` give the text that its model reads, and the text as it
-    was."""
+    """Inspects a learner with weights, whose `sampled` and `original` return the text that its model reads, and the
+    original text."""
 
     def fact(self, stats: RunningStatistics) -> str:
         share = stats.measured("replaced share of tokens")
@@ -211,8 +210,7 @@ class GeneratorInspector(MaskedWindowsInspector):
         return f"{share:.1%} of the tokens that the model reads are replaced, by a generator for which {words}"
 
     def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
-        """Further: `filled`, the text that the model reads; where it is to find the replaced tokens, these are its
-        targets."""
+        """Adds `filled`, the text that the model reads; if the model detects replaced tokens, these are its targets."""
         batch, host = drawn.batch, torch.device("cpu")
         filled = self.learner.sampled(batch.to(self.learner.device), drawn.epoch).filled.to(host)
         other_T = filled.tokens != self.learner.original(batch)

@@ -17,16 +17,15 @@ from lmtool.objectives.checks.masking import (
     check_branches,
     check_budget,
 )
-from lmtool.objectives.corruption.masking import MaskedSpans, budget, length_shares
-from lmtool.objectives.corruption.permutation import Permuted, ngram_shares
+from lmtool.objectives.corruption.masking import MaskedSpans, budget, length_probabilities
+from lmtool.objectives.corruption.permutation import Permuted, ngram_probabilities
 
-# Masked spans: their lengths as drawn, what stands in their place, and where they begin.
-#
-# Shape letters: M masked places, D draws of a length.
+# Masked spans: their sampled lengths, their replacements, and their first tokens.
+# Shape letters: M masked positions, D sampled lengths.
 
 
 class SpanInspector(MaskingInspector):
-    """Of examples with masks over runs of words."""
+    """Inspects examples with masks over runs of words."""
 
     def fact(self, stats: RunningStatistics) -> str:
         mean = stats.measured("words of a span as drawn")
@@ -37,33 +36,33 @@ class SpanInspector(MaskingInspector):
         self._check_lengths(stats, spans.drawn)
         self._check_branches(stats, spans, masks.shown[spans.at])
         starts = self.vocabulary.starts_word[spans.labels[np.searchsorted(spans.at, spans.spans[:, 0])]]
-        # A window may begin within a word, and so may a span that begins with the window.
+        # A window may begin within a word, and so may a span at its start.
         within = ~starts & masks.text[spans.spans[:, 0] - 1]
         stats.none("spans that begin within a word", within.sum())
         wanted = np.ceil(masks.eligible * self.config.probability - 1e-9)
         check_budget(stats, masks.selected, wanted, masks.eligible)
 
-    def _check_lengths(self, stats: RunningStatistics, drawn_D: np.ndarray) -> None:
-        """The (D,) lengths as drawn follow the configuration's shares."""
-        fractions = length_shares(self.config)
-        lengths, count = np.arange(1, len(fractions) + 1), len(drawn_D)
+    def _check_lengths(self, stats: RunningStatistics, sampled_D: np.ndarray) -> None:
+        """Checks that the (D,) sampled lengths follow the configured distribution."""
+        fractions = length_probabilities(self.config)
+        lengths, count = np.arange(1, len(fractions) + 1), len(sampled_D)
         mean = float(fractions @ lengths)
         variance = float(fractions @ lengths**2 - mean**2)
-        stats.mean("words of a span as drawn", drawn_D.sum(), count, count * mean, count * variance, len(fractions))
+        stats.mean("words of a span as drawn", sampled_D.sum(), count, count * mean, count * variance, len(fractions))
         for length, share in zip(lengths, fractions, strict=True):
-            stats.share(f"spans of {length} as drawn", (drawn_D == length).sum(), count, float(share))
+            stats.share(f"spans of {length} as drawn", (sampled_D == length).sum(), count, float(share))
 
-    def _check_branches(self, stats: RunningStatistics, spans: MaskedSpans, shown_M: np.ndarray) -> None:
-        """What stands in the masked places is decided for each token, or for each span as a whole."""
+    def _check_branches(self, stats: RunningStatistics, spans: MaskedSpans, visible_M: np.ndarray) -> None:
+        """Checks the replacements, which are chosen per token or per span."""
         config, mask = self.config, self.vocabulary.mask
         regular = int((~self.vocabulary.special).sum())
         if config.replace == "token":
-            check_branches(stats, config.mask, config.random, shown_M, spans.labels, regular, mask)
+            check_branches(stats, config.mask, config.random, visible_M, spans.labels, regular, mask)
             return
         count = len(spans.spans)
         sizes = np.bincount(spans.span_of, minlength=count)
-        hidden = np.bincount(spans.span_of, shown_M == mask, count)
-        same = np.bincount(spans.span_of, shown_M == spans.labels, count)
+        hidden = np.bincount(spans.span_of, visible_M == mask, count)
+        same = np.bincount(spans.span_of, visible_M == spans.labels, count)
         stats.none("spans partly [MASK]", ((hidden > 0) & (hidden < sizes)).sum())
         stats.share("spans that are [MASK]", (hidden > 0).sum(), count, config.mask)
         chances = 1 - config.mask - config.random + config.random * float(regular) ** -sizes.astype(float)
@@ -71,41 +70,40 @@ class SpanInspector(MaskingInspector):
 
 
 class SpanWindowsInspector(SpanInspector, MaskedWindowsInspector):
-    """Of `MaskedWindows`."""
+    """Inspects `MaskedWindows`."""
 
 
 class SpanPairsInspector(SpanInspector, MaskedPairsInspector):
-    """Of `MaskedPairs`."""
+    """Inspects `MaskedPairs`."""
 
 
-# Permutations: how much is predicted, in runs of which length, in which order, and who sees whom.
-#
-# Shape letters: N examples of a batch, T their tokens, M predicted places, L tokens of a drawn text.
+# Permutations: how much is predicted, in n-grams of which length, in which order, and what each token attends to.
+# Shape letters: N examples of a batch, T their tokens, M predicted positions, L tokens of a diagram.
 
 
-# Tokens of a text whose masks are drawn.
+# Maximum tokens of an attention diagram.
 _DRAWN = 32
 
 
 class PermutationInspector(Inspector):
-    """Of examples with ranks."""
+    """Inspects examples with permutation ranks."""
 
     def fact(self, stats: RunningStatistics) -> str:
         words = super().fact(stats)
         return f"{words}, each from all that are not, and from those before it in a random order" if words else ""
 
     def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
-        """Further: `drawing`, the order and both streams' masks of the first tokens."""
+        """Adds `drawing`, the order and both streams' attention masks for the first tokens."""
         memory = self.learner.backbone.config.remembers
-        kept = f"up to {memory} tokens in front, of those that windows before reused: seen by all"
+        retained = f"up to {memory} tokens in front, of those that windows before reused: seen by all"
         for entry in super().entries(drawn):
             side = entry["input"]
-            asked = {place["position"] for place in entry["targets"]["plm"]}
+            asked = {target["position"] for target in entry["targets"]["plm"]}
             drawing = draw_streams(side["pieces"][:_DRAWN], side["rank"][:_DRAWN], asked)
-            yield {**entry, "drawing": [*([("memory", kept)] if memory else []), *drawing]}
+            yield {**entry, "drawing": [*([("memory", retained)] if memory else []), *drawing]}
 
     def check_permutations(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        """Enter what the objective promises."""
+        """Checks the properties that the objective guarantees."""
         config, vocabulary = self.examples.config, self.examples.masks.vocabulary
         whole = self.examples.assemble(drawn.rows)
         permuted: Permuted = self.examples.masked(whole, drawn.numbers, drawn.epoch)
@@ -126,11 +124,12 @@ class PermutationInspector(Inspector):
         _check_order(stats, permuted, inputs.columns["rank"].numpy(), ~text, block)
 
     def _check_ngrams(self, stats: RunningStatistics, permuted: Permuted) -> None:
-        drawn, fractions = permuted.drawn, ngram_shares(self.examples.config.longest)
+        drawn, fractions = permuted.drawn, ngram_probabilities(self.examples.config.longest)
         lengths, count = np.arange(1, len(fractions) + 1), len(drawn)
         mean = float(fractions @ lengths)
         variance = float(fractions @ lengths**2 - mean**2)
-        # Lengths are drawn until they are enough: each is held against the definition given those before it.
+        # Lengths are sampled until their sum suffices: each is compared with its conditional distribution given the
+        # previous ones.
         stats.mean("tokens of an n-gram as drawn", drawn.sum(), count, count * mean, count * variance, len(fractions))
         for length, share in zip(lengths, fractions, strict=True):
             stats.share(f"n-grams of {length} as drawn", (drawn == length).sum(), count, float(share))
@@ -139,14 +138,14 @@ class PermutationInspector(Inspector):
 
 
 class PermutedWindowsInspector(PermutationInspector, StreamInspector):
-    """Of windows of text."""
+    """Inspects windows of text."""
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         self.check_permutations(stats, drawn)
 
 
 class PermutedPairsInspector(PermutationInspector, MaskedPairsInspector):
-    """Of pairs of segments without a loss."""
+    """Inspects segment pairs without a loss over them."""
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         self.check_permutations(stats, drawn)
@@ -156,8 +155,8 @@ class PermutedPairsInspector(PermutationInspector, MaskedPairsInspector):
 def _check_order(
     stats: RunningStatistics, permuted: Permuted, ranks_T: np.ndarray, special_T: np.ndarray, block_T: np.ndarray
 ) -> None:
-    """Uniform orders: of two neighbours in a block either comes first in half of the cases; pairs that share no token
-    are independent. What is not predicted comes before all that is, and a first block before a second."""
+    """Checks for uniform orders: of two neighbors in a block, either comes first in half of the cases (disjoint pairs
+    are independent). Unpredicted tokens precede all predicted ones, and a first block precedes a second."""
     ordered = special_T.copy()
     ordered[permuted.at] = True
     places = np.flatnonzero(ordered)
@@ -165,14 +164,14 @@ def _check_order(
     first = np.flatnonzero((number[:-1] % 2 == 0) & (block_T[places[:-1]] == block_T[places[1:]]))
     earlier = ranks_T[places[first]] < ranks_T[places[first + 1]]
     stats.share("neighbours in the order of the text", earlier.sum(), len(first), 0.5)
-    # Where the first of them stands in the order is uniform too.
+    # The rank of the first one is uniform too.
     sizes = np.bincount(block_T[places])[block_T[places]]
     leading = np.flatnonzero((number == 0) & (sizes > 1))
     before = (
         ranks_T[places] - np.minimum.reduceat(ranks_T[places], np.flatnonzero(number == 0))[np.cumsum(number == 0) - 1]
     )
-    others = sizes[leading] - 1
-    share, spread = before[leading] / others, (others + 2) / (12 * others)
+    others_count = sizes[leading] - 1
+    share, spread = before[leading] / others_count, (others_count + 2) / (12 * others_count)
     stats.mean("place of the first one in the order", share.sum(), len(share), len(share) / 2, spread.sum(), 0.5)
     last_B = np.full(int(block_T.max(initial=0)) + 1, -1)
     np.maximum.at(last_B, block_T[~ordered], ranks_T[~ordered])
@@ -184,13 +183,13 @@ def _check_order(
     np.maximum.at(highest, block_T, ranks_T)
     lowest = np.full(len(last_B) + 1, np.iinfo(np.int64).max)
     np.minimum.at(lowest, block_T, ranks_T)
-    own = block_T[seconds]
-    stats.none("second parts not behind the first", (lowest[own] <= highest[own - 1]).sum())
+    second_blocks = block_T[seconds]
+    stats.none("second parts not behind the first", (lowest[second_blocks] <= highest[second_blocks - 1]).sum())
 
 
 def draw_streams(pieces: list[str], ranks: list[int], asked: set[int]) -> list[tuple[str, str]]:
-    """Lines (piece, text): the order of the tokens, and what each sees in the content stream and in the query stream,
-    `x` where it sees. asked: the positions that are predicted, which alone have a query."""
+    """Diagram lines (piece, text): the order of the tokens, and what each attends to (`x`) in the content stream and in
+    the query stream. asked: the predicted positions, which alone have a query."""
     order, count = np.array(ranks), len(pieces)
     content, query = order[None, :] <= order[:, None], order[None, :] < order[:, None]
 

@@ -1,1 +1,1 @@
-"""What is done to text: pure functions over packed batches, keyed by (seed, epoch, example, position)."""
+"""Text corruption: pure functions over packed batches, keyed by (seed, epoch, example, position)."""

@@ -1,4 +1,5 @@
-"""Which tokens a masked language model predicts: single tokens, whole words, and spans (SpanBERT, ALBERT)."""
+"""Selection of the tokens that a masked language model predicts: single tokens, whole words, and spans (SpanBERT,
+ALBERT)."""
 
 from __future__ import annotations
 
@@ -11,22 +12,21 @@ from lmtool.data.formats import ragged_ranges
 from lmtool.objectives.configs import MaskingConfig, SpanConfig, TokenMaskingConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-# Which tokens a masked language model predicts, and what stands in their place: a pure function, vectorised.
-#
-# Every draw is keyed by (seed, epoch, example, position), so masks do not depend on how examples are batched.
-# Shape letters: T tokens of the packed batch, N examples in it, M predicted places, W words.
+# Selection and replacement of masked tokens: a pure, vectorized function. Random numbers are keyed by (seed, epoch,
+# example, position), so masks do not depend on the batch.
+# Shape letters: T tokens of the packed batch, N examples in it, M predicted positions, W words.
 
 
-# Draws of one position, side by side: is it selected, which branch, which random token.
+# Random numbers per position: selection, replacement branch, random token.
 _DRAWS = 4
 _SELECT, _BRANCH, _RANDOM = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What masking knows of a vocabulary.
+    """The properties of a vocabulary that masking needs.
 
-    mask: the id of [MASK]. special: (V,) bool, the tokens never selected and never drawn. starts_word: (V,) bool.
+    mask: the id of [MASK]. special: (V,) bool, tokens never selected and never sampled. starts_word: (V,) bool.
     """
 
     mask: int
@@ -42,7 +42,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Masked:
-    """tokens: (T,) what the model reads. at: (M,) flat places, rising. labels: (M,) what stood there."""
+    """tokens: (T,) the inputs. at: (M,) flat positions, ascending. labels: (M,) original tokens."""
 
     tokens: np.ndarray
     at: np.ndarray
@@ -50,9 +50,9 @@ class Masked:
 
 
 def budget(eligible_N: np.ndarray, probability: float) -> np.ndarray:
-    """(N,) how many of an example's eligible tokens are predicted: round(probability x n), at least one of any.
+    """(N,) how many of an example's eligible tokens are predicted: round(probability x n), at least one if any.
 
-    Half is rounded to even, as Python's round does in BERT's data script.
+    Halves round to even, as Python's round does in BERT's data script.
     """
     return np.minimum(np.maximum(np.rint(eligible_N * probability).astype(np.int64), 1), eligible_N)
 
@@ -66,13 +66,18 @@ def mask_tokens(
     seed: int,
     epoch: int,
 ) -> Masked:
-    """Select and replace tokens of a packed batch.
+    """Selects and replaces tokens of a packed batch.
 
-    tokens_T: ids of N examples laid end to end, of lengths lengths_N; special ones are never selected.
-    examples_N: the numbers of the examples, which key the draws. epoch: of the draws; under masking=static they
-    repeat every `duplicates` epochs.
+    Args:
+        config: Which tokens are predicted, and their replacements.
+        vocabulary: See `Vocabulary`.
+        tokens_T: Concatenated ids of N examples; special tokens are never selected.
+        lengths_N: Tokens of each example.
+        examples_N: Example numbers, which key the random numbers.
+        seed: Of the run.
+        epoch: Keys the random numbers; under masking=static they repeat every `duplicates` epochs.
     """
-    epoch = config.drawn_epoch(epoch)
+    epoch = config.sampling_epoch(epoch)
     documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
     positions_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
     eligible_T = ~vocabulary.special[tokens_T]
@@ -86,7 +91,7 @@ def mask_tokens(
     documents = documents_T[places]
     if config.whole_word:
         starts = vocabulary.starts_word[tokens_T[places]]
-        starts |= np.diff(places, prepend=-2) != 1  # behind a special token or at the start of an example
+        starts |= np.diff(places, prepend=-2) != 1  # after a special token or at the start of an example
         word_of = np.cumsum(starts) - 1
         first = np.flatnonzero(starts)
         chosen = _choose(
@@ -114,9 +119,9 @@ def replace_tokens(
     branch_M: np.ndarray,
     uniform_M: np.ndarray,
 ) -> np.ndarray:
-    """(T,) the tokens with [MASK], a random token or themselves at the M places `at`.
+    """(T,) the tokens with [MASK], a random token or the original at the M positions `at`.
 
-    branch_M: the draw that decides which. uniform_M: the draw of the random token.
+    branch_M: random numbers that choose the replacement. uniform_M: those of the random tokens.
     """
     regular = np.flatnonzero(~vocabulary.special)
     drawn = regular[(uniform_M * len(regular)).astype(np.int64)]
@@ -129,10 +134,10 @@ def replace_tokens(
 def _choose(
     config: TokenMaskingConfig, uniform: np.ndarray, documents: np.ndarray, sizes: np.ndarray | None, count: int
 ) -> np.ndarray:
-    """Which units (tokens, or words of given sizes) are selected: bool, a unit each.
+    """Selects units (tokens, or words of given sizes): a bool per unit.
 
-    exact: units in the order of their draws while they fit what is left of the example's budget (BERT's data
-    script). A word larger than the whole budget is taken where nothing else was, so that no example goes without.
+    exact: units in random order while they fit the rest of the example's budget (BERT's data script). A word larger
+    than the whole budget is selected if nothing else was, so that every example has a target.
     """
     if config.select == "bernoulli":
         return uniform < config.probability
@@ -160,8 +165,7 @@ def _choose(
     return chosen
 
 
-# Masks over runs of words: SpanBERT's spans and ALBERT's n-grams. A pure function, vectorised over a batch.
-#
+# Masks over runs of words: SpanBERT's spans and ALBERT's n-grams. A pure function, vectorized over a batch.
 # Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting Spans",
 # TACL 2020, section 3.1, and masking.py of its published code: until ceil(probability x tokens) are masked, a length
 # in words is drawn and a token that is not masked yet; the span begins with that token's word and ends with its
@@ -174,7 +178,7 @@ def _choose(
 # lengths.
 
 
-# Draws of one round of an example; those of a span or a token are numbered by position, far beyond.
+# Random numbers of one round of an example; those of a span or a token are numbered by position, far beyond.
 _SPAN_DRAWS = 4
 _LENGTH, _ANCHOR = 0, 1
 _BY_POSITION = 1 << 40
@@ -182,9 +186,9 @@ _BY_POSITION = 1 << 40
 
 @dataclass(frozen=True)
 class MaskedSpans(Masked):
-    """spans: (S, 2) flat inclusive borders, rising. span_of: (M,) the span each place lies in. bordered: (S,) whether
-    both neighbours of a span are text, so that its border can predict it. drawn: (D,) lengths in words as they were
-    drawn, before text and budget cut them."""
+    """spans: (S, 2) flat inclusive boundaries, ascending. span_of: (M,) the span of each position. bordered: (S,)
+    whether both neighbors of a span are text, so that its boundary can predict it. drawn: (D,) sampled lengths in
+    words, before text and budget truncate them."""
 
     spans: np.ndarray
     span_of: np.ndarray
@@ -192,8 +196,8 @@ class MaskedSpans(Masked):
     drawn: np.ndarray
 
 
-def length_shares(config: SpanConfig) -> np.ndarray:
-    """(K,) probability of each length, 1 word first."""
+def length_probabilities(config: SpanConfig) -> np.ndarray:
+    """(K,) probability of each length, from 1 word."""
     lengths = np.arange(1, config.longest + 1)
     fractions = (1 - config.geometric) ** (lengths - 1.0) if config.lengths == "geometric" else 1.0 / lengths
     return fractions / fractions.sum()
@@ -208,8 +212,8 @@ def mask_spans(
     seed: int,
     epoch: int,
 ) -> MaskedSpans:
-    """Mask spans of a packed batch; the arguments are those of `mask_tokens`."""
-    epoch = config.drawn_epoch(epoch)
+    """Masks spans of a packed batch; arguments as in `mask_tokens`."""
+    epoch = config.sampling_epoch(epoch)
     text = _Text(vocabulary, tokens_T, lengths_N)
     masked_P, drawn = _draw_spans(config, text, examples_N, seed, epoch)
     inside = np.flatnonzero(masked_P)
@@ -233,11 +237,11 @@ def mask_spans(
 
 
 class _Text:
-    """The tokens of a batch that may be masked, and their words.
+    """The maskable tokens of a batch, and their words.
 
-    places: (P,) flat index of each. documents_P: its example. broken_P: whether what is before it is no text of the
-    same example. word_P: its word. word_first: (W+1,) borders of words among the P. run_end_W: the word behind the
-    unbroken run that a word lies in.
+    places: (P,) flat index of each. documents_P: its example. broken_P: whether the previous token is not text of the
+    same example. word_P: its word. word_first: (W+1,) word boundaries among the P. run_end_W: the word after the
+    unbroken run that contains a word.
     """
 
     def __init__(self, vocabulary: Vocabulary, tokens_T: np.ndarray, lengths_N: np.ndarray):
@@ -258,8 +262,8 @@ class _Text:
 def _draw_spans(
     config: SpanConfig, text: _Text, examples_N: np.ndarray, seed: int, epoch: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(P,) which tokens are masked, and (D,) the lengths drawn: a round draws one span of each open example."""
-    cumulative = np.cumsum(length_shares(config))[:-1]
+    """(P,) masked tokens, and (D,) sampled lengths: each round samples one span for each example below its budget."""
+    cumulative = np.cumsum(length_probabilities(config))[:-1]
     masked_P = np.zeros(len(text.places), dtype=bool)
     left_N = np.ceil(text.counts_N * config.probability - 1e-9).astype(np.int64)
     drawn: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
@@ -285,7 +289,7 @@ def _draw_spans(
         new = ~masked_P[inside]
         before = np.cumsum(new) - new  # new tokens before each, from the start of its own span
         before = before - before[np.cumsum(size) - size][owner]
-        kept = new & (before < left_N[active][owner])
-        masked_P[inside[kept]] = True
-        left_N[active] -= np.bincount(owner[kept], minlength=len(active))
+        retained = new & (before < left_N[active][owner])
+        masked_P[inside[retained]] = True
+        left_N[active] -= np.bincount(owner[retained], minlength=len(active))
     return masked_P, np.concatenate(drawn)

@@ -1,4 +1,4 @@
-"""Corruption of texts that a model writes again: BART's noises, T5's sentinels, and prefixes. Pure functions."""
+"""Corruption of texts for encoder-decoders: BART's noises, T5's sentinels, and prefixes. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from lmtool.errors import UserError
 from lmtool.objectives.configs import SpanCorruptionConfig
 from lmtool.objectives.corruption.masking import Vocabulary, budget
 
-# BART's five noises, each a pure function of packed texts, vectorised.
-#
+# BART's five noises, each a pure function of packed texts, vectorized.
 # Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, Translation, and
-# Comprehension", ACL 2020, section 2.2. Text infilling masks round up (share x words) words of a text exactly:
-# lengths are drawn until they are enough, the last one is cut, and the spans are laid among the other words without
-# overlap, every arrangement being equally likely. (fairseq draws the starts one by one and lets spans overlap, so
-# that it masks fewer.) A length of 0 puts a mask between two words or at an end.
-#
-# Every draw is keyed by (seed, epoch, example, number), so noise does not depend on the batch.
-# Shape letters: N examples, T tokens before, W words, S spans, D draws.
+# Comprehension", ACL 2020, section 2.2. Text infilling masks exactly ceil(rate x words) words of a text: lengths are
+# sampled until their sum suffices, the last one is truncated, and the spans are placed among the other words without
+# overlap, every arrangement being equally likely. (fairseq samples the starts one by one and lets spans overlap, so
+# that it masks fewer.) A length of 0 inserts a mask between two words or at an end.
+# Random numbers are keyed by (seed, epoch, example, number), so noise does not depend on the batch.
+# Shape letters: N examples, T original tokens, W words, S spans, D samples.
 
 
-# Each noise numbers its draws from a place of its own.
+# Offsets of each noise's random numbers.
 _SENTENCE, _LENGTH, _PLACE, _INSERT, _MASK, _DELETE, _ROTATE, _RANDOM, _CHOOSE = (number << 40 for number in range(9))
 
 
 @dataclass(frozen=True)
 class PackedTexts:
-    """N texts laid end to end, and the keys of their draws. tokens: (T,). lengths, examples: (N,)."""
+    """N concatenated texts, and the keys of their random numbers. tokens: (T,). lengths, examples: (N,)."""
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -46,27 +44,26 @@ class PackedTexts:
 
     @property
     def starts(self) -> np.ndarray:
-        """(N,) first place of each text."""
+        """(N,) first position of each text."""
         return np.cumsum(self.lengths) - self.lengths
 
     @property
     def positions(self) -> np.ndarray:
-        """(T,) place of each token in its text."""
+        """(T,) position of each token in its text."""
         return np.arange(len(self.tokens)) - self.starts[self.owners]
 
     def uniform(self, owners: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Draws by text and number."""
+        """Random numbers by text and number."""
         return random_streams.uniform_at(self.seed, "corrupt", self.epoch, self.examples[owners], numbers)
 
     def of(self, tokens: np.ndarray, lengths: np.ndarray) -> PackedTexts:
-        """Other tokens under the same keys."""
+        """Other tokens with the same keys."""
         return PackedTexts(tokens, lengths, self.examples, self.seed, self.epoch)
 
 
 @dataclass(frozen=True)
 class Infilled:
-    """texts: with their spans filled. drawn: (D,) lengths as they were drawn, the cut ones too. masked: (N,) words
-    that were masked."""
+    """texts: the infilled texts. drawn: (D,) sampled lengths, before truncation. masked: (N,) masked words."""
 
     texts: PackedTexts
     drawn: np.ndarray
@@ -74,7 +71,7 @@ class Infilled:
 
 
 def _ranks(owners: np.ndarray, uniform: np.ndarray, counts_N: np.ndarray) -> np.ndarray:
-    """The rank of each draw among those of its text; owners rise."""
+    """The rank of each random number within its text; owners are ascending."""
     order = np.lexsort((uniform, owners))
     ranks = np.empty(len(order), dtype=np.int64)
     ranks[order] = np.arange(len(order)) - (np.cumsum(counts_N) - counts_N)[owners]
@@ -82,8 +79,8 @@ def _ranks(owners: np.ndarray, uniform: np.ndarray, counts_N: np.ndarray) -> np.
 
 
 def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, share: float) -> PackedTexts:
-    """Let round up (share x sentences) sentences of each text change places among themselves. sentences_T: a number of
-    each token's sentence, rising within a text."""
+    """Permutes ceil(rate x sentences) sentences of each text among themselves. sentences_T: each token's sentence
+    number, ascending within a text."""
     owners = texts.owners
     opens = (np.diff(sentences_T, prepend=-1) != 0) | (texts.positions == 0)
     first = np.flatnonzero(opens)
@@ -102,11 +99,11 @@ def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, share: float)
 def infill(
     texts: PackedTexts, vocabulary: Vocabulary, share: float, mean: float, random: float, longest: int
 ) -> Infilled:
-    """Replace spans of words by a mask each.
+    """Replaces spans of words by one mask each.
 
-    share: of the words. mean: of the Poisson lengths. random: share of the masks that are a random token instead.
-    longest: no text grows beyond it, nor by more than round up (share x tokens); masks in between that would make it
-    so are left out.
+    share: fraction of the words. mean: of the Poisson lengths. random: fraction of the masks that are random tokens
+    instead. longest: maximum length of a text, which also grows by at most ceil(share x tokens); inserted masks beyond
+    it are dropped.
     """
     owners = texts.owners
     starts_word = vocabulary.starts_word[texts.tokens] | (texts.positions == 0)
@@ -116,13 +113,13 @@ def infill(
     words_N = np.bincount(owner_W, minlength=len(texts.lengths))
     masked_N = np.ceil(words_N * share - 1e-9).astype(np.int64)
     owner_D, drawn = _lengths(texts, masked_N, mean)
-    # The last length of a text is cut to what is left.
+    # The last length of a text is truncated to the rest.
     ends = np.cumsum(drawn)
     before_N = np.cumsum(np.bincount(owner_D, drawn, len(words_N))) - np.bincount(owner_D, drawn, len(words_N))
     cut = np.minimum(drawn, masked_N[owner_D] - (ends - drawn - before_N[owner_D])).astype(np.int64)
     inserts_N = np.bincount(owner_D[cut == 0], minlength=len(words_N))
     size_S, owner_S = cut[cut > 0], owner_D[cut > 0]
-    # Spans and kept words in a random order, spans as if they were one: places of the spans are drawn among both.
+    # Spans and other words in a random order, each span as one unit: span positions are sampled among both.
     spans_N = np.bincount(owner_S, minlength=len(words_N))
     units_N = words_N - masked_N + spans_N
     owner_U = np.repeat(np.arange(len(units_N)), units_N)
@@ -131,20 +128,20 @@ def infill(
     taken_U = np.ones(len(owner_U), dtype=np.int64)
     taken_U[is_span] = size_S
     masked_W = np.repeat(is_span, taken_U)
-    kept_T = np.repeat(~masked_W, sizes)
+    retained_T = np.repeat(~masked_W, sizes)
     opens_W = np.zeros(len(first), dtype=bool)
     opens_W[(np.cumsum(taken_U) - taken_U)[is_span]] = True
     marks_T = np.zeros(len(texts.tokens), dtype=bool)
     marks_T[first[opens_W]] = True
-    tokens = np.where(marks_T, vocabulary.mask, texts.tokens)[kept_T | marks_T]
-    noised = texts.of(tokens, np.bincount(owners[kept_T | marks_T], minlength=len(words_N)))
+    tokens = np.where(marks_T, vocabulary.mask, texts.tokens)[retained_T | marks_T]
+    noised = texts.of(tokens, np.bincount(owners[retained_T | marks_T], minlength=len(words_N)))
     limits_N = np.minimum(longest, texts.lengths + np.ceil(texts.lengths * share).astype(np.int64))
     noised = _insert(noised, vocabulary.mask, np.minimum(inserts_N, np.maximum(limits_N - noised.lengths, 0)))
     return Infilled(_randomised(noised, vocabulary, random), drawn, masked_N)
 
 
-def poisson_shares(mean: float) -> np.ndarray:
-    """Probabilities of 0, 1, 2, ... as far as double precision tells them from nothing."""
+def poisson_probabilities(mean: float) -> np.ndarray:
+    """Probabilities of 0, 1, 2, ... until they vanish in double precision."""
     fractions = [exp(-mean)]
     while len(fractions) < mean or fractions[-1] > 1e-17:
         fractions.append(fractions[-1] * mean / len(fractions))
@@ -152,8 +149,8 @@ def poisson_shares(mean: float) -> np.ndarray:
 
 
 def _lengths(texts: PackedTexts, enough_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
-    """(D,) whose, and (D,) lengths: of each text as many as add up to enough."""
-    cumulative = np.cumsum(poisson_shares(mean))[:-1]
+    """(D,) texts, and (D,) lengths: for each text, enough lengths to reach its sum."""
+    cumulative = np.cumsum(poisson_probabilities(mean))[:-1]
     draws_N = np.where(enough_N > 0, 8 + np.ceil(2 * enough_N / mean).astype(np.int64), 0)
     while True:
         owner = np.repeat(np.arange(len(draws_N)), draws_N)
@@ -169,7 +166,7 @@ def _lengths(texts: PackedTexts, enough_N: np.ndarray, mean: float) -> tuple[np.
 
 
 def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts:
-    """Put masks at random places among the tokens of each text."""
+    """Inserts masks at random positions of each text."""
     lengths = texts.lengths + inserts_N
     owners = np.repeat(np.arange(len(lengths)), lengths)
     numbers = ragged_ranges(np.zeros_like(lengths), lengths)
@@ -182,21 +179,21 @@ def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts
 
 
 def mask_each(texts: PackedTexts, vocabulary: Vocabulary, share: float, random: float) -> PackedTexts:
-    """Replace round(share x tokens) tokens of each text by a mask each; masks that are there are left alone."""
+    """Replaces round(share x tokens) tokens of each text by masks; existing masks are not replaced."""
     chosen = _chosen(texts, share, _MASK, texts.tokens != vocabulary.mask)
     tokens = np.where(chosen, vocabulary.mask, texts.tokens)
     return _randomised(texts.of(tokens, texts.lengths), vocabulary, random, chosen)
 
 
 def delete(texts: PackedTexts, share: float) -> PackedTexts:
-    """Leave out round(share x tokens) tokens of each text, but never all of them."""
-    kept = ~_chosen(texts, share, _DELETE, np.ones(len(texts.tokens), dtype=bool))
-    kept[texts.starts[np.bincount(texts.owners, kept, len(texts.lengths)) == 0]] = True
-    return texts.of(texts.tokens[kept], np.bincount(texts.owners[kept], minlength=len(texts.lengths)))
+    """Deletes round(share x tokens) tokens of each text, but never all of them."""
+    retained = ~_chosen(texts, share, _DELETE, np.ones(len(texts.tokens), dtype=bool))
+    retained[texts.starts[np.bincount(texts.owners, retained, len(texts.lengths)) == 0]] = True
+    return texts.of(texts.tokens[retained], np.bincount(texts.owners[retained], minlength=len(texts.lengths)))
 
 
 def rotate(texts: PackedTexts, share: float) -> PackedTexts:
-    """Let texts begin with a token drawn uniformly, with a chance of `share` each."""
+    """Rotates each text, with probability `share`, to begin with a uniformly sampled token."""
     numbers = np.arange(len(texts.lengths))
     turned = texts.uniform(numbers, np.full(len(numbers), _ROTATE)) < share
     offset_N = (texts.uniform(numbers, np.full(len(numbers), _ROTATE + 1)) * texts.lengths).astype(np.int64) * turned
@@ -206,7 +203,7 @@ def rotate(texts: PackedTexts, share: float) -> PackedTexts:
 
 
 def _chosen(texts: PackedTexts, share: float, base: int, eligible_T: np.ndarray) -> np.ndarray:
-    """(T,) exactly round(share x eligible tokens), one at least, of each text."""
+    """(T,) a random subset of exactly round(share x eligible tokens), at least one, of each text."""
     places = np.flatnonzero(eligible_T)
     owners = texts.owners[places]
     counts_N = np.bincount(owners, minlength=len(texts.lengths))
@@ -219,7 +216,7 @@ def _chosen(texts: PackedTexts, share: float, base: int, eligible_T: np.ndarray)
 def _randomised(
     texts: PackedTexts, vocabulary: Vocabulary, share: float, among: np.ndarray | None = None
 ) -> PackedTexts:
-    """Put a random token in the place of a share of the masks."""
+    """Replaces a fraction of the masks by random tokens."""
     if share == 0:
         return texts
     masks = texts.tokens == vocabulary.mask if among is None else among
@@ -233,15 +230,12 @@ def _randomised(
     return texts.of(tokens, texts.lengths)
 
 
-# T5's span corruption: which tokens are cut out, and both sides of what is left. Pure functions, vectorised.
-#
-# Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", JMLR 2020,
-# 3.1.4, and random_spans_helper, random_spans_noise_mask of google-research/text-to-text-transfer-transformer: of n
-# tokens round(density n) are noise, in round(noise / mean_length) spans; both the noise and the rest are cut into
-# that many pieces, every cut being equally likely, and laid alternately, the rest first. Lengths of both sides depend
-# on n alone.
-#
-# Every draw is keyed by (seed, epoch, example, number), so spans do not depend on the batch.
+# T5's span corruption: pure, vectorized functions.
+# Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", JMLR 2020, 3.1.4,
+# and random_spans_helper, random_spans_noise_mask of google-research/text-to-text-transfer-transformer: of n tokens
+# round(density n) are noise, in round(noise / mean_length) spans; both the noise and the rest are cut into that many
+# pieces, every cut being equally likely, and interleaved, the rest first. Lengths of both sides depend on n only.
+# Random numbers are keyed by (seed, epoch, example, number), so spans do not depend on the batch.
 # Shape letters: N examples, T their tokens, S spans of all of them.
 
 
@@ -251,8 +245,8 @@ _REST, _NOISE = 0, 1
 
 @dataclass(frozen=True)
 class Corrupted:
-    """inputs, targets: ids of both sides laid end to end, without what a format puts around them; *_lengths: (N,).
-    noise: (T,) which tokens of the text were cut out."""
+    """inputs, targets: concatenated ids of both sides, without the format's special tokens; *_lengths: (N,). noise:
+    (T,) the replaced tokens of the text."""
 
     inputs: np.ndarray
     input_lengths: np.ndarray
@@ -262,7 +256,7 @@ class Corrupted:
 
 
 def noise_counts(lengths_N: np.ndarray, config: SpanCorruptionConfig) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) tokens that are cut out and (N,) spans, of texts of two tokens or more. Half is rounded to even."""
+    """(N,) noise tokens and (N,) spans, for texts of two tokens or more. Halves round to even."""
     lengths_N = np.asarray(lengths_N, dtype=np.int64)
     noise_N = np.clip(np.rint(lengths_N * config.density).astype(np.int64), 1, lengths_N - 1)
     spans_N = np.rint(noise_N / config.mean_length).astype(np.int64)
@@ -270,15 +264,17 @@ def noise_counts(lengths_N: np.ndarray, config: SpanCorruptionConfig) -> tuple[n
 
 
 def text_length(max_length: int, special_count: int, config: SpanCorruptionConfig) -> int:
-    """The longest text of which neither side is longer than max_length: 568 tokens for 512, whose outputs are 114.
+    """The longest text whose two sides are within max_length: 568 tokens for 512, with 114 outputs.
 
-    special_count: special tokens the format puts around a side. UserError where not even two tokens fit.
+    special_count: special tokens of the format around a side. UserError if not even two tokens fit.
     """
     lengths = np.arange(2, 2 + int(np.ceil((max_length + 2) / min(config.density, 1 - config.density))))
     noise, spans = noise_counts(lengths, config)
     fits = (np.maximum(lengths - noise, noise) + spans + special_count) <= max_length
     if not fits[0]:
-        raise UserError(f"max_length={max_length} leaves no room for a span", f"max_length={special_count + 2} or more")
+        raise UserError(
+            f"max_length={max_length} leaves no capacity for a span", f"max_length={special_count + 2} or more"
+        )
     return int(lengths[np.flatnonzero(fits)[-1]])
 
 
@@ -291,7 +287,7 @@ def corrupt_spans(
     seed: int,
     epoch: int,
 ) -> Corrupted:
-    """Cut spans out of texts of two tokens or more. sentinels: ids, the one of the first span first."""
+    """Corrupts spans of texts of two tokens or more. sentinels: ids in the order of the spans."""
     lengths_N, examples_N = np.asarray(lengths_N, dtype=np.int64), np.asarray(examples_N)
     noise_N, spans_N = noise_counts(lengths_N, config)
     rest_S = _cut(lengths_N - noise_N, spans_N, examples_N, seed, epoch, _REST)
@@ -301,7 +297,7 @@ def corrupt_spans(
     number_S = np.arange(len(rest_S)) - np.repeat(np.cumsum(spans_N) - spans_N, spans_N)
     marks_S = np.asarray(sentinels, dtype=np.int64)[number_S]
     input_lengths, target_lengths = lengths_N - noise_N + spans_N, noise_N + spans_N
-    # A span's sentinel stands behind its piece of the rest among the inputs, before its noise among the targets.
+    # A span's sentinel follows its piece of the rest in the inputs, and precedes its noise in the targets.
     at_S = np.cumsum(rest_S + 1) - 1
     inputs = _with_marks(tokens_T[~noise_T], at_S, marks_S)
     targets = _with_marks(tokens_T[noise_T], np.cumsum(noise_S + 1) - noise_S - 1, marks_S)
@@ -309,7 +305,7 @@ def corrupt_spans(
 
 
 def restore(corrupted: Corrupted, sentinels: np.ndarray) -> np.ndarray:
-    """(T,) the text that both sides were made of: what proves that nothing is lost."""
+    """(T,) the text restored from both sides; proves that nothing is lost."""
     known = np.asarray(sentinels, dtype=np.int64)
     is_mark, opens = np.isin(corrupted.inputs, known), np.isin(corrupted.targets, known)
     spans = np.split(corrupted.targets, np.flatnonzero(opens))[1:]
@@ -329,8 +325,7 @@ def _with_marks(tokens: np.ndarray, at_S: np.ndarray, marks_S: np.ndarray) -> np
 def _cut(
     items_N: np.ndarray, pieces_N: np.ndarray, examples_N: np.ndarray, seed: int, epoch: int, which: int
 ) -> np.ndarray:
-    """(S,) lengths of the pieces, each of one item or more: of the gaps between items, those with the smallest draws
-    are cut."""
+    """(S,) lengths of the pieces, each of one item or more: cuts the gaps with the smallest random numbers."""
     gaps_N = items_N - 1
     owner = np.repeat(np.arange(len(items_N)), gaps_N)
     gap = ragged_ranges(np.zeros_like(gaps_N), gaps_N)
@@ -345,10 +340,10 @@ def _cut(
     return np.diff(np.append(np.flatnonzero(opens), len(opens)))
 
 
-# Where a text is split into what is seen as a whole and what is predicted. A pure function.
+# Prefix lengths. A pure function.
 
 
 def prefix_lengths(lengths_N: np.ndarray, examples_N: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """(N,) tokens before the split: 1 to length - 1, each equally likely."""
+    """(N,) tokens before the split: 1 to length - 1, uniformly."""
     uniform = random_streams.uniform(seed, "corrupt", epoch, np.asarray(examples_N), 1)[:, 0]
     return 1 + (uniform * (np.asarray(lengths_N, dtype=np.int64) - 1)).astype(np.int64)

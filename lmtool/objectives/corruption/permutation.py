@@ -1,18 +1,18 @@
-"""Which tokens permutation language modelling predicts, and in which order: a pure function, vectorised over a batch.
+"""Selection and order of the tokens predicted by permutation language modeling: a pure function, vectorized over a
+batch.
 
 Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet", NeurIPS 2019, section 2.3 and data_utils.py of its published
-code. Of every K tokens one is predicted: an n-gram of n tokens with a share of 1/n, n <= `longest`, somewhere in a
-context of K n tokens, from the start of a word on; so contexts follow each other until a share of 1/K is predicted.
-What they leave at the end of a text is made up for by single tokens anywhere in it. As in that code n counts tokens,
-whole words or not; there the context stands beside its n-gram, so that single tokens are a sixth of all.
+code. One in K tokens is predicted: an n-gram of n tokens, with probability proportional to 1/n for n <= `longest`,
+within a context of K n tokens, from the start of a word; contexts follow each other until 1/K of the tokens are
+predicted. Single tokens anywhere compensate for the rest at the end of a text. As in that code, n counts tokens,
+whether whole words or not; there the context is extra to its n-gram, so that single tokens are a sixth of all.
 
-What is predicted, and the special tokens, are in a random order; all other tokens come before them. Ranks say who sees
-whom (`models.two_streams`). The first `reuse` tokens of an example are ordered by themselves, and all the rest comes
-after them.
+Predicted and special tokens are in a random order, after all other tokens. Ranks determine the attention masks
+(`models.two_streams`). The first `reuse` tokens of an example are ordered separately, before all others.
 
-Every draw is keyed by (seed, epoch, example, position), so nothing depends on the batch.
-Shape letters: T tokens, N examples, B blocks: an example, or its two parts; U runs of text without a special token or
-a border in between; P tokens of text, M predicted ones, D draws of a length.
+Random numbers are keyed by (seed, epoch, example, position), so nothing depends on the batch. Shape letters: T tokens,
+N examples, B blocks: an example, or its two parts; U runs of text without a special token or a boundary in between; P
+tokens of text, M predicted ones, D sampled lengths.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from lmtool import random_streams
 from lmtool.objectives.corruption.masking import Masked, Vocabulary, budget
 from lmtool.objectives.permutation_configs import PlmConfig
 
-# Draws of a run are numbered by its first place and their number in it; those of a token by its place, far beyond.
+# Random numbers of a run are keyed by its first position and their number in it; those of a token by its position, far
+# beyond.
 _ROUND = 1 << 20
 _BY_POSITION = 1 << 50
 _LENGTH, _OFFSET = 0, 1
@@ -34,9 +35,9 @@ _LENGTH, _OFFSET = 0, 1
 
 @dataclass(frozen=True)
 class Permuted(Masked):
-    """tokens: as they were. ranks: (T,). single: (M,) whether a token was added to make up for what the n-grams left.
-    drawn: (D,) lengths of n-grams as they were drawn, before the share or the text cut them. starts: (S,) flat places
-    where n-grams begin. blocks: (T,) which part of its example a token belongs to."""
+    """tokens: unchanged. ranks: (T,). single: (M,) whether a token was added to compensate for the n-grams. drawn: (D,)
+    sampled n-gram lengths, before truncation. starts: (S,) flat first positions of n-grams. blocks: (T,) part of the
+    example that a token belongs to."""
 
     ranks: np.ndarray
     single: np.ndarray
@@ -45,8 +46,8 @@ class Permuted(Masked):
     blocks: np.ndarray
 
 
-def ngram_shares(longest: int) -> np.ndarray:
-    """(longest,) probability of each n, 1 first: in proportion to 1/n."""
+def ngram_probabilities(longest: int) -> np.ndarray:
+    """(longest,) probability of each n from 1, proportional to 1/n."""
     fractions = 1 / np.arange(1, longest + 1)
     return fractions / fractions.sum()
 
@@ -60,7 +61,7 @@ def permute(
     seed: int,
     epoch: int,
 ) -> Permuted:
-    """Targets and ranks of a packed batch; the arguments are those of `masking.mask_tokens`."""
+    """Targets and ranks of a packed batch; arguments as in `masking.mask_tokens`."""
     documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
     positions_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
     blocks_T = (positions_T >= config.reuse).astype(np.int64) if config.reuse else np.zeros(len(tokens_T), np.int64)
@@ -89,21 +90,21 @@ def permute(
 
 
 def _numbers(groups: np.ndarray) -> np.ndarray:
-    """0, 1, ... within each group; equal groups stand together."""
+    """0, 1, ... within each group; groups are contiguous."""
     first = np.flatnonzero(np.diff(groups, prepend=-1))
     sizes = np.diff(np.append(first, len(groups)))
     return np.arange(len(groups)) - np.repeat(first, sizes)
 
 
 class _Runs:
-    """Runs of text. first, last: (U,) borders among the P, the last one behind. left: how many tokens of each are
-    predicted. next_start: (P+1,) the next token that begins a word, itself or behind it; P for none. places: (P,)."""
+    """Runs of text. first, last: (U,) boundaries among the P, the last one exclusive. left: remaining tokens to predict
+    in each. next_start: (P+1,) the next token that begins a word, itself included; P if none. places: (P,)."""
 
     def __init__(self, places_P: np.ndarray, block_P: np.ndarray, starts_word_P: np.ndarray, left_B: np.ndarray):
         opens = (np.diff(places_P, prepend=-2) != 1) | (np.diff(block_P, prepend=-1) != 0)
         self.places, self.first = places_P, np.flatnonzero(opens)
         self.last = np.append(self.first[1:], len(places_P))[: len(self.first)]
-        # Of each block an exact number, spread over its runs by their lengths.
+        # An exact number per block, distributed over its runs by length.
         block_U = block_P[self.first]
         whole_B = np.bincount(block_P, minlength=len(left_B))
         before_B = np.cumsum(whole_B) - whole_B
@@ -119,8 +120,9 @@ class _Runs:
 def _ngrams(
     config: PlmConfig, runs: _Runs, draw: Callable[[np.ndarray, int], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(P,) what is predicted, (D,) lengths as drawn, (S,) where n-grams begin: a round draws one of each open run."""
-    cumulative = np.cumsum(ngram_shares(config.longest))[:-1]
+    """(P,) predicted tokens, (D,) sampled lengths, (S,) n-gram starts: each round samples one n-gram of each unfinished
+    run."""
+    cumulative = np.cumsum(ngram_probabilities(config.longest))[:-1]
     chosen_P = np.zeros(len(runs.places), dtype=bool)
     at, left = runs.first.copy(), runs.left.copy()
     drawn, starts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
@@ -132,12 +134,12 @@ def _ngrams(
         length = 1 + np.searchsorted(cumulative, length, side="right")
         drawn.append(length)
         length = np.minimum(length, left[active])
-        room = config.context * length
-        begin = at[active] + (offset * (room - length + 1)).astype(np.int64)
+        capacity = config.context * length
+        begin = at[active] + (offset * (capacity - length + 1)).astype(np.int64)
         begin = runs.next_start[np.minimum(begin, len(runs.places))]
         end = begin + length
         fits = end <= runs.last[active]
-        at[active] = np.where(fits, np.maximum(at[active] + room, end), runs.last[active])
+        at[active] = np.where(fits, np.maximum(at[active] + capacity, end), runs.last[active])
         left[active[fits]] -= length[fits]
         starts.append(begin[fits])
         for step in range(int(length[fits].max(initial=0))):
@@ -146,8 +148,8 @@ def _ngrams(
 
 
 def _ranks(ordered_T: np.ndarray, documents_T: np.ndarray, blocks_T: np.ndarray, uniform_T: np.ndarray) -> np.ndarray:
-    """(T,) ranks from 0 on: in each example the tokens that are not `ordered` of its first block, the others of it in
-    the order of their draws, then the same of the second."""
+    """(T,) ranks from 0: in each example, the tokens of its first block that are not `ordered`, then its ordered ones
+    in random order, then the same for the second block."""
     places = np.flatnonzero(ordered_T)
     block = 2 * documents_T[places] + blocks_T[places]
     order = places[np.lexsort((uniform_T[places], block))]

@@ -1,1 +1,1 @@
-"""What is planned and laid out of a token store: windows, pairs, and the batches an objective makes of them."""
+"""Plans and batches of pretraining examples from a token store: windows, pairs, and their corruption."""

@@ -1,4 +1,4 @@
-"""Windows of text with BART's noises or T5's span corruption, beside the original text."""
+"""Windows of text with BART's noises or T5's span corruption, with the original text."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from lmtool.objectives.corruption.noises import (
     rotate,
     text_length,
 )
-from lmtool.objectives.examples.windows import Sides, Stream, plan_metadata, room_for, some, windows
+from lmtool.objectives.examples.windows import Sides, Stream, plan_metadata, some, text_capacity, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 
-# Windows of text with BART's noises on one side and the text as it was on the other.
-#
+# Windows with BART's noises on the input side and the original text on the output side.
 # Shape letters: N examples of a batch, T their tokens.
 
 
 class NoisyWindows:
-    """Windows of text, with noise on one side. joined: through documents, nothing between them; separate: of each."""
+    """Windows of text, with noise on the input side. joined: across documents, without separators; separate: within
+    each document."""
 
     def __init__(
         self, config: DenoisingConfig, tokenizer: Tokenizer, sides: Sides, data: SplitData, max_length: int, seed: int
@@ -42,12 +42,12 @@ class NoisyWindows:
         self.config, self.sides, self.store, self.split, self.seed = config, sides, data.text, data.split, seed
         self.vocabulary = _vocabulary(tokenizer)
         special_count = sides.template.special_count
-        self.room = room_for(max_length, special_count, 1)
-        # Nothing stands between documents, and none is empty: places of the stream are places of the store.
+        self.room = text_capacity(max_length, special_count, 1)
+        # Without separators or empty documents, stream positions are store positions.
         self.stream = Stream(self.store.tokens, self.store.document_offsets, None)
         rows = windows(self.stream, self.room, data.documents == "joined")
         lengths = rows["length"].astype(np.int64)
-        # A mask put in between may make a short text longer.
+        # An inserted mask may lengthen a short text.
         noisy = np.minimum(lengths + np.ceil(lengths * config.text_infilling).astype(np.int64), self.room)
         self._plan = some(Plan(rows, lengths + noisy + 2 * special_count), data.split)
 
@@ -55,14 +55,14 @@ class NoisyWindows:
         return self._plan
 
     def texts(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> PackedTexts:
-        """Some windows as they are."""
+        """The original windows."""
         lengths = rows["length"].astype(np.int64)
         tokens = self.stream.read(rows["start"], lengths)
         return PackedTexts(tokens, lengths, np.asarray(examples), self.seed, epoch)
 
     def stages(self, texts: PackedTexts, starts: np.ndarray) -> dict[str, PackedTexts]:
-        """The texts after each noise of the configuration, by its field, in their order. starts: (N,) where the windows
-        begin in the store."""
+        """The texts after each configured noise, by its field, in order. starts: (N,) first positions of the windows in
+        the store."""
         config, stages = self.config, {"": texts}
         if config.sentence_permutation:
             sentences = self.sentences(texts, starts)
@@ -79,12 +79,12 @@ class NoisyWindows:
         return stages
 
     def sentences(self, texts: PackedTexts, starts: np.ndarray) -> np.ndarray:
-        """(T,) the sentence of the store that each token is of."""
+        """(T,) the sentence of each token in the store."""
         places = ragged_ranges(starts, texts.lengths)
         return np.searchsorted(self.store.sentence_offsets, places, side="right")
 
     def infilled(self, texts: PackedTexts) -> Infilled:
-        """The texts with their spans filled."""
+        """The texts after infilling."""
         config = self.config
         return infill(texts, self.vocabulary, config.text_infilling, config.poisson_mean, config.random, self.room)
 
@@ -96,12 +96,12 @@ class NoisyWindows:
         return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
 
     def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, and the share of its tokens that are predicted."""
+        """Size of an epoch, and the fraction of its tokens that are predicted."""
         return {**plan_metadata(self._plan, self.store, self.split), "predicted_fraction": 0.5}
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    """The mask is the tokenizer's; of a vocabulary that has none, T5's, its first sentinel."""
+    """The mask is the tokenizer's; without one (T5), its first sentinel."""
     special = np.zeros(tokenizer.vocab_size, dtype=bool)
     special[list(tokenizer.special_ids)] = True
     has_mask = "mask" in tokenizer.roles or not tokenizer.sentinels
@@ -109,14 +109,13 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(mask, special, np.asarray(tokenizer.starts_word, dtype=bool))
 
 
-# Windows of text with spans cut out, as T5 reads and predicts them.
-#
+# Windows with T5's span corruption.
 # Shape letters: N examples of a batch.
 
 
 class CorruptedSpans:
-    """Windows of text with spans cut out. joined: through documents, nothing between them, as T5's data were made;
-    separate: of each document, of which a last token alone is left out."""
+    """Windows of text with corrupted spans. joined: across documents, without separators, as in T5's data; separate:
+    within each document, without a single last token."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class CorruptedSpans:
             raise UserError(
                 f"span corruption needs {spans.max()} sentinel tokens at max_length={max_length}; the tokenizer has "
                 f"{len(self.sentinels)}",
-                "give tokenizer=sentencepiece, whose tokenizer.sentinels= is their number, or a smaller max_length=",
+                "give tokenizer=sentencepiece with a larger tokenizer.sentinels=, or a smaller max_length=",
             )
 
     def plan(self, epoch: int) -> Plan:
@@ -160,7 +159,7 @@ class CorruptedSpans:
         return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
 
     def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, and the share of its tokens that are predicted."""
+        """Size of an epoch, and the fraction of its tokens that are predicted."""
         return {
             **plan_metadata(self._plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction
         }  # fmt: skip

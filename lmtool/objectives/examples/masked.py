@@ -18,48 +18,47 @@ from lmtool.objectives.corruption.permutation import Permuted, permute
 from lmtool.objectives.examples.windows import (
     WINDOW,
     Stream,
-    drawn_windows,
     numbers_of,
     plan_metadata,
-    room_for,
+    sampled_windows,
     some,
+    text_capacity,
     windows,
 )
 from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Lanes, Packed, Target
 
-# How an objective masks assembled examples, and what is predicted there.
-#
-# Shape letters: T tokens of a batch, N examples in it, M masked places.
+# Masking of assembled examples, and the targets.
+# Shape letters: T tokens of a batch, N examples in it, M masked positions.
 
 
 class TokenMasks:
-    """Masks over single tokens or words; the term `mlm` predicts every masked place.
+    """Masks over single tokens or words; the term `mlm` predicts every masked position.
 
-    config: says how many, and what stands in their place.
+    config: how many tokens are masked, and their replacements.
     """
 
     def __init__(self, config: Any, vocabulary: Vocabulary):
         self.config, self.vocabulary = config, vocabulary
 
     def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> Masked:
-        """The assembled examples with masks, which are keyed by (seed, epoch, example, position)."""
+        """The assembled examples with masks; random numbers are keyed by (seed, epoch, example, position)."""
         numbers_N = np.asarray(examples_N)
         return mask_tokens(self.config, self.vocabulary, whole.tokens, whole.lengths, numbers_N, seed, epoch)
 
     def packed(self, whole: PackedArrays, masked: Masked) -> Packed:
-        """What the model reads."""
+        """The inputs."""
         return whole.packed(masked.tokens)
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
-        """By term, what is predicted of the examples."""
+        """By term, the targets of the examples."""
         return {"mlm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))}
 
 
 class SpanMasks(TokenMasks):
-    """Masks over runs of words. The term `sbo`, of a configuration with the boundary objective, predicts the places of
-    the spans whose neighbours are text, each with the flat indices of these neighbours."""
+    """Masks over runs of words. With the boundary objective, the term `sbo` predicts the positions of spans whose
+    neighbors are text, each with the flat indices of these neighbors."""
 
     def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> MaskedSpans:
         numbers_N = np.asarray(examples_N)
@@ -71,14 +70,14 @@ class SpanMasks(TokenMasks):
             assert isinstance(masked, MaskedSpans)
             boundaries = masked.spans[masked.span_of] + np.array([-1, 1])
             within = masked.at - boundaries[:, 0] - 1
-            kept = masked.bordered[masked.span_of] & (within < self.config.boundary_targets)
-            labels, at, span = (torch.from_numpy(values[kept]) for values in (masked.labels, masked.at, boundaries))
+            retained = masked.bordered[masked.span_of] & (within < self.config.boundary_targets)
+            labels, at, span = (torch.from_numpy(values[retained]) for values in (masked.labels, masked.at, boundaries))
             targets["sbo"] = Target(labels, at=at, span=span)
         return targets
 
 
 class Permutations(TokenMasks):
-    """Nothing is hidden: the column "rank" says which tokens see which, and the term `plm` predicts some of them."""
+    """No token is hidden: the column "rank" determines the attention masks, and the term `plm` predicts some tokens."""
 
     def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> Permuted:
         numbers_N = np.asarray(examples_N)
@@ -94,15 +93,14 @@ class Permutations(TokenMasks):
 
 
 # Masked windows of text, in the format of the backbone.
-#
-# Shape letters: N examples of a batch, T their tokens, M masked places.
+# Shape letters: N examples of a batch, T their tokens, M masked positions.
 
 
 class MaskedWindows:
-    """Masked language modelling over windows of text: `[CLS] text [SEP]` in the backbone's format.
+    """Masked language modeling over windows of text: `[CLS] text [SEP]` in the backbone's format.
 
-    joined: windows of one running stream, with the separator after each document (RoBERTa's full sentences);
-    separate: of each document by itself. Where some are shorter by chance, those are drawn anew each epoch.
+    joined: windows across documents, with a separator after each (RoBERTa's full sentences); separate: within each
+    document. Random shorter windows are resampled each epoch.
     """
 
     def __init__(
@@ -114,29 +112,29 @@ class MaskedWindows:
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 1)
         joined = data.documents == "joined"
         self.stream = Stream(self.store.tokens, self.store.document_offsets, tokenizer.role("sep") if joined else None)
-        self.room, self.joined = room_for(max_length, self.template.special_count, 1), joined
+        self.room, self.joined = text_capacity(max_length, self.template.special_count, 1), joined
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
         short = self.config.short_window_probability
-        drawn = self.config.drawn_epoch(epoch) if short else 0
+        drawn = self.config.sampling_epoch(epoch) if short else 0
         if drawn not in self._plans:
             rows = (
-                drawn_windows(self.stream, self.room, self.joined, short, self.seed, drawn)
+                sampled_windows(self.stream, self.room, self.joined, short, self.seed, drawn)
                 if short
                 else windows(self.stream, self.room, self.joined)
             )
             plan = some(Plan(rows, rows["length"].astype(np.int64) + self.template.special_count), self.split)
-            # The epoch before and the one ahead: a prefetching loader looks over the border.
+            # The previous and the next epoch: a prefetching loader reads across the boundary.
             self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
         return self._plans[drawn]
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:
-        """The windows as they are before masking."""
+        """The windows before masking."""
         return assemble(self.template, [(self.stream.read(rows["start"], rows["length"]), rows["length"])])
 
     def masked(self, whole: PackedArrays, examples: np.ndarray, epoch: int) -> Masked:
-        """Their masks, in an epoch."""
+        """Their masks in an epoch."""
         return self.masks.masked(whole, examples, self.seed, epoch)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
@@ -149,33 +147,30 @@ class MaskedWindows:
         )
 
     def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, and the share of tokens that is predicted."""
+        """Size of an epoch, and the fraction of tokens that are predicted."""
         return {
             **plan_metadata(self.plan(0), self.store, self.split),
             "predicted_fraction": self.config.predicted_fraction,
         }
 
 
-# Permuted windows in lanes, for a model that keeps states of their first tokens.
-#
-# The windows of a lane begin `reuse` tokens apart and read on from there, over text that the next ones begin with:
-# what is kept of a window is of the text right before the next one (Yang et al. 2019, "XLNet", section 2.4;
-# data_utils.py and `reuse_len` of its published code).
-#
+# Permuted windows in lanes, for a model that caches states of their first tokens. The windows of a lane start `reuse`
+# tokens apart, and overlap: the cached states of a window belong to the text right before the next one (Yang et al.
+# 2019, "XLNet", section 2.4; data_utils.py and `reuse_len` of its published code).
 # Shape letters: N examples of a batch.
 
 
 class PermutedWindows(MaskedWindows):
-    """Windows of a model that carries state, joined: a loader reads them in lanes."""
+    """Windows for a model with carried state, joined: a loader reads them in lanes."""
 
     config: PlmConfig
 
     def in_lanes(self, lanes: int) -> PermutedSegments:
-        """See `data.lanes.CutInLanes`. UserError where a window holds nothing but what is reused."""
+        """See `data.lanes.CutInLanes`. UserError if a window holds only reused tokens."""
         reuse = self.config.reuse
         if reuse >= self.room:
             raise UserError(
-                f"objective.reuse={reuse} leaves nothing of the {self.room} tokens of text of a window",
+                f"objective.reuse={reuse} covers all of the {self.room} tokens of text of a window",
                 f"objective.reuse={max(1, self.room // 2)}, or a longer max_length=",
             )
         return PermutedSegments(self, lanes)
@@ -192,14 +187,14 @@ class PermutedSegments:
         self._plan = some(Plan(rows, self._reads(rows) + windows.template.special_count), windows.split)
 
     def _reads(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) tokens of text that windows read."""
+        """(N,) tokens of text in the windows."""
         return np.minimum(self._windows.room, len(self.stream) - rows["start"])
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:
-        """The windows as they are read."""
+        """The windows before masking."""
         windows = np.zeros(len(rows), dtype=WINDOW)
         windows["start"], windows["length"] = rows["start"], self._reads(rows)
         return self._windows.assemble(windows)
@@ -215,9 +210,9 @@ class PermutedSegments:
         )
 
     def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, the lanes, how many windows follow each other in one, and how far apart they begin."""
+        """Size of an epoch, the lanes, their windows, and the distance between window starts."""
         metadata = plan_metadata(self._plan, self._windows.store, self._windows.split)
         along = -(-len(self._plan) // self.lanes)
         share = self.config.predicted_fraction
-        own = {"lanes": self.lanes, "segments_per_lane": along, "segments_apart": self.config.reuse}
-        return {**metadata, "predicted_fraction": share, **own}
+        lane_metadata = {"lanes": self.lanes, "segments_per_lane": along, "segments_apart": self.config.reuse}
+        return {**metadata, "predicted_fraction": share, **lane_metadata}

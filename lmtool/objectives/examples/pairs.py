@@ -1,4 +1,4 @@
-"""Pairs of segments for next-sentence and sentence-order prediction, masked."""
+"""Segment pairs for next-sentence and sentence-order prediction, masked."""
 
 from __future__ import annotations
 
@@ -16,35 +16,30 @@ from lmtool.errors import UserError
 from lmtool.objectives.configs import PairsConfig
 from lmtool.objectives.corruption.masking import Masked, Vocabulary
 from lmtool.objectives.examples.masked import TokenMasks
-from lmtool.objectives.examples.windows import numbers_of, plan_metadata, room_for, some
+from lmtool.objectives.examples.windows import numbers_of, plan_metadata, some, text_capacity
 from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
-# Pairs of segments for next-sentence and sentence-order prediction, all documents at once.
-#
-# Next sentence, as BERT's data script makes them: a document's sentences are gathered until they reach a target
-# length; a first part becomes A, and B is the rest or, half of the time and whenever there is no rest, a run of
-# sentences of another document; then what was not used is put back (google-research/bert,
-# create_pretraining_data.py). Two things differ on purpose: the other document is never the same one (the script
-# tries ten times), and the short target is drawn for each pair rather than for a whole document, so that a corpus of
-# a few books keeps the stated share.
-#
+# Segment pairs for next-sentence and sentence-order prediction, for all documents at once.
+# Next sentence, as in BERT's data script: a document's sentences are gathered until they reach a target length; a first
+# part becomes A, and B is the rest or, half of the time and whenever there is no rest, a run of sentences from another
+# document; then unused sentences are put back (google-research/bert, create_pretraining_data.py). Two things differ on
+# purpose: the other document is never the same one (the script tries ten times), and the short target is sampled per
+# pair rather than per document, so that a corpus of a few books has the configured fraction.
 # Sentence order (Lan et al., "ALBERT", 2020, section 3.1): the same walk, but B is always the rest, and the two are
-# swapped half of the time. Where the script of ALBERT falls back to a random segment since there is one sentence
-# only, that sentence is cut in two: the term stays what the paper says it is.
-#
-# Pairs of sentences (Liu et al., "RoBERTa", 2019, section 4.2, SENTENCE-PAIR) are the same walk with one sentence in
-# each place: two sentences are gathered, whatever their length.
-#
+# swapped half of the time. Where ALBERT's script falls back to a random segment for a single sentence, that sentence is
+# split in two: the term remains as the paper defines it.
+# Sentence pairs (Liu et al., "RoBERTa", 2019, section 4.2, SENTENCE-PAIR) are the same walk with one sentence on each
+# side: two sentences are gathered, whatever their length.
 # Shape letters: D documents, S sentences, E pairs.
 
 
 Pairs = Literal["nsp", "sop"]
 Borders = tuple[np.ndarray, np.ndarray]
 
-# One pair: flat borders in the token store of both segments, its class, and A's document. label: 1 where B is random
-# (nsp), or where the two are swapped, so that A is the later one (sop). choice: whether it could have been 0. short:
+# One pair: flat boundaries of both segments in the token store, its class, and A's document. label: 1 if B is random
+# (nsp), or if the two are swapped, so that A is the later one (sop). choice: whether it could have been 0. short:
 # whether it aims at a shorter length.
 PAIR = np.dtype(
     [
@@ -52,11 +47,12 @@ PAIR = np.dtype(
         ("short", "i1"), ("document", "i4"),
     ]
 )  # fmt: skip
-# Draws of one round of a document: the target, its length, A's end, the class, which document, where in it.
+# Random numbers of one round of a document: the target length, A's end, the class, the other document, the position in
+# it.
 _DRAWS = 8
 _SHORT, _TARGET, _END, _LABEL, _DOCUMENT, _START, _CUT_A, _CUT_B = range(_DRAWS)
 _BLOCK = 1 << 16  # documents at a time
-# Draws beyond these belong to the bits that say from which end a token is cut.
+# Random bits beyond these choose the end at which a token is truncated.
 _MORE_BITS = 1 << 40
 
 
@@ -70,13 +66,23 @@ def sentence_pairs(
     kind: Pairs = "nsp",
     sentences: bool = False,
 ) -> np.ndarray:
-    """(E,) records of `PAIR`, by document and place within it: a pure function of its arguments.
+    """Plans segment pairs: a pure function of its arguments.
 
-    sentence_offsets: (S+1,) flat borders of sentences in the token store. document_sentences: (D+1,) borders of
-    documents among the sentences. limit: tokens of both segments together, at most.
-    kind: next sentence or sentence order. A lone sentence of one token has no order and is passed over.
-    sentences: pairs of single sentences instead of segments; short_probability is not read.
-    Raises ValueError where fewer than two documents have text (nsp).
+    Args:
+        sentence_offsets: (S+1,) flat sentence boundaries in the token store.
+        document_sentences: (D+1,) document boundaries among the sentences.
+        limit: Maximum tokens of both segments together.
+        short_probability: Fraction of pairs that aim at a shorter length; unused with `sentences`.
+        seed: Of the run.
+        epoch: Keys the random numbers.
+        kind: Next sentence or sentence order. A lone one-token sentence has no order and is skipped.
+        sentences: Pairs of single sentences instead of segments.
+
+    Returns:
+        (E,) records of `PAIR`, by document and position within it.
+
+    Raises:
+        ValueError: If fewer than two documents have text (nsp).
     """
     sentence_offsets = np.asarray(sentence_offsets, dtype=np.int64)
     boundaries = np.asarray(document_sentences, dtype=np.int64)
@@ -88,10 +94,10 @@ def sentence_pairs(
     if kind == "nsp" and len(starts) < 2:
         raise ValueError(f"next-sentence prediction needs two documents with text; there are {len(starts)}")
     build = _Builder(sentence_offsets, starts, ends, limit, short_probability, seed, epoch, kind, sentences)
-    # A round takes some 25 arrays as long as the documents it is of.
+    # A round uses some 25 arrays of the length of its documents.
     blocks = deque(build.pairs(first, min(first + _BLOCK, len(starts))) for first in range(0, len(starts), _BLOCK))
     pairs, filled = np.empty(sum(map(len, blocks)), dtype=PAIR), 0
-    while blocks:  # one at a time, so that all pairs are never held twice
+    while blocks:  # one at a time, so that all pairs are never in memory twice
         block = blocks.popleft()
         pairs[filled : filled + len(block)] = block
         filled += len(block)
@@ -102,7 +108,7 @@ def sentence_pairs(
 
 @dataclass(frozen=True)
 class _Builder:
-    """One round makes the next pair of every document at hand that has sentences left."""
+    """One round plans the next pair of every document that has sentences left."""
 
     offsets: np.ndarray
     starts: np.ndarray
@@ -115,7 +121,7 @@ class _Builder:
     sentences: bool
 
     def pairs(self, first: int, last: int) -> np.ndarray:
-        """The pairs of the documents from first up to last, by document."""
+        """The pairs of the documents from first to last (exclusive), by document."""
         at, active = np.array(self.starts[first:last]), np.arange(first, last)
         rounds: list[np.ndarray] = []
         while len(active):
@@ -133,14 +139,14 @@ class _Builder:
         )
 
     def _reach(self, first: np.ndarray, length: np.ndarray, last: np.ndarray, most: int) -> np.ndarray:
-        """The sentence behind the run that starts at `first`, has `length` tokens or more, and ends by `last`.
-        Of single sentences: behind `most` of them."""
+        """The sentence after the run that starts at `first`, has at least `length` tokens, and ends by `last`; for
+        single sentences, after at most `most` of them."""
         if self.sentences:
             return np.minimum(first + most, last)
         return np.clip(np.searchsorted(self.offsets, self.offsets[first] + length), first + 1, last)
 
     def round(self, active: np.ndarray, at: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of the active documents, whose next sentences are `at`; and their next sentences after it."""
+        """Pairs of the active documents with next sentences `at`; and their next sentences afterwards."""
 
         def below(bound: np.ndarray | int, which: int) -> np.ndarray:
             return (self._uniform(active, number, which) * bound).astype(np.int64)
@@ -172,13 +178,12 @@ class _Builder:
         return pairs, np.where(label, a_end, chunk_end)
 
     def _pairs(self, active: np.ndarray, number: int, a: Borders, b: Borders, label: np.ndarray) -> np.ndarray:
-        """Records of segments with the given flat borders, cut to the limit; sop puts the later one first where its
-        label says so."""
+        """Records of segments with these flat boundaries, truncated to the limit; sop swaps them by their label."""
         pairs = np.empty(len(active), dtype=PAIR)
         pairs["label"], pairs["choice"] = label, 1
         swapped = label & (self.kind == "sop")
         a_length, b_length = a[1] - a[0], b[1] - b[0]
-        kept_a, kept_b = (np.asarray(kept) for kept in truncate_pair(a_length, b_length, self.limit))
+        kept_a, kept_b = (np.asarray(retained) for retained in truncate_pair(a_length, b_length, self.limit))
         a_start = a[0] + self._cut(active, number, _CUT_A, a_length - kept_a)
         b_start = b[0] + self._cut(active, number, _CUT_B, b_length - kept_b)
         pairs["a_start"], pairs["b_start"] = np.where(swapped, (b_start, a_start), (a_start, b_start))
@@ -186,7 +191,7 @@ class _Builder:
         return pairs
 
     def _cut(self, active: np.ndarray, number: int, which: int, tokens: np.ndarray) -> np.ndarray:
-        """How many of the tokens that go are cut at the front: each by a fair coin, so a binomial number."""
+        """How many of the truncated tokens come from the front: a fair coin per token, so a binomial number."""
         front = np.zeros(len(active), dtype=np.int64)
         some = np.flatnonzero(tokens > 0)
         words = -(-tokens[some] // 64)
@@ -201,19 +206,18 @@ class _Builder:
         return front
 
 
-# Masked pairs of segments, drawn anew each epoch.
-#
-# Shape letters: D documents, N examples of a batch, T their tokens, M masked places.
+# Masked segment pairs, resampled each epoch.
+# Shape letters: D documents, N examples of a batch, T their tokens, M masked positions.
 
 
-# The second segment is a random one half of the time, and wherever a document has run out of sentences: together 52%
-# for documents of a hundred, 60% for those of five and 68% for those of two.
+# Second segments are random half of the time, and whenever a document runs out of sentences: in total 52% for documents
+# of a hundred, 60% for those of five and 68% for those of two.
 _MOSTLY_RANDOM = 0.7
 
 
 class MaskedPairs:
-    """Masked pairs of segments, `[CLS] a [SEP] b [SEP]` in the backbone's format, drawn anew each epoch; with a loss
-    over them, or without."""
+    """Masked segment pairs, `[CLS] a [SEP] b [SEP]` in the backbone's format, resampled each epoch; with or without a
+    loss over them."""
 
     def __init__(
         self, config: PairsConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,
@@ -222,11 +226,11 @@ class MaskedPairs:
         self.config, self.store, self.split, self.seed = config, data.text, data.split, seed
         self.masks = masks(config, Vocabulary.of(tokenizer))
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
-        self.limit = room_for(max_length, self.template.special_count, 2)
+        self.limit = text_capacity(max_length, self.template.special_count, 2)
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
-        drawn = self.config.drawn_epoch(epoch)
+        drawn = self.config.sampling_epoch(epoch)
         if drawn not in self._plans:
             self._require_choices()
             rows = sentence_pairs(
@@ -236,12 +240,12 @@ class MaskedPairs:
             )  # fmt: skip
             lengths = rows["a_length"].astype(np.int64) + rows["b_length"] + self.template.special_count
             plan = some(Plan(rows, lengths), self.split)
-            # The epoch before and the one ahead: a prefetching loader looks over the border.
+            # The previous and the next epoch: a prefetching loader reads across the boundary.
             self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
         return self._plans[drawn]
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:
-        """The pairs as they are before masking."""
+        """The pairs before masking."""
         texts = []
         for side in ("a", "b"):
             lengths = rows[f"{side}_length"]
@@ -250,7 +254,7 @@ class MaskedPairs:
         return assemble(self.template, texts)
 
     def masked(self, whole: PackedArrays, examples: np.ndarray, epoch: int) -> Masked:
-        """Their masks, in an epoch."""
+        """Their masks in an epoch."""
         return self.masks.masked(whole, examples, self.seed, epoch)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
@@ -262,9 +266,8 @@ class MaskedPairs:
         return Batch(self.masks.packed(whole, masked), targets, *numbers_of(examples))
 
     def cut(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) bool: which pairs were too long for an example and have lost tokens at the ends of their segments: one
-        does not begin and end with a sentence. Where order is learned a lone sentence is cut in two, and its halves
-        meet."""
+        """(N,) bool: pairs that were too long and lost tokens at the ends of their segments, so that one does not begin
+        and end with a sentence. For sentence order, the halves of a lone sentence are adjacent."""
         starts, lengths = (
             np.stack([rows[f"{side}_{field}"].astype(np.int64) for side in "ab"]) for field in ("start", "length")
         )
@@ -276,7 +279,7 @@ class MaskedPairs:
         return ~(opens & closes).all(0)
 
     def metadata(self) -> dict[str, Any]:
-        """Size of the first epoch, and the shares of tokens predicted and of pairs with a random (nsp) or an earlier
+        """Size of the first epoch, and the fractions of tokens predicted and of pairs with a random (nsp) or an earlier
         (sop) second segment."""
         plan = self.plan(0)
         share = float(plan.rows["label"].mean())
@@ -292,30 +295,30 @@ class MaskedPairs:
         metadata |= {"random_next_fraction": share, "documents_of_one_sentence": int(lone.sum())}
         if share > _MOSTLY_RANDOM and self.config.pairs == "nsp":
             metadata["warnings"] = [
-                f"{share:.0%} of the second segments are random ones, where next-sentence prediction means half: "
-                f"{lone.mean():.0%} of the {self.split} documents are one sentence, which none follows; "
-                "data.document=file makes longer ones, objective.pairs=none does without"
+                f"{share:.0%} of the second segments are random, where next-sentence prediction intends half: "
+                f"{lone.mean():.0%} of the {self.split} documents have a single sentence without a next one; "
+                "data.document=file makes longer documents, objective.pairs=none needs none"
             ]
         return metadata
 
     @property
     def _lone(self) -> np.ndarray:
-        """(D,) bool: documents of one sentence, whose next one can only be random."""
+        """(D,) bool: documents with a single sentence, whose next one can only be random."""
         return np.diff(self.store.document_sentences) == 1
 
     def _require_choices(self) -> None:
-        """UserError where next-sentence prediction has nothing to tell apart."""
-        hint = f"or take objective.pairs=none{' or sop' if self.config.pairs == 'nsp' else ''}"
+        """UserError if next-sentence prediction has only one class."""
+        hint = f"or use objective.pairs=none{' or sop' if self.config.pairs == 'nsp' else ''}"
         if self.config.pairs != "sop" and len(self.store) < 2:
-            more = "" if self.split == "train" else ", data.validation_fraction= a larger share, or data.validation="
+            more = "" if self.split == "train" else ", a larger data.validation_fraction=, or data.validation="
             learned = "next-sentence prediction needs" if self.config.pairs == "nsp" else "random pairs need"
             raise UserError(
-                f"{learned} two documents with text; the {self.split} text is one",
-                f"split the text into more of them (of text files: data.document=block or line){more}, {hint}",
+                f"{learned} two documents with text; the {self.split} text has one",
+                f"split the text into more documents (text files: data.document=block or line){more}, {hint}",
             )
         if self.config.pairs == "nsp" and self.split == "train" and self._lone.all():
             raise UserError(
                 "next-sentence prediction has nothing to learn: no document has two sentences, so every second segment "
                 "is a random one",
-                f"make longer documents (of text files: data.document=block or file), {hint}",
+                f"make longer documents (text files: data.document=block or file), {hint}",
             )

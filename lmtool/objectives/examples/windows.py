@@ -19,38 +19,35 @@ from lmtool.objectives.corruption.noises import prefix_lengths
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Lanes, Packed, Target
 
-# What every plan of text needs: the room for it, at least one example, its facts.
-#
+# Shared by all plans of text: the capacity, at least one example, and metadata.
 # Shape letters: N examples of a batch.
 
 
-def room_for(max_length: int, special_count: int, texts: int) -> int:
-    """Tokens of text that fit; raises UserError where a text would have fewer than two."""
-    room = max_length - special_count
-    if room < 2 * texts:
+def text_capacity(max_length: int, special_count: int, texts: int) -> int:
+    """Tokens of text that fit. UserError if a text would have fewer than two."""
+    capacity = max_length - special_count
+    if capacity < 2 * texts:
         raise UserError(
-            f"max_length={max_length} leaves {max(room, 0)} tokens of text beside {special_count} special ones",
+            f"max_length={max_length} leaves {max(capacity, 0)} tokens of text after {special_count} special tokens",
             f"max_length={special_count + 2 * texts} or more",
         )
-    return room
+    return capacity
 
 
 def some(plan: Plan, split: str) -> Plan:
     if not len(plan.lengths):
-        raise UserError(
-            f"the {split} text has nothing to learn from: no window of two tokens", "give more text with data.path="
-        )
+        raise UserError(f"the {split} text has no window of two tokens", "give more text with data.path=")
     return plan
 
 
 def numbers_of(examples_N: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """The examples and parts of a batch: no example has parts here."""
+    """The examples and parts of a batch; examples have a single part here."""
     examples_N = np.asarray(examples_N, dtype=np.int64)
     return torch.from_numpy(examples_N), torch.zeros(len(examples_N), dtype=torch.int32)
 
 
 def plan_metadata(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
-    """What the screens say of an objective's examples, and of the store that they are cut from."""
+    """Metadata of an objective's examples, and of their store, for the screens."""
     return {
         "split": split,
         "documents": int(len(store.document_offsets) - 1),
@@ -61,26 +58,24 @@ def plan_metadata(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
     }
 
 
-# Runs of text cut into windows: the planner of every objective that reads one text an example.
-#
-# The text of a split is a *stream*: its documents laid end to end, each followed by a separator where one is asked
-# for. Windows of a stream are cut within documents (`separate`) or through them (`joined`).
-#
+# Windows of running text: the planner of every objective that reads one text per example. The text of a split is a
+# *stream*: its documents concatenated, each followed by an optional separator. Windows are cut within documents
+# (`separate`) or across them (`joined`).
 # Shape letters: D documents, E windows, N windows of a batch, T their tokens.
 
 
-# One window: its first place in the stream, and how many of them it holds.
+# One window: its first position in the stream, and its length.
 WINDOW = np.dtype([("start", "i8"), ("length", "i4")])
-# short: whether a length was drawn for it, up to which it reaches unless its text ends before.
-DRAWN_WINDOW = np.dtype([*WINDOW.descr, ("short", "i1")])
-# Draws of a window: whether it is short, and its length.
+# short: whether its length was sampled; it is reached unless the text ends before.
+SAMPLED_WINDOW = np.dtype([*WINDOW.descr, ("short", "i1")])
+# Random numbers of a window: whether it is short, and its length.
 _DRAWS = 2
 
 
 class Stream:
-    """Documents of a token store as one run of ids, of which nothing is copied.
+    """The documents of a token store as one stream of ids, without copying.
 
-    separator: the id that follows each document, or None. Documents without tokens are left out.
+    separator: the id after each document, or None. Empty documents are dropped.
     """
 
     def __init__(self, tokens: np.ndarray, document_offsets: np.ndarray, separator: int | None):
@@ -89,14 +84,14 @@ class Stream:
         if not full.all():
             offsets = offsets[np.append(True, full)]
         self.tokens, self.separator = tokens, separator
-        # Without a separator a place in the stream is one in the store, and nothing is held beside its file.
+        # Without separators, stream positions are store positions, and only the memory map is used.
         self.offsets, self.boundaries = offsets, offsets if separator is None else offsets + np.arange(len(offsets))
 
     def __len__(self) -> int:
         return int(self.boundaries[-1])
 
     def read(self, starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
-        """(T,) int64: the ids of N runs, laid end to end."""
+        """(T,) int64: the concatenated ids of N runs."""
         places = ragged_ranges(starts_N, lengths_N)
         document = np.searchsorted(self.boundaries, places, side="right") - 1
         first, within = self.offsets[document], places - self.boundaries[document]
@@ -106,10 +101,10 @@ class Stream:
 
 
 def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.ndarray:
-    """(E,) records of `WINDOW`: consecutive windows of at most `size` places, each sharing `overlap` with the next.
+    """(E,) records of `WINDOW`: consecutive windows of at most `size` positions, each sharing `overlap` with the next.
 
-    joined: cut through documents, so that only the last window is shorter; else within each document. A further window
-    that would hold nothing but the overlap is left out; so is a single token, where windows share any.
+    joined: across documents, so that only the last window is shorter; else within each document. A final window that
+    would hold only the overlap is dropped; so is a single token, if windows overlap.
     """
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     stride = size - overlap
@@ -123,24 +118,24 @@ def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.nda
     return rows
 
 
-def drawn_windows(stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int) -> np.ndarray:
-    """(E,) records of `DRAWN_WINDOW`: consecutive windows as of `windows`, but each aims at a length of its own with
-    probability `short`, uniform over 2 to `size`, as BERT's script draws them for its pairs (short_seq_prob of
+def sampled_windows(stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int) -> np.ndarray:
+    """(E,) records of `SAMPLED_WINDOW`: consecutive windows as in `windows`, but each aims, with probability `short`,
+    at a length sampled uniformly from 2 to `size`, as in BERT's script for pairs (short_seq_prob of
     create_pretraining_data.py). A pure function of its arguments."""
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     lengths = np.diff(boundaries)
     mean = (1 - short) * size + short * (size + 2) / 2
     counts = np.ceil(1.1 * lengths / mean).astype(np.int64) + 4
-    documents, cut = np.arange(len(lengths)), [np.empty(0, dtype=DRAWN_WINDOW)]
+    documents, cut = np.arange(len(lengths)), [np.empty(0, dtype=SAMPLED_WINDOW)]
     while len(documents):
-        # Of each document more windows than it will have; of those that have still more, twice as many.
+        # More windows than each document needs; twice as many for documents that need still more.
         owner = np.repeat(documents, counts)
         last = np.cumsum(counts)
         number = np.arange(len(owner)) - np.repeat(last - counts, counts)
         drawn, length = (
             random_streams.uniform_at(seed, "sample", epoch, owner, number * _DRAWS + which) for which in (0, 1)
         )
-        rows = np.empty(len(owner), dtype=DRAWN_WINDOW)
+        rows = np.empty(len(owner), dtype=SAMPLED_WINDOW)
         rows["short"] = drawn < short
         aim = np.where(rows["short"] == 1, 2 + (length * (size - 1)).astype(np.int64), size)
         ends = np.cumsum(aim)
@@ -153,27 +148,27 @@ def drawn_windows(stream: Stream, size: int, joined: bool, short: float, seed: i
     return windows_of_all[np.argsort(windows_of_all["start"], kind="stable")]
 
 
-# The two sides of an example of an encoder-decoder.
+# The two sides of an encoder-decoder's example.
 
 
 class Sides:
-    """How a family lays out the two sides: both in its text format, and the outputs shifted behind its start token."""
+    """The layout of both sides: each in the family's text format, and the outputs shifted after its start token."""
 
     def __init__(self, backbone: EncoderDecoder, tokenizer: Tokenizer):
         self.template = FormatTemplate.of(text_format(backbone.config.text_format, tokenizer), 1)
         self.start = tokenizer.role(backbone.config.start_role)
 
     def batch(self, inputs: Packed, outputs: PackedArrays, term: str, examples_N: np.ndarray) -> Batch:
-        """Inputs as the encoder reads them, and the whole outputs as they are to be predicted."""
+        """A batch of encoder inputs and complete outputs, which are the targets."""
         labels = torch.from_numpy(outputs.tokens)
         target = Target(labels, at=torch.arange(len(labels)), side="outputs")
         return Batch(inputs, {term: target}, *numbers_of(examples_N), shifted(outputs.packed(), self.start))
 
 
-# Windows of a running stream of documents, each token to be predicted by the ones before it.
+# Windows of a document stream for next-token prediction.
 
 
-# A window, and how many of its first places are not predicted in it: those of windows before it, or the very first.
+# A window, and how many of its first positions are not predicted in it: those of previous windows, or the first of all.
 _CAUSAL = np.dtype([*WINDOW.descr, ("known", "i4")])
 
 
@@ -181,9 +176,9 @@ class CausalWindows:
     """Next-token prediction over the stream of documents, each closed by the end-of-text token.
 
     Every token but the first of a document (separate) or of the whole stream (joined) is predicted exactly once.
-    Consecutive windows share one token, the last of one being the first of the next. stride: places between the starts
-    of windows, so that they share max_length - stride and a token is predicted from that many before it at least, but
-    near the beginning (Baevski and Auli 2019); None: max_length - 1.
+    Consecutive windows share one token, the last of one being the first of the next. stride: distance between window
+    starts, so that windows share max_length - stride positions and every token is predicted from at least that many
+    before it, except near the beginning (Baevski and Auli 2019); None: max_length - 1.
     """
 
     def __init__(
@@ -197,11 +192,11 @@ class CausalWindows:
     ):
         self.store, self.split = store, split
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
-        size = room_for(max_length, 0, 1)
+        size = text_capacity(max_length, 0, 1)
         overlap = 1 if stride is None else size - stride
         if overlap < 1:
             raise UserError(
-                f"stride={stride} is too long: windows of max_length={max_length} would not follow each other",
+                f"stride={stride} is too long: windows of max_length={max_length} would not be contiguous",
                 f"stride={size - 1} at most",
             )
         cut = windows(self.stream, size, documents == "joined", overlap)
@@ -226,16 +221,16 @@ class CausalWindows:
         )
 
     def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, and the share of tokens that predict."""
+        """Size of an epoch, and the fraction of tokens that predict."""
         metadata, rows = plan_metadata(self._plan, self.store, self.split), self._plan.rows
         predicted = int(rows["length"].sum(dtype=np.int64) - rows["known"].sum(dtype=np.int64))
         return {**metadata, "predicted_fraction": predicted / metadata["tokens"]}
 
 
 class CausalSegments:
-    """The same prediction in lanes, for a model that carries state: every token that is read predicts the one after it,
-    which of a segment's last token stands in the next segment. So every token of the text but its first is predicted
-    exactly once, as in joined windows."""
+    """Next-token prediction in lanes, for a model with carried state: every token predicts the next one; the target of
+    a segment's last token is in the next segment. So every token of the text but its first is predicted exactly once,
+    as in joined windows."""
 
     def __init__(self, windows: CausalWindows, size: int, lanes: int):
         self._windows, self.stream = windows, windows.stream
@@ -258,14 +253,14 @@ class CausalSegments:
         )
 
     def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, the lanes, and how many segments follow each other in one."""
+        """Size of an epoch, the lanes, and the segments of each."""
         metadata = plan_metadata(self._plan, self._windows.store, self._windows.split)
         along = -(-len(self._plan) // self.lanes)
         return {**metadata, "predicted_fraction": 1.0, "lanes": self.lanes, "segments_per_lane": along}
 
 
 class CarriedWindows(CausalWindows):
-    """Joined windows of a model that carries state: a loader reads them in lanes."""
+    """Joined windows of a model with carried state: a loader reads them in lanes."""
 
     def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, split: str):
         super().__init__(tokenizer, store, max_length, "joined", split)
@@ -276,8 +271,7 @@ class CarriedWindows(CausalWindows):
         return CausalSegments(self, self._size, lanes)
 
 
-# Windows of text that are split, anew in each epoch: for a decoder, and for an encoder-decoder.
-#
+# Text windows split anew in each epoch, for decoders and for encoder-decoders.
 # Shape letters: N examples of a batch, T their tokens.
 
 
@@ -296,21 +290,21 @@ class _Splits:
         return self._plan
 
     def prefixes(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> np.ndarray:
-        """(N,) where some windows are split."""
+        """(N,) where the windows are split."""
         return prefix_lengths(rows["length"], examples, self.seed, epoch)
 
     def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, and the share of its tokens that are predicted."""
+        """Size of an epoch, and the fraction of its tokens that are predicted."""
         return {**plan_metadata(self._plan, self.store, self.split), "predicted_fraction": 0.5}
 
 
 class MaskedPrefixes(_Splits):
-    """For a decoder: one text with `Packed.prefixes`; every token behind the split is predicted by the one before it.
-    Each document ends with the end-of-text token."""
+    """For decoders: one text with `Packed.prefixes`; every token after the split is predicted by the previous one. Each
+    document ends with the end-of-text token."""
 
     def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
         stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
-        super().__init__(stream, store, room_for(max_length, 0, 1), documents == "joined", 0, split, seed)
+        super().__init__(stream, store, text_capacity(max_length, 0, 1), documents == "joined", 0, split, seed)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths = rows["length"].astype(np.int64)
@@ -322,13 +316,13 @@ class MaskedPrefixes(_Splits):
 
 
 class EncodedPrefixes(_Splits):
-    """For an encoder-decoder: the prefix on one side, the rest on the other, both in the family's format."""
+    """For encoder-decoders: the prefix on the input side, the rest on the output side, both in the family's format."""
 
     def __init__(self, sides: Sides, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
         self.sides = sides
         special_count = sides.template.special_count
         stream = Stream(store.tokens, store.document_offsets, None)
-        size = room_for(max_length, special_count, 1)
+        size = text_capacity(max_length, special_count, 1)
         super().__init__(stream, store, size, documents == "joined", 2 * special_count, split, seed)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:

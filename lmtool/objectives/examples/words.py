@@ -16,31 +16,28 @@ from lmtool.data.formats import PackedArrays
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
-from lmtool.objectives.examples.windows import WINDOW, Stream, numbers_of, plan_metadata, room_for, some, windows
+from lmtool.objectives.examples.windows import WINDOW, Stream, numbers_of, plan_metadata, some, text_capacity, windows
 from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
-# Windows of whole words, each word predicted by those before it and by those behind it.
-#
-# A word may have several tokens, when its vocabulary spells it: a window never begins or ends within one, but for
-# words that are longer than a window.
-#
+# Windows of whole words, with each word predicted from the preceding and from the following words. A word that its
+# vocabulary spells has several tokens: a window never begins or ends within one, except for words longer than a window.
 # Shape letters: V entries of the vocabulary, T tokens of a batch, W its words.
 
 
 FORWARD, BACKWARD = "forward", "backward"
-# Places of a stream that are read at a time.
+# Stream positions read at a time.
 _PIECE = 1 << 20
 
 
 class WordWindows:
-    """Windows over the stream of documents, each closed by the token that ends a text. Windows next to each other share
-    a word: forwards every word but the first of a document (separate) or of the stream (joined) is predicted once,
-    backwards every word but the last.
+    """Windows over the stream of documents, each closed by the end-of-text token. Adjacent windows share a word:
+    forwards, every word but the first of a document (separate) or of the stream (joined) is predicted once; backwards,
+    every word but the last.
 
-    tokenizer: that of the store. reads: bytes of a word that the model reads, and those of each entry; None for all.
-    begins_V: whether an entry begins a word.
+    tokenizer: that of the store. reads: maximum bytes of a word that the model reads, and the bytes of each entry;
+    None: no limit. begins_V: whether an entry begins a word.
     """
 
     def __init__(
@@ -55,7 +52,7 @@ class WordWindows:
         self.store, self.split, self.reads = store, split, reads
         self.begins_V, self.unknown = tokenizer.starts_word, tokenizer.role("unk")
         self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
-        size = room_for(max_length, 0, 1)
+        size = text_capacity(max_length, 0, 1)
         rows = word_windows(self.stream, self.begins_V, size, documents == "joined")
         self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
 
@@ -63,8 +60,8 @@ class WordWindows:
         return self._plan
 
     def words(self, tokens_T: np.ndarray, starts_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(W,) the first token of each word, and (W,) its number in the vocabulary: that of the unknown word where it
-        has several tokens. starts_N: where texts begin, each with a word."""
+        """(W,) the first token of each word, and (W,) its number in the vocabulary: the unknown word if it has several
+        tokens. starts_N: starts of texts, each at a word boundary."""
         begins_T = self.begins_V[tokens_T]
         is_word_T = begins_T.copy()
         is_word_T[starts_N] = True
@@ -78,7 +75,7 @@ class WordWindows:
         starts = np.cumsum(lengths) - lengths
         first_W, number_W = self.words(tokens, starts)
         text_W = np.searchsorted(starts, first_W, side="right")
-        # A word and the one behind it in the same text.
+        # A word and the next one in the same text.
         before = np.flatnonzero(text_W[:-1] == text_W[1:])
         targets = {
             FORWARD: _target(number_W[before + 1], first_W[before]),
@@ -87,11 +84,12 @@ class WordWindows:
         return Batch(PackedArrays(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
 
     def counts(self, words: int) -> np.ndarray:
-        """(words,) how often each word of the vocabulary stands in the stream, the ends of documents among them."""
+        """(words,) counts of the vocabulary's words in the stream, including the ends of documents."""
         counts = np.zeros(words, dtype=np.int64)
         tokens = self.stream.tokens
         for start in range(0, len(tokens), _PIECE):
-            # With the token behind the piece, which may continue its last word; and those before it, its first.
+            # With the token after the piece, which may continue its last word; and those before it, if it begins within
+            # a word.
             piece = np.asarray(tokens[start : start + _PIECE + 1], dtype=np.int64)
             begins = self.begins_V[piece]
             continued = np.append(~begins[1:], False)
@@ -102,17 +100,17 @@ class WordWindows:
         return counts
 
     def longer(self, limit: int, lengths_V: np.ndarray) -> int:
-        """Words of the text with more bytes than that. lengths_V: bytes of each entry."""
+        """Words of the text with more bytes than the limit. lengths_V: bytes of each entry."""
         count, tokens = 0, self.stream.tokens
         for start in range(0, len(tokens), _PIECE):
             piece = np.asarray(tokens[start : start + _PIECE], dtype=np.int64)
-            first = np.flatnonzero(self.begins_V[piece])  # what continues a word of the piece before is passed by
+            first = np.flatnonzero(self.begins_V[piece])  # the rest of a word from the previous piece is skipped
             if len(first):
                 count += int((np.add.reduceat(lengths_V[piece], first) > limit).sum())
         return count
 
     def metadata(self) -> dict[str, Any]:
-        """With a warning where words are cut."""
+        """Adds a warning if words are truncated."""
         metadata, reads = plan_metadata(self._plan, self.store, self.split), self.reads
         count = 0 if reads is None else self.longer(*reads)
         if reads is not None and count:
@@ -128,8 +126,8 @@ def _target(labels: np.ndarray, at: np.ndarray) -> Target:
 
 
 def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) -> np.ndarray:
-    """(E,) records of `WINDOW`: consecutive windows of at most `size` places that begin and end with whole words, each
-    sharing a word with the next. joined: cut through documents; else within each."""
+    """(E,) records of `WINDOW`: consecutive windows of at most `size` positions that begin and end with whole words,
+    each sharing a word with the next. joined: across documents; else within each."""
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     lengths = np.diff(boundaries)
     long = lengths > size
@@ -142,7 +140,7 @@ def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) 
 
 
 def _cut(stream: Stream, begins_V: np.ndarray, size: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Start and length of the windows of one run of text, which is longer than one."""
+    """Starts and lengths of the windows of one run of text that is longer than a window."""
     start = read = first
     begins: list[int] = []
     while last - start > size:
@@ -160,26 +158,24 @@ def _cut(stream: Stream, begins_V: np.ndarray, size: int, first: int, last: int)
     yield start, last - start
 
 
-# Words and the words around them, and negatives beside these: what skip-gram learns from.
-#
-# Mikolov, Sutskever, Chen, Corrado, Dean, "Distributed Representations of Words and Phrases and their
-# Compositionality", NeurIPS 2013, sections 2.2 and 2.3. As in the published code, words are left out before windows
-# are made, so that these reach farther, and words that are not in the vocabulary are left out of the text.
-#
-# Shape letters: V vocabulary, N examples of a batch, T tokens of their text, K of them that are kept, W words on
-# either side, M pairs, J negatives of a pair.
+# Center words with their context words and negatives, for skip-gram. Mikolov, Sutskever, Chen, Corrado, Dean,
+# "Distributed Representations of Words and Phrases and their Compositionality", NeurIPS 2013, sections 2.2 and 2.3. As
+# in the published code, words are subsampled before windows are formed, which widens them, and words outside of the
+# vocabulary are dropped.
+# Shape letters: V vocabulary, N examples of a batch, T tokens of their text, K retained tokens, W words on either side,
+# M pairs, J negatives of a pair.
 
 
 class WordCounts:
-    """How often each word stands in the training text, (V,); special tokens count as no words. Of several texts their
-    sum. What is drawn by it is known once all texts are in."""
+    """(V,) word counts of the training text, without special tokens; of several texts, the sum. The distributions are
+    available once all texts are added."""
 
     def __init__(self, config: SkipGramConfig, tokenizer: Tokenizer):
         self._config, self._special = config, sorted(tokenizer.special_ids)
         self.counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
 
     def add(self, counts: np.ndarray) -> None:
-        """Enter those of a text. UserError where it has no word."""
+        """Adds the counts of a text. UserError if it has no word."""
         own = np.asarray(counts, dtype=np.int64).copy()
         own[self._special] = 0
         if not own.any():
@@ -188,11 +184,11 @@ class WordCounts:
 
     @property
     def kept(self) -> np.ndarray:
-        """(V,) float64: the chance that a place of a word is kept; 0 of special tokens."""
+        """(V,) float64: the probability that an occurrence of a word is retained; 0 for special tokens."""
         share_V = self.counts / self.counts.sum()
-        kept_V = np.sqrt(self._config.subsample / np.maximum(share_V, 1e-300)).clip(max=1.0)
-        kept_V[self._special] = 0.0
-        return kept_V
+        retained_V = np.sqrt(self._config.subsample / np.maximum(share_V, 1e-300)).clip(max=1.0)
+        retained_V[self._special] = 0.0
+        return retained_V
 
     @property
     def noise(self) -> np.ndarray:
@@ -203,9 +199,9 @@ class WordCounts:
 
 @dataclass(frozen=True)
 class Pairs:
-    """tokens: (T,) the text as it was. kept: (T,) bool. lengths: (N,) how many of each example are kept. reach: (K,)
-    how many words on either side of each kept one are predicted. center, context: (M,) places among the kept.
-    negatives: (M, J) words."""
+    """tokens: (T,) the original text. kept: (T,) bool, retained tokens. lengths: (N,) retained tokens per example.
+    reach: (K,) how many words on either side of each retained one are predicted. center, context: (M,) positions among
+    the retained. negatives: (M, J) words."""
 
     tokens: np.ndarray
     kept: np.ndarray
@@ -217,33 +213,33 @@ class Pairs:
 
 
 class WordPairs:
-    """Examples are windows of one document each, as long as max_length; no pair crosses their borders."""
+    """Examples are windows of single documents with max_length tokens; pairs do not cross them."""
 
     def __init__(
         self, config: SkipGramConfig, store: TokenStore, max_length: int, split: str, seed: int, counts: WordCounts
     ):
         self.config, self.store, self.split, self.seed, self.counts = config, store, split, seed, counts
         self.stream = Stream(store.tokens, store.document_offsets, None)
-        rows = windows(self.stream, room_for(max_length, 0, 1), joined=False)
+        rows = windows(self.stream, text_capacity(max_length, 0, 1), joined=False)
         self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
         self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def plan(self, epoch: int) -> Plan:
-        """The lengths are those before words are left out."""
+        """Lengths before subsampling."""
         return self._plan
 
     def _chances(self) -> tuple[np.ndarray, np.ndarray]:
-        """(V,) the chance of a word to be kept, and the sums of those of negatives up to each word."""
+        """(V,) the probability of retaining each word, and the cumulative probabilities of negatives."""
         if self._known is None or self._known[0] is not self.counts.counts:
             sums_V = np.cumsum(self.counts.noise)
             self._known = self.counts.counts, self.counts.kept, sums_V / sums_V[-1]
         return self._known[1:]
 
     def pairs(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Pairs:
-        """What is drawn of these examples. The draws of a place: whether it is kept, how far it reaches, and the
+        """The sampled pairs of these examples. Random numbers per position: whether it is retained, its reach, and the
         negatives of each of its pairs."""
         reach, number = self.config.window, self.config.negatives
-        kept_V, sums_V = self._chances()
+        retained_V, sums_V = self._chances()
         lengths_N = rows["length"].astype(np.int64)
         tokens_T = self.stream.read(rows["start"], lengths_N)
         row_T = np.repeat(np.arange(len(rows)), lengths_N)
@@ -253,7 +249,7 @@ class WordPairs:
         def drawn(example: np.ndarray, draw: np.ndarray) -> np.ndarray:
             return random_streams.uniform_at(self.seed, "sample", epoch, example, draw)
 
-        taken_T = drawn(example_T, first_T) < kept_V[tokens_T]
+        taken_T = drawn(example_T, first_T) < retained_V[tokens_T]
         example_K, first_K, row_K = example_T[taken_T], first_T[taken_T], row_T[taken_T]
         reach_K = 1 + (drawn(example_K, first_K + 1) * reach).astype(np.int64)
         offset_2W = np.delete(np.arange(-reach, reach + 1), reach)
@@ -264,8 +260,8 @@ class WordPairs:
         draw_MJ = (first_K[center_M] + 2 + slot_M * number)[:, None] + np.arange(number)
         noise = drawn(np.repeat(example_K[center_M], number), draw_MJ.reshape(-1))
         negatives_MJ = np.searchsorted(sums_V, noise, side="right").reshape(-1, number)
-        kept_N = np.bincount(row_K, minlength=len(rows))
-        return Pairs(tokens_T, taken_T, kept_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ)
+        retained_N = np.bincount(row_K, minlength=len(rows))
+        return Pairs(tokens_T, taken_T, retained_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         pairs = self.pairs(rows, examples, epoch)
@@ -278,11 +274,11 @@ class WordPairs:
         return Batch(Packed(torch.from_numpy(tokens), tuple(pairs.lengths.tolist())), targets, *numbers_of(examples))
 
     def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, before words are left out."""
+        """Size of an epoch, before subsampling."""
         metadata = plan_metadata(self._plan, self.store, self.split)
         return {**metadata, "predicted_fraction": self.config.predicted_fraction}
 
 
 def counts_of(store: TokenStore, tokenizer: Tokenizer) -> np.ndarray:
-    """(V,) int64: how often each token stands in a text."""
+    """(V,) int64: token counts of a text."""
     return token_counts(store.tokens, tokenizer.vocab_size)

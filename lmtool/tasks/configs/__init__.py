@@ -1,4 +1,4 @@
-"""What finetuning learns, as configuration: a file a kind. Imports no torch."""
+"""Configuration of finetuning tasks, one module per group of kinds. Imports no torch."""
 
 from typing import TYPE_CHECKING
 

@@ -1,10 +1,10 @@
-"""What every task kind configures: rows, columns, prompts, and texts of another domain. Imports no torch."""
+"""Base configuration of every task kind: rows, columns, prompts, and domain adaptation. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from string import Formatter
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,39 +17,47 @@ from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS, LearnedConfig
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import ModelConfig, architecture, kinds
 
-# What every task kind's configuration says: where its rows come from, what is read, predicted and scored. Imports no
-# torch.
-
+T = TypeVar("T")
+TaskName = Annotated[str, Field(description="The task's name; its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")]
+Metrics = Annotated[tuple[T, ...], Field(min_length=1, description="Metrics to report.")]
+BestMetric = Annotated[T, Field(description="The metric that selects the best checkpoint.")]
+ClassNames = Annotated[
+    tuple[str, ...] | None,
+    Field(
+        description="Class names in order; quote them. Files may hold the names or their numbers from 0. Null: the "
+        "sorted values found in train.",
+    ),
+]
 
 JOINED = "+"
-"""Between the names of columns that are read as one text."""
+"""Joins the names of columns that are read as one text."""
 
 
 def parts_of(name: str) -> list[str]:
-    """The columns that are joined to this one: A+B."""
+    """The columns joined in a name such as A+B."""
     parts = name.split(JOINED)
     return parts if all(parts) else [name]
 
 
 class TaskConfig(LearnedConfig):
-    """The base of every task kind: where labelled rows come from, and which columns are read."""
+    """The base of every task kind: the source of labeled rows, and the columns that are read."""
 
     group: ClassVar[str] = "task"
     of_rows_with_labels: ClassVar[bool] = True
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "bidirectional_lm")
     layouts: ClassVar[tuple[str, ...]] = ("table", "parquet")
-    """The layouts that its files may have, see `lmtool.tasks.files`; the first that takes a file reads it."""
+    """Supported file layouts, see `lmtool.tasks.files`; the first match reads a file."""
     head_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that say what form the head has: a checkpoint's head is used in its own."""
+    """The fields that determine the head's form; a checkpoint's head keeps its saved values."""
 
     fills_prompts: ClassVar[bool] = False
-    """Whether a label can be the word that a language model puts in a place of the text."""
+    """Whether a label can be a word that a language model predicts within a template."""
 
     default_max_length: ClassVar[int] = 128
-    """Tokens of a packed sequence, at most, where the run says nothing."""
+    """Default maximum tokens of a packed sequence."""
 
-    kind: str = Field(description="Which kind of task.")
-    name: str = Field(description="The task's name: its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")
+    kind: str = Field(description="Task kind.")
+    name: TaskName
     text: tuple[str, ...] = Field(
         ("text",),
         min_length=1,
@@ -99,62 +107,63 @@ class TaskConfig(LearnedConfig):
     def _held_out(cls, splits: tuple[str, ...]) -> tuple[str, ...]:
         learned = next((split for split in splits if split.lower() == "train"), None)
         if learned is not None:
-            raise ValueError(f"{learned} is what is learned from; leave it out, and name splits that are held out")
+            raise ValueError(f"{learned} is the training split; leave it out, and name held-out splits")
         return splits
 
     def learner(self, *arguments: Any) -> Any:
-        """The learner of this task: `arguments` are backbone, tokenizer and seed."""
+        """The learner of this task. `arguments`: backbone, tokenizer and seed."""
         return build(self).learner(*arguments)
 
     @classmethod
     def longest(cls, section: dict[str, Any]) -> int:
-        """Tokens of a packed sequence, at most, where the run says nothing. section: the task's data."""
+        """The default maximum tokens of a packed sequence. section: the task's raw configuration."""
         return cls.default_max_length
 
     def parts(self) -> tuple[TaskConfig, ...]:
-        """The tasks it is made of: itself."""
+        """The member tasks: the task itself, except in mixtures."""
         return (self,)
 
     def with_parts(self, parts: tuple[TaskConfig, ...]) -> TaskConfig:
-        """The same of other parts, in their order."""
+        """A copy with other members, in order."""
         return parts[0]
 
     def of_parts(self, parts: Sequence[TaskConfig]) -> TaskConfig:
-        """The same of some of its parts alone, which may have other forms."""
+        """A copy with a subset of the members, whose head forms may differ."""
         return parts[0]
 
     def text_format(self, model: Any) -> str:
-        """The name of the format in which a model of this configuration reads the rows, see `lmtool.data.formats`."""
+        """The name of the text format in which a model of this configuration reads the rows, see `lmtool.data.formats`.
+        The name of the text format in which a model of this configuration reads the rows, see `lmtool.data.formats`."""
         return model.text_format
 
     def takes_head(self, form: Mapping[str, Any], model: Any) -> bool:
-        """Whether a checkpoint's head of this form, the `head_fields` of its task, can be the head of this task."""
+        """Whether a checkpoint's head can be this task's head. form: the saved `head_fields`."""
         return True
 
     def with_head(self, form: Mapping[str, Any]) -> TaskConfig:
-        """The task with the form of a checkpoint's head."""
+        """A copy with the form of a checkpoint's head."""
         return self.model_copy(update=dict(form))
 
     def same_question(self, other: TaskConfig) -> bool:
-        """Whether two tasks differ in their data alone: they share the name, or the kind and the names of classes (AX
-        and MNLI), and read as many texts."""
-        labels, others = (set(task.class_names or ()) for task in (self, other))
-        same_classes = self.kind == other.kind and bool(labels) and labels == others
+        """Whether two tasks differ only in their data: they read the same number of texts and share a name, or the kind
+        and the class names (AX and MNLI)."""
+        labels, other_labels = (set(task.class_names or ()) for task in (self, other))
+        same_classes = self.kind == other.kind and bool(labels) and labels == other_labels
         return (self.name == other.name or same_classes) and len(self.text) == len(other.text)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of a file that are read."""
+        """The columns read from a file."""
         return tuple(part for name in self.text for part in parts_of(name))
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns of rows: those that are read, where some are joined as one."""
+        """The text columns of rows, after joining."""
         return self.text
 
     @property
     def needs_two_classes(self) -> bool:
-        """Whether one of the metrics is of two classes alone."""
+        """Whether one of the metrics is defined for two classes only."""
         return False
 
     @property
@@ -163,37 +172,37 @@ class TaskConfig(LearnedConfig):
 
     @property
     def has_data(self) -> bool:
-        """Whether it says where its rows come from."""
-        return any(place is not None for place in (self.path, self.hub, self.embedded))
+        """Whether a source of rows is configured."""
+        return any(source is not None for source in (self.path, self.hub, self.embedded))
 
     @property
     def head_form(self) -> str | None:
-        """How a whole text is read, where the task chooses."""
+        """How a whole text is encoded, if the task chooses."""
         return None
 
     @property
-    def writes_labels(self) -> bool:
-        """Whether its labels are texts, or can be written as texts."""
+    def labels_as_text(self) -> bool:
+        """Whether the labels are texts or can be written as texts."""
         return False
 
     @property
     def few_shots(self) -> int | None:
-        """Rows of each class that are trained on; None: all."""
+        """Training rows per class; None: all."""
         return None
 
     @property
-    def learns_masks(self) -> bool:
-        """Whether masked texts are learned beside it."""
+    def has_auxiliary_mlm(self) -> bool:
+        """Whether masked language modeling is an auxiliary loss."""
         return False
 
     @property
     def longest_target(self) -> int:
-        """Tokens of a text that it writes, at most."""
+        """Maximum tokens of a generated target."""
         return 0
 
     @property
     def text_generation(self) -> GenerationConfig | None:
-        """How the texts that it writes are generated."""
+        """How texts are generated; None if the task generates none."""
         return None
 
     def needs(self) -> Iterator[Requirement]:
@@ -205,7 +214,7 @@ class TaskConfig(LearnedConfig):
             yield Requirement(FORWARDS_OF_ONE_PROCESS, "task", reason, "give another task or head")
 
     def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """A published folder's tensors with those of the head that have no place in one."""
+        """Adds the head tensors that a published folder does not store."""
         return tensors
 
     @model_validator(mode="after")
@@ -228,17 +237,14 @@ class TaskConfig(LearnedConfig):
         return self
 
 
-# How rows are put into words for a language model, as configuration. Imports no torch.
-
-
 ANSWER = "label"
-"""The place of the answer in a template."""
+"""The name of the answer's placeholder in a template."""
 PROMPT = "prompt"
-"""The head that reads a row as its prompt, and predicts the word in the place of the answer."""
+"""The head that reads a row as a prompt and predicts the word at the answer's placeholder."""
 
 
 class PromptConfig(Config):
-    """A pattern, and the words that stand for the classes (Schick and Schuetze 2021, section 3)."""
+    """A pattern and a verbalizer: the words that stand for the classes (Schick and Schuetze 2021, section 3)."""
 
     template: str | None = Field(
         None,
@@ -250,18 +256,21 @@ class PromptConfig(Config):
     @field_validator("template")
     @classmethod
     def _has_one_answer(cls, template: str | None) -> str | None:
-        # A shell hands over the two characters as they are typed.
+        # A shell passes
+        #  as two characters.
         template = None if template is None else template.replace("\\n", "\n")
         if template is not None and places(template).count(ANSWER) != 1:
-            raise ValueError(f"template={template!r}: {{{ANSWER}}}, the place of the answer, comes once")
+            raise ValueError(f"template={template!r}: {{{ANSWER}}}, the answer's placeholder, must occur exactly once")
         return template
 
 
 def places(template: str) -> list[str]:
-    """The names between braces, in their order. ValueError where braces do not match."""
+    """The placeholders in order. ValueError if the braces do not match."""
     names = [name for _, name, form, change in Formatter().parse(template) if name is not None]
     if any(form or change for _, _, form, change in Formatter().parse(template)):
-        raise ValueError(f"template={template!r}: a place is a column's name in braces, nothing more")
+        raise ValueError(
+            f"template={template!r}: a placeholder is a column name in braces, without format or conversion"
+        )
     return names
 
 
@@ -271,7 +280,7 @@ _READS_BOTH_WAYS: Offer[ModelConfig] = Offer(
 
 
 class PromptedConfig(TaskConfig):
-    """The base of kinds that a language model can do from a prompt, without training."""
+    """The base of kinds that a language model can solve from a prompt, without training."""
 
     prompt: PromptConfig = Field(
         default_factory=lambda: PromptConfig.model_validate({}),
@@ -280,7 +289,7 @@ class PromptedConfig(TaskConfig):
 
     @property
     def default_template(self) -> str:
-        """The template where none is given."""
+        """The template used if none is set."""
         return "".join(f"{name}: {{{name}}}\n" for name in self.text) + f"{self.label}: {{{ANSWER}}}"
 
     @property
@@ -288,12 +297,12 @@ class PromptedConfig(TaskConfig):
         return self.prompt.template or self.default_template
 
     def unworded(self) -> Problem | None:
-        """Why rows cannot be put into words, if they cannot: the template names what is not read."""
+        """The reason why rows cannot be turned into prompts, if any: the template names an unknown column."""
         if ANSWER in self.reads:
             return Problem(
                 "task.text",
-                f"task={self.name} reads a column called {ANSWER}, which in a template is the place of the answer",
-                f"give it another name: task.aliases={{{ANSWER}: text}} task.text=[text]",
+                f"task={self.name} reads a column called {ANSWER}, which is the answer's placeholder in a template",
+                f"rename it: task.aliases={{{ANSWER}: text}} task.text=[text]",
             )
         named = places(self.template)
         if named == [ANSWER]:
@@ -308,12 +317,12 @@ class PromptedConfig(TaskConfig):
                 return Problem(
                     "task.prompt.template",
                     f"task.prompt.template names {{{name}}}; task={self.name} reads {', '.join(self.reads)}",
-                    f"did you mean {{{close}}}?" if close else "name those columns alone: task.prompt.template=",
+                    f"did you mean {{{close}}}?" if close else "name only those columns: task.prompt.template=",
                 )
         return None
 
     def needs_of_template(self) -> Iterator[Requirement]:
-        """What reads the answer in its place of the template."""
+        """Requires a bidirectional model if text follows the answer."""
         after = places(self.template.partition(f"{{{ANSWER}}}")[2])
         if after:
             yield Requirement(
@@ -324,11 +333,8 @@ class PromptedConfig(TaskConfig):
             )
 
 
-# Texts of another domain beside a task's, as configuration. Imports no torch.
-
-
 class DomainConfig(Config):
-    """The base of the losses that bring a task's texts and unlabelled ones of another domain together."""
+    """The base of domain adaptation losses, which align a task's texts with unlabeled texts of another domain."""
 
     name: str = Field(description="Which loss.")
     target: str = Field(
@@ -340,8 +346,8 @@ class DomainConfig(Config):
 
 @component("task/domain", "dann", builder="lmtool.tasks.kinds.sequence:GradientReversal")
 class DannConfig(DomainConfig):
-    """Gradient reversal (Ganin et al. 2016): a classifier learns which domain a text is of, and what it reads learns to
-    keep that from it."""
+    """Gradient reversal (Ganin et al. 2016): a domain classifier learns to tell the domains apart, and the encoder
+    learns to prevent it."""
 
     name: Literal["dann"] = Field("dann", description="Gradient reversal.")
     steps: int = Field(
@@ -354,6 +360,6 @@ class DannConfig(DomainConfig):
 
 @component("task/domain", "coral", builder="lmtool.tasks.kinds.sequence:MomentMatching")
 class CoralConfig(DomainConfig):
-    """Correlation alignment (Sun and Saenko 2016): the covariances of both domains' features become alike."""
+    """Correlation alignment (Sun and Saenko 2016): aligns the covariances of both domains' features."""
 
     name: Literal["coral"] = Field("coral", description="Correlation alignment.")

@@ -1,4 +1,4 @@
-"""One of several classes, or the best of several choices, as configuration. Imports no torch."""
+"""Configuration of classification and multiple choice. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.errors import Problem
 from lmtool.models.configs import architecture
-from lmtool.tasks.configs.base import ANSWER, PROMPT, PromptedConfig
+from lmtool.tasks.configs.base import ANSWER, PROMPT, BestMetric, ClassNames, Metrics, PromptedConfig, TaskName
 from lmtool.tasks.configs.sequence import FORM, ClassLossConfig, SequenceConfig, WindowedConfig
 
-# One of several classes for a text or a pair of texts, as configuration. Imports no torch.
-
-
 DEMONSTRATIONS = 16
-"""Draws that a prediction joins, as published."""
+"""Sampled demonstrations per prediction, as in the paper."""
 
 
 @component("task", "classification", builder="lmtool.tasks.kinds.classification:Classification")
@@ -61,8 +58,10 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         "accuracy",
         description="metric that selects the best checkpoint",
     )
+    metric: BestMetric[Literal["accuracy", "f1", "macro_f1", "matthews"]] = "accuracy"
     loss: ClassLossConfig = Field(
-        default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
+        default_factory=lambda: ClassLossConfig.model_validate({}),
+        description="Label smoothing and class weights of the loss.",
     )
     label_words: dict[str, str] = Field(
         {}, description="task.head=text_to_text: map from class to the text for it; other classes: their names"
@@ -100,7 +99,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         return DEMONSTRATIONS if value is True else 0 if value is False else value
 
     @property
-    def writes_labels(self) -> bool:
+    def labels_as_text(self) -> bool:
         return True
 
     @property
@@ -108,7 +107,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         return self.shots_per_class
 
     @property
-    def learns_masks(self) -> bool:
+    def has_auxiliary_mlm(self) -> bool:
         return self.auxiliary_mlm > 0
 
     @property
@@ -121,12 +120,12 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What is written for the classes, in their order."""
+        """The verbalizer's words, in class order."""
         return tuple(self.prompt.words.get(label, label.replace("_", " ")) for label in self.labels or ())
 
     @property
     def written_labels(self) -> tuple[str, ...]:
-        """What a text-to-text model writes for the classes, in their order."""
+        """The words that a text-to-text model writes, in class order."""
         return tuple(self.label_words.get(label, label) for label in self.labels or ())
 
     def text_format(self, model: Any) -> str:
@@ -137,8 +136,8 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     def with_head(self, form: Mapping[str, Any]) -> ClassificationConfig:
         if form.get("head") != PROMPT:
             return self.model_copy(update={name: form[name] for name in (*FORM, "label_words") if name in form})
-        own = {**self.model_dump(), **form}
-        return type(self).model_validate_json(json.dumps(own))
+        values = {**self.model_dump(), **form}
+        return type(self).model_validate_json(json.dumps(values))
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
@@ -146,12 +145,12 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
             return
         yield from self.needs_of_template()
         if self.auxiliary_mlm:
-            reason = f"task.auxiliary_mlm={self.auxiliary_mlm:g} learns to fill masks"
-            hint = "leave it out, or take an encoder: model=bert"
+            reason = f"task.auxiliary_mlm={self.auxiliary_mlm:g} trains masked language modeling"
+            hint = "leave it out, or use an encoder: model=bert"
             yield Requirement(architecture("encoder"), "task.auxiliary_mlm", reason, hint)
         if self.demonstrations:
-            reason = f"task.demonstrations={self.demonstrations} are texts around the place of a word"
-            hint = "leave it out, or take an encoder or a decoder"
+            reason = f"task.demonstrations={self.demonstrations} adds texts around a predicted word"
+            hint = "leave it out, or use an encoder or a decoder"
             yield Requirement(architecture("encoder", "decoder"), "task.demonstrations", reason, hint)
 
     def conflicts(self) -> Iterator[Problem]:
@@ -163,34 +162,34 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         yield from (problem for problem in problems if problem is not None)
 
     def ambiguous(self) -> Problem | None:
-        """Why the words of a prompt do not tell the classes apart, if they do not."""
+        """The reason why the words do not distinguish the classes, if any."""
         return self._ambiguous("prompt.words", self.words)
 
     def _ambiguous(self, field: str, words: tuple[str, ...]) -> Problem | None:
-        """The same of a field, which maps classes to words."""
-        given = self.prompt.words if field == "prompt.words" else self.label_words
-        unknown = [name for name in given if self.labels is not None and name not in self.labels]
+        """The same for one field that maps classes to words."""
+        field_words = self.prompt.words if field == "prompt.words" else self.label_words
+        unknown = [name for name in field_words if self.labels is not None and name not in self.labels]
         if unknown:
             return Problem(
                 f"task.{field}",
-                f"task.{field} names {unknown[0]!r}, which is no label of task={self.name}",
+                f"task.{field} names {unknown[0]!r}, which is not a label of task={self.name}",
                 f"the labels are {', '.join((self.labels or ())[:8])}",
             )
         if len(set(words)) < len(words):
             return Problem(
                 f"task.{field}",
                 f"task={self.name}: two classes have the same word in {', '.join(words)}",
-                f"give each its own: task.{field}={{CLASS: WORD, ...}}",
+                f"give each class its own word: task.{field}={{CLASS: WORD, ...}}",
             )
         return None
 
     def _out_of_prompt(self) -> Problem | None:
-        """What means nothing where no prompt is read."""
+        """A field that has no effect without a prompt."""
         for field in ("auxiliary_mlm", "demonstrations", "demonstration_rows"):
             value = getattr(self, field)
             if value:
-                shown = value if field != "demonstration_rows" else "..."
-                message = f"task.{field}={shown} is of texts that are read as prompts"
+                value_text = value if field != "demonstration_rows" else "..."
+                message = f"task.{field}={value_text} applies to texts read as prompts"
                 return Problem(f"task.{field}", message, f"give task.head={PROMPT} too")
         return None
 
@@ -203,25 +202,24 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
             if isinstance(weights, tuple) and len(weights) != len(labels):
                 raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
             if "f1" in self.metrics and len(labels) != 2:
-                raise ValueError(f"metrics names f1, which is of two classes; there are {len(labels)}: take macro_f1")
+                raise ValueError(f"metrics names f1, which needs two classes; there are {len(labels)}: use macro_f1")
         return self
 
     @model_validator(mode="after")
     def _rows_fit(self) -> ClassificationConfig:
         if self.shots_per_class is not None and self.train_examples is not None:
             raise ValueError(
-                f"shots_per_class={self.shots_per_class} and train_examples={self.train_examples} both say how many "
-                "rows are trained on: give one of them"
+                f"shots_per_class={self.shots_per_class} and train_examples={self.train_examples} both limit the "
+                "training rows: give one of them"
             )
         for name, rows in (self.demonstration_rows or {}).items():
             if self.labels is not None and name not in self.labels:
-                raise ValueError(f"demonstration_rows names {name!r}, which is no label: {', '.join(self.labels[:8])}")
+                raise ValueError(
+                    f"demonstration_rows names {name!r}, which is not a label: {', '.join(self.labels[:8])}"
+                )
             if not rows or any(len(row) != len(self.text) for row in rows):
                 raise ValueError(f"demonstration_rows: a row of {name} has {len(self.text)} texts: {list(self.text)}")
         return self
-
-
-# Multiple choice, as configuration. Imports no torch.
 
 
 @component("task", "multiple_choice", builder="lmtool.tasks.kinds.multiple_choice:MultipleChoice")
@@ -255,7 +253,7 @@ class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
 
     @property
     def default_template(self) -> str:
-        """The columns before the choices with spaces between them, and the choice."""
+        """The columns before the choices joined with spaces, then the choice."""
         return "".join(f"{{{name}}} " for name in self.text[: -self.choices]) + f"{{{ANSWER}}}"
 
     @model_validator(mode="after")
@@ -265,5 +263,5 @@ class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
             needed = "a text before the choices" + (", and the beginning of each" if self.continued else "")
             raise ValueError(f"text={list(self.text)} names {self.choices} choices; there must be {needed}")
         if self.prompt.words:
-            raise ValueError("prompt.words are for classes; here each choice is an answer")
+            raise ValueError("prompt.words apply to classes; here each choice is an answer")
         return self

@@ -1,4 +1,4 @@
-"""Several tasks in one run, GLUE, and tasks as objectives or text of pretraining, as configuration. No torch."""
+"""Configuration of task mixtures, GLUE, and tasks as pretraining objectives or text. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,15 @@ from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
 from lmtool.learners.configs import ObjectiveConfig, member_problem, one_forward
 from lmtool.models.configs import architecture, kinds
-from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.base import BestMetric, TaskConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
-
-# All tasks of GLUE, as configuration. Imports no torch.
-
 
 Member = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
 
 
 @component("task", "glue", builder="lmtool.tasks.suites:Glue")
 class GlueConfig(TaskConfig):
-    """The tasks of GLUE, each in a run of its own (Wang et al. 2019)."""
+    """The tasks of GLUE, one run each (Wang et al. 2019)."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "text": "each task's own",
@@ -62,14 +59,14 @@ class GlueConfig(TaskConfig):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tasks."""
+        """Names of the tasks."""
         return tuple(map(title_of, self.members))
 
     @model_validator(mode="after")
     def _members_of_glue(self) -> GlueConfig:
-        others = [name for name in self.names if name not in get_args(Member)]
-        if others:
-            raise ValueError(f"members: {others[0]} is no task of GLUE; these are {', '.join(get_args(Member))}")
+        alternatives = [name for name in self.names if name not in get_args(Member)]
+        if alternatives:
+            raise ValueError(f"members: {alternatives[0]} is not a GLUE task; allowed: {', '.join(get_args(Member))}")
         return self
 
 
@@ -82,8 +79,8 @@ _TASK = Choice("task", key="kind")
 
 @component("task", "mixture", builder="lmtool.tasks.mixture:build_mixture")
 class MixtureTaskConfig(TaskConfig):
-    """Several tasks that share a model, each with a head of its own (Caruana 1997), or all of them written by one
-    language model (Raffel et al. 2020, section 2.4)."""
+    """Several tasks that share a model, each with its own head (Caruana 1997), or all written by one language model
+    (Raffel et al. 2020, section 2.4)."""
 
     members_key: ClassVar[str] = "task.members"
     repeats: ClassVar[bool] = True
@@ -134,7 +131,7 @@ class MixtureTaskConfig(TaskConfig):
 
     @classmethod
     def longest(cls, section: dict[str, Any]) -> int:
-        """That of the member with the longest sequences."""
+        """The longest default of the members."""
         entries = [
             lookup("task", str(part.get("kind"))) for part in section.get("members") or () if isinstance(part, dict)
         ]
@@ -142,7 +139,7 @@ class MixtureTaskConfig(TaskConfig):
         return max(lengths, default=cls.default_max_length)
 
     def parts(self) -> tuple[TaskConfig, ...]:
-        """The members, as they are learned."""
+        """The member tasks."""
         parts = [_TASK.validate(member) for member in self.members]
         tasks = tuple(part for part in parts if isinstance(part, TaskConfig))
         if self.head is None:
@@ -153,14 +150,14 @@ class MixtureTaskConfig(TaskConfig):
         return self.model_copy(update={"members": tuple(part.model_dump(mode="json") for part in parts)})
 
     def of_parts(self, parts: Sequence[TaskConfig]) -> MixtureTaskConfig:
-        own = dict(zip((part.name for part in self.parts()), self.rows or (), strict=False))
-        rows = tuple(own[part.name] for part in parts) if own else None
+        train_rows = dict(zip((part.name for part in self.parts()), self.rows or (), strict=False))
+        rows = tuple(train_rows[part.name] for part in parts) if train_rows else None
         return self.with_parts(tuple(parts)).model_copy(update={"rows": rows})
 
     def fractions(self) -> tuple[float, ...]:
-        """Of the members in the examples and in the loss, adding up to 1. ValueError where the rows are not counted."""
+        """Sampling rates of the members, which sum to 1. ValueError if the rows have not been counted."""
         if self.rows is None:
-            raise ValueError("build a mixture from the config that its data give back: its rows are counted")
+            raise ValueError("build a mixture from the config of its loaded data, where the rows are counted")
         of_rows = {
             "proportional": lambda count: float(count),
             "uniform": lambda count: 1.0,
@@ -178,28 +175,29 @@ class MixtureTaskConfig(TaskConfig):
         return self.head is not None
 
     def needs(self) -> Iterator[Requirement]:
-        """Its members say more."""
+        """The members add their own requirements."""
         yield from one_forward("task", [part.name for part in self.parts()])
 
     def conflicts(self) -> Iterator[Problem]:
         for part in self.parts() if self.head == TEXT_TO_TEXT else ():
-            if not part.writes_labels and part.head_form != TEXT_TO_TEXT:
+            if not part.labels_as_text and part.head_form != TEXT_TO_TEXT:
                 message = (
-                    f"task.head={TEXT_TO_TEXT}: the labels of the member {part.name} ({part.kind}) are not written"
+                    f"task.head={TEXT_TO_TEXT}: the labels of the member {part.name} ({part.kind}) cannot be written "
+                    "as text"
                 )
                 yield Problem("task.head", message, f"leave {part.name} out of task.members, or task.head")
         yield from self._other_scores()
 
     def _other_scores(self) -> Iterator[Problem]:
-        """Of the members of a mixture the larger score is the better one."""
-        from lmtool.learners.metrics import smaller_is_better  # needs numpy, which no other configuration waits for
+        """Members of a mixture need higher-is-better metrics."""
+        from lmtool.learners.metrics import smaller_is_better  # imports numpy, which no other configuration needs
 
         for part in self.parts():
             if smaller_is_better(part.metric):
-                others = [metric for metric in part.metrics if not smaller_is_better(metric)]
+                alternatives = [metric for metric in part.metrics if not smaller_is_better(metric)]
                 key = f"task.with.{part.name}.metric"
-                message = f"{key}={part.metric}: small where it is good; the mean of the members is of large scores"
-                yield Problem("task.members", message, f"give {key}={others[0] if others else 'NAME'}")
+                message = f"{key}={part.metric}: lower is better; mixtures average higher-is-better metrics"
+                yield Problem("task.members", message, f"give {key}={alternatives[0] if alternatives else 'NAME'}")
 
     @model_validator(mode="after")
     def _members_fit(self) -> MixtureTaskConfig:
@@ -213,23 +211,20 @@ class MixtureTaskConfig(TaskConfig):
         twice = next((title for title in titles if titles.count(title) > 1), None)
         if twice is not None:
             raise ValueError(
-                f"members={titles}: two are called {twice}; give one another name, as a section: "
-                f"{{kind: {members[titles.index(twice)].kind}, name: {twice}_2, path: FOLDER}}"
+                f"members={titles}: {twice} is named twice; give one of them another name, as a section: {{kind: "
+                f"{members[titles.index(twice)].kind}, name: {twice}_2, path: FOLDER}}"
             )
         nested = [member.name for member in members if isinstance(member, (MixtureTaskConfig, GlueConfig))]
         if nested:
-            raise ValueError(f"members={titles}: {nested[0]} is several tasks; name each of them")
+            raise ValueError(f"members={titles}: {nested[0]} is a group of tasks; name each of them")
         if self.rows is not None and len(self.rows) != len(titles):
-            raise ValueError(f"rows={list(self.rows)}: a number for each of the {len(titles)} members")
+            raise ValueError(f"rows={list(self.rows)}: one number is required for each of the {len(titles)} members")
         return self
-
-
-# A task among the objectives of pretraining, as configuration. Imports no torch.
 
 
 @component("objective", "task", builder="lmtool.tasks.mixture:learner")
 class TaskObjectiveConfig(ObjectiveConfig):
-    """A labelled task in pretraining, beside other objectives (Raffel et al. 2020, section 3.5.3)."""
+    """A labeled task as one of the pretraining objectives (Raffel et al. 2020, section 3.5.3)."""
 
     name: Literal["task"] = Field("task", description="A task.")
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
@@ -243,28 +238,25 @@ class TaskObjectiveConfig(ObjectiveConfig):
 
     @property
     def title(self) -> str:
-        """Tasks go by their own names."""
+        """The task's name."""
         return self.task.name
 
     @property
     def predicted_fraction(self) -> float:
-        """No token is predicted."""
+        """Zero: no token is predicted."""
         return 0.0
 
 
 def tasks_of(objective: ObjectiveConfig) -> tuple[TaskConfig, ...]:
-    """The tasks that an objective is or has among its members."""
+    """The tasks of an objective and its members."""
     return tuple(part.task for part in objective.parts() if isinstance(part, TaskObjectiveConfig))
-
-
-# The texts of a task as text to pretrain on, as configuration. Imports no torch.
 
 
 @component("data", "task", builder="lmtool.tasks.text:TaskText")
 class TaskTextConfig(DataConfig):
-    """The texts of a task without their labels (task-adaptive pretraining, Gururangan et al. 2020)."""
+    """The unlabeled texts of a task (task-adaptive pretraining, Gururangan et al. 2020)."""
 
-    downloads: ClassVar[bool] = True  # a task may name the hub
+    downloads: ClassVar[bool] = True  # the task may be read from the hub
 
     name: Literal["task"] = Field("task", description="The texts of a task.")
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(

@@ -1,4 +1,4 @@
-"""Classes and values of a whole text, or of a pair of texts, as configuration. Imports no torch."""
+"""Configuration of classes and values of whole texts or pairs of texts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem
 from lmtool.models.configs import CONTEXT, TRANSFORMERS_CLASSIFIER, ModelConfig, SequenceForm, architecture
-from lmtool.tasks.configs.base import PROMPT, DomainConfig, TaskConfig
+from lmtool.tasks.configs.base import PROMPT, BestMetric, DomainConfig, Metrics, TaskConfig, TaskName
 
 TEXT_TO_TEXT = "text_to_text"
 FORM = ("head", "pooling", "head_layers")
@@ -23,22 +23,22 @@ _READS_IN_A_DIRECTION: Offer[ModelConfig] = architecture("decoder")
 _FIRST_TOKEN_READS: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.architecture != "decoder",
-    lambda model: f"the first token of a decoder such as model={model.name} sees nothing of the text",
+    lambda model: f"the first token of a decoder such as model={model.name} attends to none of the text",
     wording="{reason}: {lacking}",
 )
 _FILLS_A_PLACE: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.architecture != "bidirectional_lm",
-    "predicts a word from one side of it at a time",
+    "predicts a word from one side of the context at a time",
 )
 _SCORES_WORDS: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.architecture != "encoder_decoder", "writes the word of a prompt"
+    "model", lambda model: model.architecture != "encoder_decoder", "fills a prompt"
 )
 
 
 def _writes_nothing(model: ModelConfig) -> str:
     kind = "an encoder" if model.architecture == "encoder" else "no decoder"
-    return f"model={model.name} writes no text: it is {kind}"
+    return f"model={model.name} does not generate text: it is {kind}"
 
 
 _WRITES: Offer[ModelConfig] = Offer(
@@ -50,15 +50,15 @@ _WRITES: Offer[ModelConfig] = Offer(
 
 
 class SequenceConfig(TaskConfig):
-    """The base of kinds whose rows are one text, or two, and one label."""
+    """The base of kinds whose rows are one text or a pair, and one label."""
 
     head_fields: ClassVar[tuple[str, ...]] = FORM
     of_summary: ClassVar[tuple[str, ...]] = (
         "pooling", "head_layers", "auxiliary_lm", "dropout", "windows", "domain",
     )  # fmt: skip
-    """The fields that mean nothing where no vector stands for the text."""
+    """The fields that need a vector of the whole text."""
     of_outputs: ClassVar[tuple[str, ...]] = of_summary
-    """The fields that mean nothing where labels are written."""
+    """The fields that have no effect if labels are generated."""
 
     text: tuple[str, ...] = Field(("text",), min_length=1, max_length=2)
     head: Literal["paper", "transformers", "text_to_text", "prompt"] | None = Field(
@@ -109,11 +109,11 @@ class SequenceConfig(TaskConfig):
 
     @property
     def windowed(self) -> str:
-        """How a text longer than max_length is read."""
+        """How texts longer than max_length are read."""
         return "none"
 
     def form(self, model: ModelConfig) -> SequenceForm:
-        """How a model of this configuration reads a whole text."""
+        """How a model of this configuration encodes a whole text."""
         return model.sequence_form(*(getattr(self, name) for name in FORM))
 
     def text_format(self, model: Any) -> str:
@@ -122,29 +122,31 @@ class SequenceConfig(TaskConfig):
     def takes_head(self, form: Mapping[str, Any], model: Any) -> bool:
         if {TEXT_TO_TEXT, PROMPT} & {self.head, form.get("head")}:
             return self.head in (None, form.get("head"))
-        theirs = {name: form[name] for name in FORM if name in form}
-        given = {name: getattr(self, name) for name in FORM if getattr(self, name) not in (None, "auto")}
-        return model.sequence_form(**{**theirs, **given}) == model.sequence_form(**theirs)
+        saved = {name: form[name] for name in FORM if name in form}
+        configured = {name: getattr(self, name) for name in FORM if getattr(self, name) not in (None, "auto")}
+        return model.sequence_form(**{**saved, **configured}) == model.sequence_form(**saved)
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         typed = f"task.head={self.head}"
-        if self.head == TEXT_TO_TEXT and self.writes_labels:
-            hint = "take an encoder-decoder or a decoder: model=t5"
+        if self.head == TEXT_TO_TEXT and self.labels_as_text:
+            hint = "use an encoder-decoder or a decoder: model=t5"
             yield Requirement(_WRITES, "task.head", typed, hint)
         elif self.head == PROMPT and self.fills_prompts:
-            yield Requirement(_FILLS_A_PLACE, "task.head", f"{typed} asks for a word in a text", "leave it out")
-            yield Requirement(CONTEXT, "task.head", f"{typed} asks by the words around", "give task.head=paper")
+            yield Requirement(_FILLS_A_PLACE, "task.head", f"{typed} predicts a word within a text", "leave it out")
+            yield Requirement(
+                CONTEXT, "task.head", f"{typed} predicts from both sides of the context", "give task.head=paper"
+            )
             outputs = tuple(field for field in self.of_outputs if field not in self.of_summary)
-            problem = self._meaningless(outputs, "is of heads over the whole text", "reads one place of it")
+            problem = self._meaningless(outputs, "applies to heads over the whole text", "reads one position")
             if problem is not None:
                 yield Requirement(_SCORES_WORDS, problem.key, problem.message, problem.hint)
         elif self.head == "transformers":
             yield Requirement(TRANSFORMERS_CLASSIFIER, "task.head", typed, "give task.head=paper")
         if self.auxiliary_lm and not self.writes_text:
-            reason = f"task.auxiliary_lm={self.auxiliary_lm:g} learns the next token from those before it"
+            reason = f"task.auxiliary_lm={self.auxiliary_lm:g} trains next-token prediction"
             yield Requirement(
-                _READS_IN_A_DIRECTION, "task.auxiliary_lm", reason, "leave it out, or take a decoder: model=gpt"
+                _READS_IN_A_DIRECTION, "task.auxiliary_lm", reason, "leave it out, or use a decoder: model=gpt"
             )
         if self.pooling == "first" and not self.writes_text:
             hint = "give task.pooling=last or task.pooling=mean"
@@ -163,34 +165,34 @@ class SequenceConfig(TaskConfig):
             yield problem
 
     def _unwritten(self) -> Problem | None:
-        """Why labels cannot be written as texts, if they cannot."""
-        if not self.writes_labels:
-            message = f"task.head={TEXT_TO_TEXT}: labels of task.kind={self.kind} are not written"
+        """The reason why labels cannot be written as text, if any."""
+        if not self.labels_as_text:
+            message = f"task.head={TEXT_TO_TEXT}: labels of task.kind={self.kind} cannot be written as text"
             return Problem("task.head", message, "leave it out")
-        return self._meaningless(self.of_outputs, "is of heads whose outputs are classes or values", "has none")
+        return self._meaningless(self.of_outputs, "applies to heads that output classes or values", "has none")
 
     def _unprompted(self) -> Problem | None:
-        """Why labels cannot be words of a prompt, if they cannot."""
+        """The reason why labels cannot be words of a prompt, if any."""
         if not self.fills_prompts:
-            message = f"task.head={PROMPT} tells classes apart by words; task.kind={self.kind} has none"
+            message = f"task.head={PROMPT} names classes by words; task.kind={self.kind} has no classes"
             return Problem("task.head", message, "leave it out")
-        return self._meaningless(self.of_summary, "is of heads over the whole text", "reads one place of it")
+        return self._meaningless(self.of_summary, "applies to heads over the whole text", "reads one position")
 
     def _meaningless(self, fields: tuple[str, ...], whose: str, but: str) -> Problem | None:
-        """The first of the fields that has a value, which means nothing with this head."""
+        """The first field that is set without effect under this head."""
         for field in fields:
             value, default = self, type(self).model_validate({})
             for name in field.split("."):
                 value, default = getattr(value, name), getattr(default, name)
             if value != default:
-                shown = value.name if isinstance(value, DomainConfig) else value
-                message = f"task.{field}={shown} {whose}; task.head={self.head} {but}"
+                value_text = value.name if isinstance(value, DomainConfig) else value
+                message = f"task.{field}={value_text} {whose}; task.head={self.head} {but}"
                 return Problem(f"task.{field}", message, "leave it out")
         return None
 
 
 class WindowedConfig(SequenceConfig):
-    """Those whose long texts may be read in windows."""
+    """Kinds whose long texts may be read in windows."""
 
     windows: Literal["none", "mean", "max"] = Field(
         "none",
@@ -238,20 +240,20 @@ class ClassLossConfig(Config):
     def _smoothed_or_focal(self) -> ClassLossConfig:
         if self.focal_gamma and self.label_smoothing:
             raise ValueError(
-                f"label_smoothing={self.label_smoothing} and focal_gamma={self.focal_gamma}: smoothing moves the "
-                "probability that the focal loss is of: give one of them"
+                f"label_smoothing={self.label_smoothing} and focal_gamma={self.focal_gamma}: smoothing changes the "
+                "probability that the focal loss scales by: give one of them"
             )
         return self
 
     @model_validator(mode="after")
     def _weights_positive(self) -> ClassLossConfig:
         if isinstance(self.class_weights, tuple) and (not self.class_weights or min(self.class_weights) <= 0):
-            raise ValueError(f"class_weights={list(self.class_weights)}: a positive number for each class")
+            raise ValueError(f"class_weights={list(self.class_weights)}: weights must be positive")
         return self
 
 
 class MultiLabelLossConfig(ClassLossConfig):
-    """The loss of a multi-label classification: binary cross entropies, their mean over texts and classes."""
+    """The loss of multi-label classification: the mean binary cross entropy over texts and classes."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of a label spread over yes and no")
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
@@ -302,9 +304,10 @@ class MultiLabelConfig(WindowedConfig):
         "micro_f1",
         description="metric that selects the best checkpoint",
     )
+    metric: BestMetric[Literal["micro_f1", "macro_f1", "subset_accuracy"]] = "micro_f1"
     loss: MultiLabelLossConfig = Field(
         default_factory=lambda: MultiLabelLossConfig.model_validate({}),
-        description="Smoothing, weights and focus of the loss.",
+        description="Smoothing, class weights and focus of the loss.",
     )
 
     @property
@@ -318,10 +321,10 @@ class MultiLabelConfig(WindowedConfig):
             raise ValueError(f"thresholds={self.thresholds}: between 0 and 1")
         if self.labels is not None:
             if len(set(self.labels)) != len(self.labels) or not self.labels:
-                raise ValueError(f"labels={list(self.labels)}: different names")
-            for name, given in (("loss.class_weights", self.loss.class_weights), ("thresholds", self.thresholds)):
-                if isinstance(given, tuple) and len(given) != len(self.labels):
-                    raise ValueError(f"{name} has {len(given)} numbers for {len(self.labels)} labels")
+                raise ValueError(f"labels={list(self.labels)}: labels must differ")
+            for name, configured in (("loss.class_weights", self.loss.class_weights), ("thresholds", self.thresholds)):
+                if isinstance(configured, tuple) and len(configured) != len(self.labels):
+                    raise ValueError(f"{name} has {len(configured)} numbers for {len(self.labels)} labels")
         return self
 
 
@@ -363,11 +366,11 @@ class RegressionConfig(WindowedConfig):
     )
 
     @property
-    def writes_labels(self) -> bool:
+    def labels_as_text(self) -> bool:
         return True
 
     @model_validator(mode="after")
     def _deviates(self) -> RegressionConfig:
         if isinstance(self.standardize, tuple) and self.standardize[1] <= 0:
-            raise ValueError(f"standardize={list(self.standardize)}: a mean and a positive standard deviation")
+            raise ValueError(f"standardize={list(self.standardize)}: give a mean and a positive standard deviation")
         return self

@@ -1,4 +1,4 @@
-"""Tasks whose predictions are texts or pieces of texts, as configuration. Imports no torch."""
+"""Configuration of tasks that generate texts or extract spans. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import PREFIXES
-from lmtool.tasks.configs.base import PromptedConfig, TaskConfig
-
-# Texts from texts, as configuration. Imports no torch.
-
+from lmtool.tasks.configs.base import BestMetric, PromptedConfig, TaskConfig, TaskName
 
 TextMetric = Literal["bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match"]
 
 
 class ScheduledSamplingConfig(Config):
-    """How often a decoder in training reads its own prediction in the place of the true token (Bengio et al. 2015,
-    section 2.4)."""
+    """How often a decoder in training reads its own prediction instead of the true token (Bengio et al. 2015, section
+    2.4)."""
 
     schedule: Literal["none", "linear", "exponential", "inverse_sigmoid"] = Field(
         "none",
@@ -90,7 +87,7 @@ class Seq2SeqConfig(PromptedConfig):
         return True
 
     @property
-    def writes_labels(self) -> bool:
+    def labels_as_text(self) -> bool:
         return True
 
     @property
@@ -105,19 +102,19 @@ class Seq2SeqConfig(PromptedConfig):
         yield from super().needs()
         if self.mask == "prefix":
             yield Requirement(
-                PREFIXES, "task.mask", "task.mask=prefix lets all of a source see itself", "give task.mask=causal"
+                PREFIXES,
+                "task.mask",
+                "task.mask=prefix makes attention within the source bidirectional",
+                "give task.mask=causal",
             )
 
     @model_validator(mode="after")
     def _metric_listed(self) -> Seq2SeqConfig:
         if self.generation.max_new_tokens < 2:
-            raise ValueError("generation.max_new_tokens=1 leaves no room for a text and its end")
+            raise ValueError("generation.max_new_tokens=1 leaves no capacity for a text and its end token")
         if self.prompt.words:
-            raise ValueError("prompt.words are for classes; here the answer is a text")
+            raise ValueError("prompt.words apply to classes; here the answer is a text")
         return self
-
-
-# Extractive question answering, as configuration. Imports no torch.
 
 
 AnswerMetric = Literal[
@@ -133,7 +130,7 @@ AnswerMetric = Literal[
 
 @component("task", "extractive_qa", builder="lmtool.tasks.kinds.extractive_qa:ExtractiveQa")
 class ExtractiveQaConfig(TaskConfig):
-    """The answer to a question, as a piece of a context."""
+    """The answer to a question, as a span of a context."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "path": "local data: a folder with train, dev and test files (SQuAD's .json, .jsonl), or one file",
@@ -148,6 +145,7 @@ class ExtractiveQaConfig(TaskConfig):
         description="name of the task; its head is heads.NAME",
         pattern=r"^[a-z][a-z0-9_]*$",
     )
+    name: TaskName = "extractive_qa"
     text: tuple[str, ...] = Field(
         ("question", "context"),
         min_length=2,
@@ -197,7 +195,7 @@ class ExtractiveQaConfig(TaskConfig):
     def _metrics_fit(self) -> ExtractiveQaConfig:
         of_null = [name for name in self.metrics if name not in ("exact_match", "f1")]
         if of_null and not self.unanswerable:
-            raise ValueError(f"metrics names {of_null[0]}, which is of data with unanswerable=true")
+            raise ValueError(f"metrics names {of_null[0]}, which needs unanswerable=true")
         if self.null_threshold is not None and not self.unanswerable:
-            raise ValueError(f"null_threshold={self.null_threshold} is of data with unanswerable=true")
+            raise ValueError(f"null_threshold={self.null_threshold} needs unanswerable=true")
         return self

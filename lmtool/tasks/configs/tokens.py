@@ -1,4 +1,4 @@
-"""Classes of words and of spans, as configuration. Imports no torch."""
+"""Configuration of token and span classification. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.models.configs import WORD_STATES, ModelConfig
 from lmtool.nn.configs import Side
-from lmtool.tasks.configs.base import TaskConfig
+from lmtool.tasks.configs.base import BestMetric, ClassNames, TaskConfig, TaskName
 from lmtool.tasks.configs.sequence import ClassLossConfig
-
-# A class for each word of a text, as configuration: names, parts of speech, chunks. Imports no torch.
 
 
 @component("task", "token_classification", builder="lmtool.tasks.kinds.tokens:TokenClassification")
@@ -92,7 +90,7 @@ class TokenClassificationConfig(TaskConfig):
         )
 
     def text_format(self, model: Any) -> str:
-        """As transformers' ...ForTokenClassification reads a text, which has the format of its text classifier."""
+        """The format of transformers' ...ForTokenClassification, which is that of its sequence classifier."""
         return model.sequence_form(None if model.transformers_form is None else "transformers").text_format
 
     @model_validator(mode="after")
@@ -104,11 +102,8 @@ class TokenClassificationConfig(TaskConfig):
             if isinstance(weights, tuple) and len(weights) != len(labels):
                 raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
         if self.scheme == "none" and self.metrics != ("accuracy",):
-            raise ValueError(f"metrics={list(self.metrics)} score entities; of scheme=none there is accuracy alone")
+            raise ValueError(f"metrics={list(self.metrics)} score entities; scheme=none supports accuracy only")
         return self
-
-
-# Classes of spans and of pairs of spans, as configuration. Imports no torch.
 
 
 @component("task", "span_classification", builder="lmtool.tasks.kinds.span_classification:SpanClassification")
@@ -138,6 +133,7 @@ class SpanClassificationConfig(TaskConfig):
         description="class names in order, quoted; null: the sorted values found in train. A file may contain the "
         "names, or their numbers from 0",
     )
+    labels: ClassNames = None
     metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
         ("accuracy",),
         min_length=1,
@@ -147,6 +143,7 @@ class SpanClassificationConfig(TaskConfig):
         "accuracy",
         description="metric that selects the best checkpoint",
     )
+    metric: BestMetric[Literal["accuracy", "f1", "macro_f1", "matthews"]] = "accuracy"
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

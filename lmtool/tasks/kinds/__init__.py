@@ -1,1 +1,1 @@
-"""Task kinds, one file each: from the columns of a table to scores."""
+"""Task kinds: from table columns to metrics."""

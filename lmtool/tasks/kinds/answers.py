@@ -21,7 +21,7 @@ from lmtool.tasks.kinds.texts import AlignedTexts, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
-# The column of the answers: read in the layouts that people have, and checked against the contexts.
+# Parses the answer column in its common layouts and checks the answers against the contexts.
 
 
 _FORM = 'write {"text": [...], "answer_start": [...]}, or a list of {"text": ..., "answer_start": ...}'
@@ -36,8 +36,8 @@ class GoldAnswer(NamedTuple):
 
 
 def gold_answers(value: Any, where: tuple[str, int]) -> tuple[GoldAnswer, ...]:
-    """The answers of a row, from lists side by side (as on the hub) or a list of objects (as in SQuAD's files). None
-    at all: there is no answer. UserError with file:line where it is neither."""
+    """The answers of a row, from parallel lists (as on the hub) or a list of objects (as in SQuAD's files); no value
+    means no answer. UserError with file:line for any other layout."""
     if value is None:
         return ()
     pairs: list[tuple[Any, Any]] | None = None
@@ -50,12 +50,12 @@ def gold_answers(value: Any, where: tuple[str, int]) -> tuple[GoldAnswer, ...]:
     elif _is_list(value) and all(isinstance(item, dict) for item in value):
         pairs = [(item.get("text"), item.get("answer_start")) for item in value]
     if pairs is None or not all(isinstance(text, str) and _is_number(start) for text, start in pairs):
-        raise UserError(f"{location(where)}: answers that are not understood: {_cut(repr(value))}", _FORM)
+        raise UserError(f"{location(where)}: unknown layout of answers: {_cut(repr(value))}", _FORM)
     return tuple(GoldAnswer(text, int(start)) for text, start in pairs)
 
 
 def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[GoldAnswer]) -> tuple[str, str] | None:
-    """What is wrong with the answers of a row, and what to do; None where nothing is."""
+    """The problem of a row's answers, and its hint; None if they are valid."""
     if not answers and not config.unanswerable:
         return (
             "a question without an answer",
@@ -64,17 +64,17 @@ def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[GoldA
         )
     for text, start in answers:
         if not text.strip():
-            return "an answer without a character", "give its text, or no answer at all; task.bad_answers=skip skips it"
+            return "an empty answer", "give its text, or an empty list; task.bad_answers=skip skips it"
         if start >= 0 and context.startswith(text, start):
             continue
-        there = context.find(text)
+        index = context.find(text)
         skip = "task.bad_answers=skip skips and counts such rows"
-        if there < 0:
+        if index < 0:
             return f"the answer {_cut(text)!r} is not in its context", f"correct the row; {skip}"
         stands = context[max(start, 0) : max(start, 0) + len(text)]
         return (
-            f"answer_start={start} does not point at the answer {_cut(text)!r}: there stands {_cut(stands)!r}",
-            f"answer_start counts characters from 0 (it is at {there}); {skip}",
+            f"answer_start={start} does not point at the answer {_cut(text)!r}: the context has {_cut(stands)!r} there",
+            f"answer_start counts characters from 0 (it is at {index}); {skip}",
         )
     return None
 
@@ -92,12 +92,11 @@ def _cut(text: str) -> str:
 
 
 # The best answers of windows, from the scores of their tokens.
-#
-# Shape letters: T tokens, N windows, L tokens of the longest, A tokens of an answer at most, K answers that are kept.
+# Shape letters: T tokens, N windows, L tokens of the longest, A maximum tokens of an answer, K reported answers.
 
 
 def padded(values_T: Tensor, packed: Packed, fill: float) -> Tensor:
-    """(N, L) the values of each document in a row, `fill` behind them."""
+    """(N, L): the values of each document in a row, padded with `fill`."""
     table_NL = values_T.new_full((len(packed.lengths), max(packed.lengths, default=0)), fill)
     return table_NL.index_put((packed.documents, packed.positions), values_T)
 
@@ -105,10 +104,13 @@ def padded(values_T: Tensor, packed: Packed, fill: float) -> Tensor:
 def best_spans(
     starts_NL: Tensor, ends_NL: Tensor, allowed_NL: Tensor, longest: int, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(N, K) scores of the best spans, falling, and their first and last tokens; -inf where there are no more.
+    """Finds the best spans.
 
-    A span's score is that of its start and of its end (Devlin et al. 2019, section 4.2). Every span of allowed ends and
-    `longest` tokens at most is looked at, not only those of the best starts and ends.
+    A span's score is the sum of its start and end scores (Devlin et al. 2019, section 4.2). Every span with allowed
+    boundaries and at most `longest` tokens is considered, not only those of the best starts and ends.
+
+    Returns:
+        (N, K) scores in descending order, and the first and last tokens; -inf after the last span.
     """
     off = -torch.inf
     starts_NL = starts_NL.float().masked_fill(~allowed_NL, off)
@@ -122,14 +124,12 @@ def best_spans(
     return best_NK, first_NK, first_NK + flat_NK % reach
 
 
-# Pieces of a context as answers: what a window says, and what a row is predicted, in arrays.
-#
-# Shape letters: K answers that are kept.
+# Spans of a context as answers: the prediction of a window, and of a row, in arrays.
+# Shape letters: K reported answers.
 
 
 class Span(NamedTuple):
-    """Characters [start, end) of the context, and the score of its start and its end; characters 0 to 0 stand for no
-    answer."""
+    """Characters [start, end) of the context, and the sum of start and end scores; characters 0 to 0 mean no answer."""
 
     start: int
     end: int
@@ -137,11 +137,11 @@ class Span(NamedTuple):
 
 
 SPANS = np.dtype([("start", "i4"), ("end", "i4"), ("score", "f4")])
-"""Of an array with a `Span` in each place: of every row so many are kept that objects would fill the memory."""
+"""dtype of a `Span`: objects for every row would exhaust memory."""
 
 
 class WindowAnswers(NamedTuple):
-    """What a window says: its best spans, (K,) SPANS, falling, and the score of no answer."""
+    """A window's best spans, (K,) SPANS in descending order, and the score of no answer."""
 
     best: np.ndarray
     null: float
@@ -149,8 +149,8 @@ class WindowAnswers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PredictedAnswer:
-    """The prediction for a row. spans_K: (K,) SPANS by descending score; empty if the context has no text. null:
-    the score of no answer, the lowest of the windows. answered: whether the best span is the answer."""
+    """The prediction of a row. spans_K: (K,) SPANS by descending score; empty if the context is empty. null: the score
+    of no answer, the lowest of the windows. answered: whether the best span is the answer."""
 
     spans_K: np.ndarray
     null: float
@@ -158,22 +158,22 @@ class PredictedAnswer:
 
     @property
     def best(self) -> tuple[Span, ...]:
-        """The spans that are kept."""
+        """The reported spans."""
         return tuple(map(Span._make, self.spans_K.tolist()))
 
     @property
     def null_difference(self) -> float:
-        """How much better no answer is than the best span."""
+        """The score of no answer minus that of the best span."""
         return self.null - float(self.spans_K[0]["score"]) if len(self.spans_K) else np.inf
 
     @property
     def span(self) -> tuple[int, int]:
-        """The characters of the answer that is given."""
+        """The characters of the predicted answer."""
         return self.first if self.answered else (0, 0)
 
     @property
     def first(self) -> tuple[int, int]:
-        """The characters of the best span, given or not."""
+        """The characters of the best span, predicted or not."""
         return (int(self.spans_K[0]["start"]), int(self.spans_K[0]["end"])) if len(self.spans_K) else (0, 0)
 
     def __eq__(self, other: object) -> bool:
@@ -183,29 +183,27 @@ class PredictedAnswer:
 
 
 # Questions and windows of their contexts as packed batches.
-#
-# A context that does not fit beside its question is read in overlapping windows; each is a document of its own:
-# question and window, laid out as a pair. Two columns say which characters of the context each token stands for, so
-# that the caller that scores the tokens of a window knows the text behind them.
-#
+# A context that does not fit next to its question is read in overlapping windows; each is a document of question and
+# window, laid out as a pair. Two columns map each token to characters of the context, so that scored tokens can be
+# turned into text.
 # Shape letters: E rows, W windows, N windows of a batch, T tokens.
 
 
 CHARACTERS = ("character_start", "character_end")
-"""Columns of a batch's inputs: the characters of the context that a token stands for; 0 and 0 where it is of none."""
+"""Columns of a batch's inputs: a token's characters in the context; 0 and 0 outside the context."""
 _RECORD = [(name, "i8") for name in ("row", "part", "start", "end", "question")]
 
 
 def null_first(format_name: str) -> bool:
-    """Whether no answer is the first token, the class token, of a format that starts with one; else it is the last one,
+    """Whether no answer is the first token, in formats that start with a class token; otherwise it is the last token,
     which ends the text."""
     metadata = FORMATS[format_name]
     return "cls" in metadata.roles and not metadata.class_last
 
 
 class QuestionWindows:
-    """Implements `data.plan.Examples`. start: for an encoder-decoder, whose decoder reads the same text behind this
-    token (Lewis et al. 2020, section 3.1)."""
+    """Implements `data.plan.Examples`. start: for encoder-decoders, whose decoder reads the same text after this token
+    (Lewis et al. 2020, section 3.1)."""
 
     def __init__(
         self,
@@ -227,10 +225,10 @@ class QuestionWindows:
         room = max_length - self.template.special_count
         if room < 2:
             raise UserError(
-                f"max_length={max_length} leaves no room for a question and a context",
+                f"max_length={max_length} leaves no capacity for a question and a context",
                 f"max_length={self.template.special_count + 16} or more",
             )
-        # At least half of the room is the context's.
+        # At least half of the capacity belongs to the context.
         question_E = np.minimum(self._questions.lengths_E, min(config.question_tokens, room // 2))
         self.cut_questions = int(np.sum(question_E < self._questions.lengths_E))
         context_E = room - question_E
@@ -245,16 +243,16 @@ class QuestionWindows:
         self._spans_E = None if rows.labels is None else self._answer_tokens(list(rows.labels))
 
     def _require_all_tokens(self, rows_W: np.ndarray, starts_W: np.ndarray, ends_W: np.ndarray) -> None:
-        """Every token of a context is in a window: the windows of a row begin at its first token, leave no gap, and end
-        at its last one."""
+        """Asserts that windows cover every token of a context: those of a row start at its first token, leave no gap,
+        and end at its last token."""
         lengths_W = self._contexts.lengths_E[rows_W]
         first, last = np.append(True, np.diff(rows_W) > 0), np.append(np.diff(rows_W) > 0, True)
         gaps = ~first[1:] & (starts_W[1:] > ends_W[:-1])
         if starts_W[first].any() or (ends_W != lengths_W)[last].any() or gaps.any() or first.sum() != len(self.rows):
-            raise RuntimeError(f"the windows of the {self.split} split leave out a part of a context")
+            raise RuntimeError(f"the windows of the {self.split} split do not cover a context")
 
     def _answer_tokens(self, labels: Sequence[Any]) -> np.ndarray:
-        """(E, 2) first and last token of each row's first answer; -1 where there is none."""
+        """(E, 2) first and last token of each row's first answer; -1 without an answer."""
         spans_E = np.full((len(self.rows), 2), -1, dtype=np.int64)
         for row, answers in enumerate(labels):
             if answers:
@@ -294,8 +292,8 @@ class QuestionWindows:
         )
 
     def labels(self, rows: np.ndarray) -> np.ndarray:
-        """(N, 2) places of the answer's first and last token within each window's document; that of the null answer
-        twice where the window does not hold all of it. rows: (N,) of the plan, of labeled data."""
+        """(N, 2) positions of the answer's first and last token in each window's document; the null position twice if
+        the window does not hold the complete answer. rows: (N,) of the plan, of labeled data."""
         assert self._spans_E is not None
         spans_N2, before_N = self._spans_E[rows["row"]], self._before(rows)
         places_N2 = spans_N2 - rows["start"][:, None] + before_N[:, None]
@@ -304,17 +302,17 @@ class QuestionWindows:
         return np.where(self._holds_answer(rows)[:, None], places_N2, null_N[:, None])
 
     def _before(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) tokens before the context's."""
+        """(N,) tokens before the context."""
         return len(self.template.pieces[0]) + rows["question"] + len(self.template.pieces[1])
 
     def _holds_answer(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) whether there is an answer, and all of it in the window."""
+        """(N,) whether the window holds a complete answer."""
         assert self._spans_E is not None
         first_N, last_N = self._spans_E[rows["row"]].T
         return (first_N >= 0) & (first_N >= rows["start"]) & (last_N < rows["end"])
 
     def metadata(self) -> dict[str, object]:
-        """Questions, windows, tokens; questions cut; and answers that no window holds."""
+        """Counts of questions, windows and tokens, truncated questions, and answers that no window holds."""
         metadata = {
             "split": self.split,
             **self._plan.metadata(),

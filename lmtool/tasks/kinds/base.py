@@ -1,8 +1,7 @@
-"""The base class of task kinds: columns of a table to rows, outputs of a learner to predictions and scores.
+"""The base class of task kinds: table columns to rows, learner outputs to predictions and metrics.
 
 A kind is built from its configuration alone and needs no model. Rows are read, checked and decoded before a model is
-built; what the learner says of the parts of a row (windows of a long text, choices) is joined into one prediction a
-row.
+built; the outputs for parts of a row (windows of a long text, choices) are joined into one prediction per row.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 
 
 class TaskKind(ABC):
-    """The base of every kind. config: with the labels filled in, once the training rows are read. unit: what has one
-    prediction, for messages."""
+    """The base of every kind. config: with labels, once the training rows are read. unit: what each prediction is for,
+    in messages."""
 
     unit = "row"
 
@@ -34,38 +33,45 @@ class TaskKind(ABC):
     # Rows.
 
     def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> Any:
-        """The configuration with the names that only the training columns know: of classes, of tags. The same where
-        it names them, or there are none. UserError where the column cannot be what the kind predicts."""
+        """The configuration completed by names from the training columns: classes or tags. Unchanged if it already has
+        them. UserError if the column does not suit this kind."""
         return self.config
 
     @abstractmethod
     def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
-        """Decoded rows. labelled: whether the label must be there. UserError with file:line at the first value that
-        cannot be read."""
+        """Decodes rows.
+
+        Args:
+            columns: Values by column name.
+            origin: (file, line) of each row.
+            labelled: Whether labels are required.
+
+        Raises:
+            UserError: With file:line, at the first invalid value.
+        """
 
     def labels_of_predictions(self, columns: Mapping[str, list[object]]) -> list[object]:
-        """What a file of predictions says, as a file of labeled rows has it. columns: with `prediction`."""
+        """Converts the columns of a predictions file, with `prediction`, to labels as in a data file."""
         return columns["prediction"]
 
     def fitted(self, train: Rows) -> Any:
-        """The configuration with what is computed from the training rows: weights of classes."""
+        """The configuration with values computed from the training rows, such as class weights."""
         return self.config
 
     def first_loss(self, train: Rows) -> float | None:
-        """The loss of a new head that gives zeros, where it depends on the scale of the labels; None: it does not."""
+        """The loss of a new head with zero outputs, if it depends on the scale of the labels; else None."""
         return None
 
     def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
-        """What the screens say of the training rows, and warnings."""
+        """Metadata of the training rows for screens, and warnings."""
         return {}, []
 
     def groups(self, rows: Rows) -> Sequence[object]:
-        """What each row belongs to: of rows that share it none is held out of training without the others. All that is
-        read, where it is equal."""
+        """A group key per row: rows of a group are held out together. By default, rows with equal texts."""
         return list(zip(*rows.columns.values(), strict=True))
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
-        """What is read, column by column, as text from which a tokenizer can be trained; words of a list are joined."""
+        """The input texts by column, to train a tokenizer on; words of a list are joined."""
         return [
             [value if isinstance(value, str) else " ".join(value) for value in column]
             for column in rows.columns.values()
@@ -75,57 +81,57 @@ class TaskKind(ABC):
 
     @abstractmethod
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> BaseLearner:
-        """What learns the task on a backbone."""
+        """The learner of this task on a backbone."""
 
     # Prompts.
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]] | None:
-        """The answers among which a prompted language model chooses for each row, in the order of the classes; None
-        where it writes one. UserError where rows of this kind are not put into words."""
+        """The candidate answers of each row, in class order; None if a model generates the answer. UserError if the
+        kind has no prompts."""
         raise UserError(
-            f"task={self.config.name} is {self.config.kind}: its rows are not put into words",
+            f"task={self.config.name} is {self.config.kind}, which has no prompts",
             f"lmtool finetune task={self.config.name} learns it",
         )
 
     def right_answers(self, rows: Rows) -> list[str]:
-        """Of labeled rows, as demonstrations show them."""
+        """The answers of labeled rows, as shown in demonstrations."""
         labels = np.asarray(rows.labels)
         return [texts[label] for texts, label in zip(self.candidates(rows) or [], labels, strict=True)]
 
     def worded(self, rows: Rows) -> Mapping[str, Sequence[str]]:
-        """The columns as prompts show them."""
+        """The columns as shown in prompts."""
         return rows.columns
 
     def predicted_rows(self, rows: Rows) -> Rows:
-        """The rows that have a prediction each."""
+        """The rows that have one prediction each."""
         return rows
 
     # Predictions.
 
     @property
     def classes(self) -> Sequence[str]:
-        """The classes by name, in the order of their numbers; empty where none are predicted."""
+        """Class names by number; empty without classes."""
         return ()
 
     def join(self, parts: Sequence[Any]) -> Prediction:
-        """One row's prediction, from what the learner says of its parts, in order."""
+        """Joins the outputs for the parts of a row, in order, into its prediction."""
         (prediction,) = parts
         return prediction
 
     @abstractmethod
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """The scores that the configuration names. rows: labeled."""
+        """The configured metrics of labeled rows."""
 
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> dict[str, list[float]]:
-        """The scores of samples of the rows, for intervals. draws: the numbers of a sample's rows each. A kind whose
-        scores take long has a shorter way, from counts of each row."""
+        """The metrics of resampled rows, for intervals. draws: row indices of each sample. Kinds with slow metrics
+        override this with sums of per-row counts."""
         ids: list[str | int] = [0] * len(rows)
         origin = [("", 0)] * len(rows)
         values: dict[str, list[float]] = {}
         for numbers in draws:
-            # Scores read labels alone.
+            # Metrics read labels only.
             bare = Rows(ids[: len(numbers)], {}, rows.labels_at(numbers), origin[: len(numbers)])
             sample = self.metrics(bare, select_predictions(predictions, numbers))
             for name, value in sample.items():
@@ -134,19 +140,19 @@ class TaskKind(ABC):
 
     @abstractmethod
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """What predicting without reading is called (majority, mean), and predicts for each row."""
+        """The constant baseline: its name (majority, mean), and its prediction for every row."""
 
     def single(self, values: Sequence[object] | np.ndarray) -> Sequence[object] | np.ndarray:
-        """The labels or predicted values of rows one by one, where a row has many."""
+        """Flattens labels or predicted values if each row has many."""
         return values
 
     @abstractmethod
     def shown(self, value: Any) -> Any:
-        """A label or a predicted value as a user reads it: plain data."""
+        """A label or predicted value as plain data for users."""
 
     def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, object]:
-        """What predictions.jsonl says of a row behind its id: columns, gold (where known), prediction, score, and the
-        probability of each class where the prediction has them."""
+        """A row of predictions.jsonl without its id: columns, gold (if known), prediction, score, and class
+        probabilities (if any)."""
         texts = {name: values[number] for name, values in rows.columns.items()}
         gold = {} if rows.labels is None else {"gold": self.shown(rows.labels[number])}
         written = {} if prediction.text is None else {"written": prediction.text}
@@ -156,15 +162,15 @@ class TaskKind(ABC):
         return record
 
     def line(self, record: Mapping[str, object]) -> str:
-        """A record as a line on the screen, the prediction first."""
+        """A record as a line of the screen, prediction first."""
         texts = " | ".join(str(record[name]) for name in self.config.reads)
         return f"{record['prediction']} {record['score']:.2f}  {texts}"
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
-        """Plain data for the report beside the scores."""
+        """Plain data for the report besides the metrics."""
         return {}
 
     @property
     def metric(self) -> Metric:
-        """The score that chooses the best checkpoint."""
+        """The metric that selects the best checkpoint."""
         return METRICS[self.config.metric]

@@ -1,4 +1,4 @@
-"""What the kinds that predict one of several classes share: the loss, the scores and the predictions."""
+"""Shared by the kinds that predict one of several classes: the loss, the metrics and the predictions."""
 
 from __future__ import annotations
 
@@ -20,20 +20,17 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction, column_of, values_of
 from lmtool.types import Batch, Scores, StepOutput
 
-# What kinds that predict one of several classes a row have in common: scores, the majority, what is shown of them.
-
-
 NO_LABEL = "(no label)"
-"""What is shown of a text that names none of the classes: a class of its own, which is never right."""
+"""Shown for a text that names no class: an extra class, which is never right."""
 
 
 class OneClassKind(TaskKind):
-    """The base of kinds whose labels, and predictions, are numbers of classes."""
+    """The base of kinds whose labels and predictions are class numbers."""
 
     @property
     @abstractmethod
     def classes(self) -> Sequence[str]:
-        """The classes by name, in the order of their numbers."""
+        """Class names by number."""
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         return compute(self.config.metrics, np.asarray(rows.labels), _values(predictions))
@@ -44,12 +41,12 @@ class OneClassKind(TaskKind):
         return "majority", Prediction(int(counts.argmax()), float(counts.max() / counts.sum()))
 
     def shown(self, value: Any) -> str:
-        """The class by its name."""
+        """The name of the class."""
         return (*self.classes, NO_LABEL)[int(value)]
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
-        """The confusion matrix (counts, rows gold and columns predicted), the scores of each class, and how well the
-        probabilities, where there are any, are calibrated."""
+        """The confusion matrix (counts, gold rows and predicted columns), the metrics of each class, and the
+        calibration of the probabilities, if any."""
         gold, values = np.asarray(rows.labels), _values(predictions)
         classes = [*self.classes, *([NO_LABEL] if values.max() == len(self.classes) else [])]
         counts = confusion(gold, values, len(classes))
@@ -64,31 +61,30 @@ def _values(predictions: Sequence[Prediction]) -> np.ndarray:
     return np.asarray(values_of(predictions), dtype=np.int64)
 
 
-# The loss over classes, whatever gives the scores of a text's classes.
-#
+# The loss over class scores of texts.
 # Shape letters: N texts, C classes.
 
 
 class ClassLearner(TaskLearner):
-    """Cross entropy, smoothed, focal and weighted by class as the task says.
+    """Cross entropy with the task's smoothing, focus and class weights.
 
-    With class weights the loss is the weighted sum of the losses over the sum of the weights of the labels, as in
-    torch; without, the mean over examples. A focal loss is divided by the same, not by its own weights: texts that are
-    learned already lower it.
+    With class weights, the loss is the weighted sum of losses over the sum of the labels' weights, as in torch;
+    without, the mean over examples. A focal loss has the same normalizer, not its own weights: well-learned texts
+    already lower it.
     """
 
     class_weights: Tensor | None
 
     @abstractmethod
     def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
-        """The output of a training step. loss: from the (N, C) scores of the classes to the sum of their losses."""
+        """A training step. loss: maps the (N, C) class scores to the sum of losses."""
 
     @abstractmethod
     def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
-        """`counts` of a batch whose task has so many."""
+        """`counts` of a batch, given the task's own count."""
 
     def weigh(self, config: Any) -> None:
-        """Take the loss of a task with its labels filled in."""
+        """Sets up the loss of a task with known labels."""
         if config.labels is None or config.loss.class_weights == "balanced":
             raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
         weights = config.loss.class_weights
@@ -107,7 +103,7 @@ class ClassLearner(TaskLearner):
         return self.stepped(batch, step, lambda logits_NC: loss_sum(logits_NC, labels_N, smoothing, weights_C, gamma))
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """Plain cross entropy, whatever smoothing and weights train with."""
+        """Plain cross entropy, without the smoothing and weights of training."""
         labels_N = self.labels(batch)
         documents = torch.arange(len(labels_N), device=labels_N.device)
         return Scores(losses(outputs, labels_N), labels_N, outputs.argmax(-1), documents)
@@ -116,12 +112,12 @@ class ClassLearner(TaskLearner):
         return normalized_entropy(outputs)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        """The best class of each text, its probability, and those of all classes."""
+        """The best class of each text, its probability, and all class probabilities."""
         fractions_NC = outputs.detach().float().softmax(-1)
         best, classes = fractions_NC.max(-1)
         return list(map(Prediction, classes.tolist(), best.tolist(), fractions_NC.cpu().numpy()))
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
-        """The shares of the classes in the training rows."""
+        """The class frequencies of the training rows."""
         counts = np.bincount(np.asarray(self.rows(train).labels), minlength=len(self.kind.config.labels))
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}

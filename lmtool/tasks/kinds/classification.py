@@ -43,15 +43,15 @@ from lmtool.tasks.prompting.examples import (
     Demonstrations,
     PromptedExamples,
     Wording,
-    kept_rows,
+    sample_demonstration_rows,
 )
-from lmtool.tasks.prompting.pattern import Pattern, PatternTexts, PromptTemplate, label_tokens, room_for_texts
+from lmtool.tasks.prompting.pattern import Pattern, PatternTexts, PromptTemplate, label_tokens, prompt_capacity
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, StepOutput, send
 
 
 def prompted_texts(config: ClassificationConfig, rows: Rows) -> list[Sequence[str]]:
-    """Rows in words, each with that of its class: text from which a tokenizer can be trained."""
+    """Prompts with the word of each row's class: text to train a tokenizer on."""
     template, words = PromptTemplate(config.template), config.words
     labels = np.zeros(len(rows), dtype=np.int64) if rows.labels is None else np.asarray(rows.labels)
     values = [dict(zip(rows.columns, texts, strict=True)) for texts in zip(*rows.columns.values(), strict=True)]
@@ -59,7 +59,7 @@ def prompted_texts(config: ClassificationConfig, rows: Rows) -> list[Sequence[st
 
 
 class PromptedLearner(ClassLearner):
-    """The scores of a text's classes are the logits of their words, and of no others."""
+    """The class scores are the logits of the classes' words."""
 
     words: Tensor
 
@@ -76,7 +76,7 @@ class PromptedLearner(ClassLearner):
             self.weights = {self.term: 1.0 - config.auxiliary_mlm, TERM: config.auxiliary_mlm}
         self.weigh(config)
         tokens = [0] * len(config.words)
-        if tokenizer is not None:  # without one, parameters are counted alone
+        if tokenizer is not None:  # parameter counting passes no tokenizer
             self.pattern = Pattern(config.template, tokenizer)
             self.mask = tokenizer.role("mask") if self.fills else None
             tokens = label_tokens(self.pattern, config.labels or (), config.words)
@@ -111,7 +111,7 @@ class PromptedLearner(ClassLearner):
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> TaskScorer:
         rows = self.rows(data)
-        return DrawsScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
+        return DemonstrationScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
 
     def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
         if TERM not in batch.targets:
@@ -132,16 +132,16 @@ class PromptedLearner(ClassLearner):
         return StepOutput({self.term: loss(self._of_words(hidden[self.term])), TERM: of_text}, self.weights)
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
-        """With auxiliary language modeling, also what guessing among all tokens loses."""
+        """Adds the auxiliary language modeling loss of a uniform prediction."""
         of_text = self.weights.get(TERM, 0.0) * math.log(self.backbone.config.vocab_size)
         return super().baseline_loss(batches, predictors) + of_text
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        """The words of the classes, and with auxiliary language modeling those of the texts, come of one head."""
+        """With auxiliary language modeling, one head predicts both the class words and the words of texts."""
         return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, PredictedWords(logits))
 
     def places(self, batch: Batch) -> Tensor:
-        """(N,) flat indices, on the host, of the tokens at which the answers are predicted."""
+        """(N,) flat indices, on the host, of the tokens that predict the answers."""
         if self.fills:
             return batch.inputs.columns[ANSWERS].nonzero()[:, 0]
         return summary_index(batch.inputs, "last")
@@ -150,8 +150,8 @@ class PromptedLearner(ClassLearner):
         return self._lm.of_tokens(hidden_NH, self._table, self.words)
 
 
-class DrawsScorer(TaskScorer):
-    """The loss of a row is the mean over its draws of demonstrations."""
+class DemonstrationScorer(TaskScorer):
+    """The loss of a row is the mean over its sampled demonstrations."""
 
     def result(self) -> TaskEvaluation:
         evaluation = super().result()
@@ -161,8 +161,8 @@ class DrawsScorer(TaskScorer):
 
 
 class PromptWriter(TextToTextLearner):
-    """An encoder-decoder reads the prompt, with a gap in the place of the answer where something follows it, and writes
-    the word."""
+    """An encoder-decoder reads the prompt, with a gap at the answer's placeholder if text follows it, and writes the
+    word."""
 
     pretrained = ("lm",)
 
@@ -182,35 +182,35 @@ class PromptWriter(TextToTextLearner):
 
 
 class PromptPairs(TextPairs):
-    """Prompts and the words that are written. pieces: the tokens around the texts of a prompt."""
+    """Prompts and the words to write. pieces: the tokens around the texts of a prompt."""
 
     def __init__(self, *arguments: Any):
         *others, self.pattern, self.pieces = arguments
         super().__init__(*others)
 
-    def sourced(self, room: int) -> tuple[EncodedTexts, int]:
+    def sourced(self, capacity: int) -> tuple[EncodedTexts, int]:
         layout = FormatTemplate(tuple(np.array(tokens, dtype=np.int64) for tokens in self.pieces), {}, {})
         columns = len(layout.pieces) - 1
         texts = PatternTexts(self.rows, self.pattern)
-        kept = truncate_texts(texts.lengths[:columns], room_for_texts(room, layout.special_count, columns))
+        retained = truncate_texts(texts.lengths[:columns], prompt_capacity(capacity, layout.special_count, columns))
         row_E = np.arange(len(self.rows))
-        cells = [(text.read(row_E, own), own) for text, own in zip(texts.texts, kept, strict=False)]
+        cells = [(text.read(row_E, own), own) for text, own in zip(texts.texts, retained, strict=False)]
         assembled = assemble(layout, cells)
-        cut = int(np.sum((kept < texts.lengths[:columns]).any(axis=0)))
+        cut = int(np.sum((retained < texts.lengths[:columns]).any(axis=0)))
         return EncodedTexts.of_ids(assembled.tokens, assembled.lengths), cut
 
 
 def _with_gap(pattern: Pattern) -> list[list[int]]:
-    """The tokens of a prompt around its texts, with the model's mark of a gap in the place of an answer that something
-    follows. UserError where the vocabulary has none and a text follows."""
+    """The tokens around a prompt's texts, with the model's gap token at the answer's placeholder if text follows it.
+    UserError if the vocabulary has no gap token and a text column follows."""
     tokenizer = pattern.tokenizer
     gaps = [*tokenizer.sentinels[:1], *(number for role, number in tokenizer.roles.items() if role == "mask")]
     if pattern.ends_with_answer or not gaps:
         pieces, _ = pattern.pieces(None)
         if len(pieces) <= len(pattern.columns):
             raise UserError(
-                f"task.prompt.template: {{{ANSWER}}} stands before {{{pattern.columns[-1]}}}, and the vocabulary has "
-                "no token for a gap",
+                f"task.prompt.template: {{{ANSWER}}} precedes {{{pattern.columns[-1]}}}, and the vocabulary has no "
+                "token for a gap",
                 "put the answer last",
             )
         return pieces
@@ -218,14 +218,14 @@ def _with_gap(pattern: Pattern) -> list[list[int]]:
 
 
 class Classification(OneClassKind, WrittenKind):
-    """Rows of texts with the number of a class each."""
+    """Rows of texts with one class number each."""
 
     config: ClassificationConfig
 
     def with_labels(
         self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]
     ) -> ClassificationConfig:
-        """The classes by name: those of the configuration, else the different values of the training column."""
+        """Adds the class names, if not configured: the distinct values of the training column."""
         if self.config.labels is not None:
             return self.config
         names = class_names(self.config, columns[self.config.label], origin)
@@ -235,7 +235,7 @@ class Classification(OneClassKind, WrittenKind):
         return class_numbers(self.config, self.config.labels or (), values, origin)
 
     def fitted(self, train: Rows) -> ClassificationConfig:
-        """With a weight for each class, where the loss has weights. UserError where labels and scores do not fit."""
+        """Adds class weights, if configured. UserError if labels do not suit weights or metrics."""
         names = self.config.labels or ()
         values = self.config.model_dump()
         if self.config.loss.class_weights == "balanced":
@@ -249,11 +249,11 @@ class Classification(OneClassKind, WrittenKind):
             )
         if "f1" in self.config.metrics and len(names) != 2:
             raise UserError(
-                f"task.metrics names f1, which is of two classes; the data have {len(names)}",
-                "take macro_f1, accuracy or matthews",
+                f"task.metrics names f1, which needs two classes; the data have {len(names)}",
+                "use macro_f1, accuracy or matthews",
             )
         if self.config.demonstrations and self.config.demonstration_rows is None:
-            values["demonstration_rows"] = kept_rows(train, names)
+            values["demonstration_rows"] = sample_demonstration_rows(train, names)
         return type(self.config).model_validate(values)
 
     def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
@@ -291,17 +291,17 @@ class Classification(OneClassKind, WrittenKind):
         return [words[label] for label in labels]
 
     def parsed(self, text: str) -> Prediction | None:
-        """The class of this name, or of this word, sure where there is one."""
+        """The class with this name or word, at probability 1; None for other texts."""
         words = list(self.label_words())
         return Prediction(words.index(text), 1.0) if text in words else None
 
     @property
     def wrong(self) -> Prediction:
-        """A class beside the others."""
+        """The extra class for texts that name no class."""
         return Prediction(len(self.classes), 0.0)
 
     def join(self, parts: Sequence[Any]) -> Prediction:
-        """Beside several demonstrations the mean of the logits decides."""
+        """Averages the logits over several demonstrations."""
         if not self.config.demonstrations:
             return super().join(parts)
         logs = np.log(np.maximum([part.probabilities for part in parts], np.finfo(np.float32).tiny))
@@ -316,7 +316,7 @@ class Classification(OneClassKind, WrittenKind):
 
 
 class ClassificationLearner(SequenceLearner, ClassLearner):
-    """By a head over the whole text."""
+    """Classification by a head over the whole text."""
 
     def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         SequenceLearner.__init__(self, kind, backbone, tokenizer, seed, len(kind.config.labels or ()))

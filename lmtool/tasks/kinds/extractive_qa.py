@@ -1,11 +1,11 @@
-"""The answer to a question as a piece of a context (Devlin et al. 2019, sections 4.2 and 4.3; Rajpurkar et al. 2016,
-Rajpurkar, Jia, Liang 2018): one head scores each token as the answer's start and as its end.
+"""Extractive question answering (Devlin et al. 2019, sections 4.2 and 4.3; Rajpurkar et al. 2016, Rajpurkar, Jia, Liang
+2018): one head scores each token as the start and the end of the answer.
 
-Without an answer in a window its target is the class token, twice; a format without one (GPT, T5) ends a text with a
-token that stands for it. Heads are those of transformers' ...ForQuestionAnswering: no pooler, but for ModernBERT's; in
-an encoder-decoder the decoder reads the same text.
+If a window has no answer, its target is the class token, twice; formats without one (GPT, T5) end a text with a token
+for this. Heads are those of transformers' ...ForQuestionAnswering: no pooler except ModernBERT's; in an
+encoder-decoder, the decoder reads the same text.
 
-Shape letters: T tokens, N windows, L tokens of the longest, H hidden width, K answers that are kept.
+Shape letters: T tokens, N windows, L tokens of the longest, H hidden width, K reported answers.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from lmtool.types import Batch, Scores, StepOutput
 
 
 class ExtractiveQa(TaskKind):
-    """Rows of a question and a context, with the answers that are gold."""
+    """Rows of a question and a context, with the gold answers."""
 
     config: ExtractiveQaConfig
 
     def __init__(self, config: ExtractiveQaConfig):
         super().__init__(config)
-        self.skipped = 0  # rows left out by bad_answers=skip, of all splits that were read
+        self.skipped = 0  # rows skipped by bad_answers=skip, over all splits
 
     def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         texts = {
@@ -69,17 +69,18 @@ class ExtractiveQa(TaskKind):
         if labelled or (values is not None and any(value is not None for value in values)):
             labels = [gold_answers(value, where) for value, where in zip(values or [], origin, strict=True)]
             if not labelled and not self.config.unanswerable and not any(labels):
-                labels = None  # the answers of a test split are empty lists on the hub
+                labels = None  # on the hub, the answers of a test split are empty lists
         rows = Rows(row_ids(columns, len(origin)), texts, labels, origin)
         return rows if labels is None else self._checked(rows, labels)
 
     def labels_of_predictions(self, columns: Mapping[str, list[object]]) -> list[object]:
-        """An empty answer stands for none."""
+        """An empty text means no answer."""
         spans = zip(columns["prediction"], columns["start"], strict=True)
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
     def _checked(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
-        """The rows whose answers stand in their contexts. UserError at the first whose do not, or if none is left."""
+        """The rows whose answers occur in their contexts. UserError at the first invalid row, unless skipped, or if
+        none is left."""
         contexts, rows_left = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
             problem = problem_of(self.config, context, answers)
@@ -91,14 +92,14 @@ class ExtractiveQa(TaskKind):
         return rows if len(rows_left) == len(rows) else rows.take(np.array(rows_left))
 
     def groups(self, rows: Rows) -> Sequence[object]:
-        """Questions about one context belong together."""
+        """Questions about one context are held out together."""
         return rows.columns[self.config.text[1]]
 
     def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
         warnings = [f"{empty:,} empty questions or contexts in the training rows"] if empty else []
         if self.skipped:
-            warnings.append(f"{counted(self.skipped, 'row')} skipped: an answer that does not stand in its context")
+            warnings.append(f"{counted(self.skipped, 'row')} skipped: an answer does not occur in its context")
         labels = train.labels
         assert labels is not None
         metadata: dict[str, object] = {"skipped_answers": self.skipped}
@@ -110,7 +111,8 @@ class ExtractiveQa(TaskKind):
         return ExtractiveQaLearner(self, backbone, tokenizer, seed)
 
     def join(self, parts: Sequence[WindowAnswers]) -> Prediction:
-        """The best spans of all windows, each once with its best score; no answer where the surest window says so."""
+        """The best distinct spans of all windows, each with its best score; no answer if the surest window predicts
+        none."""
         spans = np.concatenate([part.best for part in parts])
         spans = spans[np.argsort(-spans["score"], kind="stable")]
         _, first = np.unique(spans[["start", "end"]], return_index=True)
@@ -118,7 +120,7 @@ class ExtractiveQa(TaskKind):
         return Prediction(answer, float(self.fractions(answer)[0]))
 
     def fractions(self, answer: PredictedAnswer) -> np.ndarray:
-        """Probabilities of the kept spans, and of no answer behind them where that is one of the answers."""
+        """Probabilities of the reported spans, followed by that of no answer if it is allowed."""
         scores = np.append(answer.spans_K["score"].astype(np.float64), [answer.null] * self._with_null(answer))
         fractions = np.exp(scores - scores.max())
         return fractions / fractions.sum()
@@ -129,9 +131,9 @@ class ExtractiveQa(TaskKind):
     def with_threshold(self, prediction: Prediction, threshold: float) -> Prediction:
         """The prediction under a threshold of the null difference."""
         answer = prediction.value
-        given = len(answer.spans_K) > 0 and answer.null_difference <= threshold
+        chosen = len(answer.spans_K) > 0 and answer.null_difference <= threshold
         fractions = self.fractions(answer)
-        return Prediction(PredictedAnswer(answer.spans_K, answer.null, given), float(fractions[0 if given else -1]))
+        return Prediction(PredictedAnswer(answer.spans_K, answer.null, chosen), float(fractions[0 if chosen else -1]))
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         (metrics,) = self._of_samples(rows, predictions, [np.arange(len(rows))])
@@ -146,10 +148,10 @@ class ExtractiveQa(TaskKind):
     def _of_samples(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> Iterator[dict[str, float]]:
-        """The scores of samples of the rows; each answer is scored once."""
+        """The metrics of samples of the rows; each answer is scored once."""
         gold, answered_N = self._gold(rows)
-        given = [self._text(rows, number, answer.span) for number, answer in enumerate(values_of(predictions))]
-        scores = answer_scores(gold, given, self.config.unanswerable)
+        chosen = [self._text(rows, number, answer.span) for number, answer in enumerate(values_of(predictions))]
+        scores = answer_scores(gold, chosen, self.config.unanswerable)
         raw, null_N = scores, np.zeros(len(rows))
         if self.config.unanswerable:
             raw, null_N = self._raw(rows, predictions)
@@ -160,12 +162,12 @@ class ExtractiveQa(TaskKind):
             yield summarized(self.config.metrics, drawn, drawn_raw, answered_N[numbers], null_N[numbers])
 
     def tuned_threshold(self, rows: Rows, predictions: Sequence[Prediction]) -> float:
-        """The threshold of the best f1 on labeled rows."""
+        """The threshold with the best f1 on labeled rows."""
         raw, null_N = self._raw(rows, predictions)
         return best_threshold(raw["f1"], self._gold(rows)[1], null_N).value
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
-        """The best thresholds of both scores."""
+        """The best thresholds of both metrics."""
         if not self.config.unanswerable:
             return {}
         (raw, null_N), answered_N = self._raw(rows, predictions), self._gold(rows)[1]
@@ -177,7 +179,7 @@ class ExtractiveQa(TaskKind):
         return [[answer.text for answer in answers] for answers in rows.labels], np.array(list(map(bool, rows.labels)))
 
     def _raw(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """`threshold_scores` of the best texts, given or not, and the null differences."""
+        """`threshold_scores` of the best texts, predicted or not, and the null differences."""
         answers = values_of(predictions)
         texts = [self._text(rows, number, answer.first) for number, answer in enumerate(answers)]
         null_N = np.array([answer.null_difference for answer in answers])
@@ -197,8 +199,8 @@ class ExtractiveQa(TaskKind):
         return f"characters {start} to {end}" if end else "no answer"
 
     def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, object]:
-        """With the answer's text, a slice of the context, `start` and `end`, and the `n_best`; where questions may have
-        no answer, "" stands for that, and `null_difference` says how sure it is."""
+        """Adds the answer's text, a slice of the context, with `start` and `end`, and the `n_best`; if questions may
+        have no answer, "" means no answer, and `null_difference` is its margin."""
         answer = prediction.value
         record = super().record(rows, number, prediction)
         start, end = answer.span
@@ -225,20 +227,20 @@ class ExtractiveQa(TaskKind):
 
 
 def _require_different_ids(columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]) -> None:
-    """UserError with file:line where two rows of a column of ids have the same."""
+    """UserError with file:line if two rows have the same id."""
     name = next((name for name in IDS if name in columns), None)
     seen: dict[str, int] = {}
     for number, value in enumerate(columns[name] if name is not None else []):
         first = seen.setdefault(str(value), number)
         if value is not None and first != number:
             raise UserError(
-                f"{location(origin[number])}: the {name} {value} is that of {location(origin[first])} too",
-                "give each question an id of its own",
+                f"{location(origin[number])}: the {name} {value} is also that of {location(origin[first])}",
+                "give each question a unique id",
             )
 
 
 class ExtractiveQaLearner(TaskLearner):
-    """The mean of the cross entropies of start and end over the tokens of a window."""
+    """The mean cross entropy of start and end over the tokens of a window."""
 
     config: ExtractiveQaConfig
     kind: ExtractiveQa
@@ -249,8 +251,8 @@ class ExtractiveQaLearner(TaskLearner):
         head = SequenceHead(self.token_width, 2, kind.config.dropout)
         self.add_token_head(head)
         if kind.config.unanswerable:
-            given = kind.config.null_threshold
-            threshold = torch.tensor(0.0 if given is None else given, dtype=torch.float64, device=self.device)
+            chosen = kind.config.null_threshold
+            threshold = torch.tensor(0.0 if chosen is None else chosen, dtype=torch.float64, device=self.device)
             head.register_buffer("null_threshold", threshold)
 
     def examples(self, data: SplitData, max_length: int) -> QuestionWindows:
@@ -261,7 +263,7 @@ class ExtractiveQaLearner(TaskLearner):
         return QuestionWindows(self.config, rows, self.tokenizer, layout, max_length, data.split, start)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(T, 2) scores of each token as the start and as the end."""
+        """(T, 2) scores of each token as start and end."""
         rng = self.dropout_rng(batch, step)
         hidden_TH = self.hidden_of(batch, rng)
         if rng is not None and batch.outputs is not None:
@@ -272,10 +274,10 @@ class ExtractiveQaLearner(TaskLearner):
         return AnswerInspector(self, examples, max_length)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
-        return []  # a row is in several windows, of which a batch holds some
+        return []  # a row spans several windows; a batch holds only some
 
     def labels(self, batch: Batch) -> Tensor:
-        """(2N,) places of each window's start and end."""
+        """(2N,) positions of each window's start and end."""
         return super().labels(batch).flatten()
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -283,7 +285,7 @@ class ExtractiveQaLearner(TaskLearner):
 
     @staticmethod
     def _choices(outputs_T2: Tensor, batch: Batch) -> Tensor:
-        """(2N, L) scores of the places of each window, for its start and then for its end."""
+        """(2N, L) scores of each window's tokens, as start and then as end."""
         starts_NL, ends_NL = (padded(side_T, batch.inputs, -torch.inf) for side_T in outputs_T2.float().unbind(1))
         return torch.stack([starts_NL, ends_NL], dim=1).flatten(0, 1)
 
@@ -320,26 +322,26 @@ class ExtractiveQaLearner(TaskLearner):
         ]
 
     def _null_places(self, batch: Batch) -> Tensor:
-        """(N,) the place of the null answer in each window, see `null_first`."""
+        """(N,) the position of the null answer in each window, see `null_first`."""
         lengths_N = batch.inputs.segments.cu_lengths.diff().long()
         return torch.zeros_like(lengths_N) if null_first(self.backbone.config.text_format) else lengths_N - 1
 
     def predictors(self, train: SplitData, examples: QuestionWindows) -> dict[str, ConstantPredictor]:
-        """The shares of the places of starts and ends in the training windows."""
+        """Position frequencies of starts and ends in the training windows."""
         places = examples.labels(examples.plan(0).rows).reshape(-1)
         counts = np.bincount(places, minlength=examples.max_length)
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:
-        """Tune the threshold of no answer on labeled rows; it is stored with the head."""
+        """Tunes the null threshold on labeled rows; it is stored with the head."""
         if self.config.unanswerable and self.config.null_threshold is None:
             self.heads[self.term].get_buffer("null_threshold").fill_(self.kind.tuned_threshold(rows, predictions))
 
     def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         if not self.config.unanswerable:
             return predictions
-        given = self.config.null_threshold  # goes before the one that was tuned
-        threshold = float(self.heads[self.term].get_buffer("null_threshold")) if given is None else given
+        chosen = self.config.null_threshold  # overrides the tuned one
+        threshold = float(self.heads[self.term].get_buffer("null_threshold")) if chosen is None else chosen
         decided = PredictionColumns(len(predictions))
         for row, prediction in enumerate(predictions):
             decided.put(row, self.kind.with_threshold(prediction, threshold))

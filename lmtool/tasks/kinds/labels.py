@@ -1,4 +1,4 @@
-"""Columns of a table as texts, class numbers and values; an invalid cell is an error with file:line."""
+"""Table columns as texts, class numbers and values; an invalid cell is an error with file:line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.base import parts_of
 
-# Columns where a row's own number may stand; the first that a table has is taken.
+# Columns that may hold row ids; the first match is used.
 IDS = ("id", "idx", "index", "guid")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
-# How programs write a value that is missing.
+# Common spellings of missing values.
 _MISSING = ("na", "n/a", "nan", "null", "none", "missing", "?", "-")
 _SHOWN = 8
-# More different values than this, and more than half as many as rows, are no classes.
+# More distinct values than this, and than half of the rows, are not classes.
 _MANY = 50
 
 
@@ -28,35 +28,36 @@ def location(origin: tuple[str, int]) -> str:
 
 
 def word_of(value: object) -> str:
-    """A label as text, the same whether it came from JSON, from a table or from the hub."""
+    """A label as text, the same from JSON, a table or the hub."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value).strip()
 
 
 def _listing(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown}, ... ({len(names)} in all)"
+    listed = ", ".join(names[:_SHOWN])
+    return listed if len(names) <= _SHOWN else f"{listed}, ... ({len(names)} in all)"
 
 
 def is_unlabelled(values: Sequence[object]) -> bool:
-    """Whether a column says nothing: empty, or the hub's -1 in every row."""
+    """Whether a label column has no labels: empty, or the hub's -1 in every row."""
     return all(word_of(value) in ("", "-1") for value in values)
 
 
 def class_names(config: TaskConfig, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """The classes of a training column: its different values, sorted, numbers by size."""
+    """The classes of a training column: its distinct values, sorted, numbers by value."""
     words = [word_of(value) for value in values]
     if "" in words:
         raise UserError(
             f"{location(origin[words.index('')])}: no value in the column {config.label}",
-            "fill it, or take the row out",
+            "fill it, or remove the row",
         )
     names = sorted(set(words))
     if len(names) > max(_MANY, len(words) / 2):
         raise UserError(
-            f"task.label={config.label} has {len(names)} different values in {len(words)} training rows: no classes",
-            "name another column with task.label=, or take task.kind=regression for a number",
+            f"task.label={config.label} has {len(names)} different values in {len(words)} training rows: these are "
+            "not classes",
+            "name another column with task.label=, or use task.kind=regression for a number",
         )
     if len(names) < 2:
         raise UserError(
@@ -71,9 +72,9 @@ def class_names(config: TaskConfig, values: Sequence[object], origin: Sequence[t
 def class_numbers(
     config: TaskConfig, labels: Sequence[str], values: Sequence[object], origin: Sequence[tuple[str, int]]
 ) -> np.ndarray:
-    """(N,) int64 classes of a column that holds the labels' names, or in every row their numbers from 0.
+    """(N,) int64 classes of a column of label names, or of their numbers from 0 in every row.
 
-    Raises UserError with file:line at the first value that is not what most are.
+    Raises UserError with file:line at the first invalid value.
     """
     words = [word_of(value) for value in values]
     number = {name: index for index, name in enumerate(labels)}
@@ -88,17 +89,17 @@ def class_numbers(
 
 
 def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: str) -> UserError:
-    """The error of a label that is none of the task's. where: file:line."""
-    given = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
+    """The error for an unknown label. where: file:line."""
+    problem = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
     names = ",".join(f'"{name}"' for name in labels[:2])
     return UserError(
-        f"{where}: {given}; the labels of {config.name} are {_listing(labels)}",
+        f"{where}: {problem}; the labels of {config.name} are {_listing(labels)}",
         f"correct the row, or give the labels in order: task.labels=[{names},...]",
     )
 
 
 def numbers(config: TaskConfig, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
-    """(N,) float64 values of a column; UserError with file:line at the first that is no finite number."""
+    """(N,) float64 values of a column; UserError with file:line at the first that is not a finite number."""
     numbers_N = np.empty(len(values))
     for index, (value, where) in enumerate(zip(values, origin, strict=True)):
         word = word_of(value)
@@ -109,16 +110,17 @@ def numbers(config: TaskConfig, values: Sequence[object], origin: Sequence[tuple
         if not np.isfinite(numbers_N[index]):
             comma = DECIMAL_COMMA.fullmatch(word)
             raise UserError(
-                f"{location(where)}: {config.label}={word!r} is no number{': it has a decimal comma' if comma else ''}",
-                f"write decimals behind a point: {word.replace(',', '.')}"
+                f"{location(where)}: {config.label}={word!r} is not a "
+                f"number{': it has a decimal comma' if comma else ''}",
+                f"write decimals with a point: {word.replace(',', '.')}"
                 if comma
-                else "correct the row, or take task.kind=classification for classes",
+                else "correct the row, or use task.kind=classification for classes",
             )
     return numbers_N
 
 
 def repeated_ids(columns: Mapping[str, list], origin: Sequence[tuple[str, int]]) -> str | None:
-    """What there is to say of rows that share the number that `row_ids` reads; None where none do."""
+    """A warning for rows with duplicate ids (`row_ids`); None without duplicates."""
     for name in IDS:
         if name not in columns or not len(columns[name]):
             continue
@@ -136,7 +138,7 @@ def repeated_ids(columns: Mapping[str, list], origin: Sequence[tuple[str, int]])
 
 
 def row_ids(columns: Mapping[str, list], count: int) -> list[str | int]:
-    """The rows' own numbers where a column holds them and no two are alike, else their places from 0."""
+    """The ids of the rows if a column holds unique ones, else their indices from 0."""
     for name in IDS:
         if name in columns and len(set(map(str, columns[name]))) == count:
             return list(columns[name])
@@ -148,9 +150,9 @@ def text_of(config: TaskConfig, name: str, value: object, where: tuple[str, int]
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    given = "nothing" if value is None else type(value).__name__
+    problem = "nothing" if value is None else type(value).__name__
     raise UserError(
-        f"{location(where)}: the column {name} holds {given}, not a text",
+        f"{location(where)}: the column {name} holds {problem}, not a text",
         "correct the row, or name another column with task.text=",
     )
 
@@ -158,7 +160,7 @@ def text_of(config: TaskConfig, name: str, value: object, where: tuple[str, int]
 def with_joined_columns(
     config: TaskConfig, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]
 ) -> dict[str, list]:
-    """The columns with those that the task joins (A+B), where the columns of which they are joined are there."""
+    """Adds the joined columns (A+B) whose parts are present."""
     new: dict[str, list] = {}
     for name in config.text:
         parts = parts_of(name)
@@ -170,25 +172,24 @@ def with_joined_columns(
 
 
 def balanced_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
-    """rows / (classes x rows of the class); 1 for a class without rows."""
+    """rows / (classes x rows of the class); 1 for an empty class."""
     counts = np.bincount(labels, minlength=classes)
     return tuple(float(len(labels) / (classes * count)) if count else 1.0 for count in counts)
 
 
 def class_warnings(counts: Mapping[str, int]) -> list[str]:
-    """What there is to say of the classes by their training rows: those that have none, and those that look like a
-    value that is missing. counts: rows of each class."""
+    """Warnings about classes without training rows and classes that look like missing values. counts: rows by class."""
     absent = [name for name, count in counts.items() if not count]
     warnings = [f"no training row has the label {', '.join(absent)}"] if absent else []
     even_share = sum(counts.values()) / max(len(counts), 1)
     for name, count in counts.items():
         if name.lower() in _MISSING and (count == 1 or 0 < count <= even_share / 10):
             rows, them = ("1 training row is", "it") if count == 1 else (f"{count:,} training rows are", "them")
-            warnings.append(f"{rows} labeled {name}: take {them} out if that stands for a missing label")
+            warnings.append(f"{rows} labeled {name}: remove {them} if that means a missing label")
     return warnings
 
 
 def label_counts(labels: np.ndarray, names: Sequence[str]) -> dict[str, int]:
-    """Rows of each class by name, in the order of the classes."""
+    """Rows by class name, in class order."""
     counts = Counter(labels.tolist())
     return {name: counts.get(index, 0) for index, name in enumerate(names)}

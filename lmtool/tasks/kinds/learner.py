@@ -1,7 +1,6 @@
-"""The base class of task learners, and their scorer: rows to examples, to outputs, to one prediction per row.
+"""The base class of task learners, and their scorer: rows to examples, outputs, and one prediction per row.
 
-A task kind's learner is a learner like any other. What it says of the parts of a row is joined by its kind, and every
-row is predicted exactly once.
+The outputs for the parts of a row are joined by its kind, and every row is predicted exactly once.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from lmtool.types import Batch, Scores
 
 
 class TaskInspector(Inspector):
-    """Of the examples of a task."""
+    """Inspects the examples of a task."""
 
     def texts(self, sampled: SampledBatch) -> list[list[str]]:
-        """The columns of each row, where the examples hold them; words with a space between them."""
+        """The columns of each row, if the examples hold them; words joined with spaces."""
         rows_of_split, row_N = getattr(self.examples, "rows", None), sampled.batch.rows
         if rows_of_split is None or row_N is None:
             return super().texts(sampled)
@@ -44,7 +43,7 @@ class TaskInspector(Inspector):
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
     def fact(self, stats: RunningStatistics) -> str:
-        """How long examples are, and how many are cut."""
+        """The mean length of examples, and how many are truncated."""
         length, cut = stats.measured("tokens an example"), stats.measured("truncated fraction")
         if length is None:
             return ""
@@ -60,33 +59,33 @@ def _is_words(cell: object) -> bool:
 
 
 class PromptInspector(TaskInspector):
-    """Of prompts: classes with their words."""
+    """Inspects prompts: classes with their words."""
 
     def label(self, value: Any, describe_position: bool) -> Any:
-        if describe_position:  # of masked texts beside the prompts
+        if describe_position:  # of the auxiliary masked texts
             return Inspector.label(self, value, describe_position)
         return f"{super().label(value, describe_position)}: {self.learner.config.words[int(value)]}"
 
 
 class AnswerInspector(TaskInspector):
-    """Of questions and windows."""
+    """Inspects questions and windows."""
 
     def label(self, value: Any, describe_position: bool) -> Any:
         return f"tokens {value[0]} to {value[1]}"
 
 
 class ChoiceInspector(TaskInspector):
-    """Of the pairs of a row's choices."""
+    """Inspects the pairs of a row's choices."""
 
     def label(self, value: object, describe_position: bool) -> object:
         return "right" if value else "wrong"
 
 
 class TextPairInspector(TaskInspector):
-    """Of sources and targets: labels are tokens."""
+    """Inspects sources and targets, whose labels are tokens."""
 
     def check_plan(self, stats: RunningStatistics) -> None:
-        """What is cut. A source may be shorter then than max_length: its target has room too."""
+        """Truncation. A truncated source may be shorter than max_length, since its target needs capacity too."""
         metadata = self.examples.metadata()
         stats.note("truncated fraction", metadata["truncated"], metadata["examples"])
 
@@ -95,8 +94,11 @@ class TextPairInspector(TaskInspector):
 
 
 class TaskLearner(BaseLearner):
-    """The base of a kind's learner. The one term, and the head, have the task's name. scores_tokens: whether its
-    outputs are of tokens, not of whole texts. scored_by: another scorer than `TaskScorer`, with its arguments."""
+    """The base of a kind's learner; its one term, and head, have the task's name.
+
+    scores_tokens: whether outputs are per token, not per text. scored_by: another scorer than `TaskScorer`, with its
+    arguments.
+    """
 
     predicts_rows = True
     reads_text = False
@@ -111,47 +113,47 @@ class TaskLearner(BaseLearner):
 
     @property
     def token_width(self) -> int:
-        """Width of what a head over tokens reads."""
+        """Input width of a head over tokens."""
         return self.backbone.hidden_size if self.backbone.pooler_on_tokens else self.backbone.feature_size
 
     def add_token_head(self, head: nn.Module) -> None:
-        """Enter a head over tokens, behind the pooler where the family has one there."""
+        """Adds a head over tokens, after the pooler if the family has one there."""
         if self.backbone.pooler_on_tokens:
             self.add_head("pooler", pooler(self.backbone))
         self.add_head(self.term, head)
 
     def pooled(self, hidden_TF: Tensor) -> Tensor:
-        """(T, H) what a head over tokens reads."""
+        """(T, H) inputs of a head over tokens."""
         return self.heads["pooler"](hidden_TF) if self.backbone.pooler_on_tokens else hidden_TF
 
     @abstractmethod
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """What the head gives, finite. step: keys the dropout in training."""
+        """The finite outputs of the head. step: seeds the dropout in training."""
 
     @abstractmethod
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """Each target's loss and best guess."""
+        """The loss and best prediction of each target."""
 
     @abstractmethod
     def parts(self, outputs: Tensor, batch: Batch) -> list[Any]:
-        """The output of each document of the batch, on the host, in the form that the kind's `join` reads."""
+        """The output of each document, on the host, in the form that the kind's `join` expects."""
 
     def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """(N,) the normalized entropy of each document's prediction; of several predictions the largest. TypeError if
-        the task has no classes."""
-        raise TypeError(f"what {type(self).__name__} predicts has no entropy")
+        """(N,) the normalized entropy of each document's prediction; the maximum of several. TypeError without classes.
+        (N,) the normalized entropy of each document's prediction; the maximum of several. TypeError without classes."""
+        raise TypeError(f"the predictions of {type(self).__name__} have no entropy")
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing
-        """Tune on labeled development rows what turns scores into decisions, and keep it among the tensors of the
-        head. predictions: as `join` gives them."""
+        """Tunes decision thresholds on labeled development rows and stores them with the head. predictions: as `join`
+        returns them."""
 
     def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
-        """The predictions under what `calibrate` tuned."""
+        """The predictions under the thresholds tuned by `calibrate`."""
         return predictions
 
     def parts_of(self, rows: Rows, examples: Examples) -> np.ndarray:
-        """(N,) how many parts each row has. examples: those that it made of the rows; their plan says in the field
-        `row` of which each is a part."""
+        """(N,) the number of parts of each row. examples: those made of the rows; the field `row` of their plan is the
+        row of each part."""
         return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
 
     def labels(self, batch: Batch) -> Tensor:
@@ -182,7 +184,7 @@ class TaskLearner(BaseLearner):
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> dict[str, Any]:
-        """The constant's scores: also `prediction`, and all `metrics`."""
+        """The metrics of the constant baseline, with its `prediction` and all `metrics`."""
         name, prediction = self.kind.constant(self.rows(train))
         rows = self.rows(held_out)
         metrics = self.kind.metrics(rows, [prediction] * len(rows))
@@ -195,9 +197,9 @@ class TaskLearner(BaseLearner):
         }
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
-        """The first n texts of a batch as plain data: `text`, `gold`, `prediction` and its `score`."""
+        """The first n texts of a batch as plain data: `text`, `gold`, `prediction` and `score`."""
         if batch.targets[self.term].at is not None:
-            return []  # a text has many labels, of which a part of it holds some
+            return []  # a text has many labels, of which a part holds some
         parts, labels = self.parts(self.outputs(batch, 0), batch), self.labels(batch)
         documents = batch.inputs.tokens.split(list(batch.inputs.lengths))
         samples = []
@@ -221,11 +223,11 @@ class TaskLearner(BaseLearner):
         return self.kind.rows({**extra, **read}, origin, labelled=False)
 
     def takes_texts(self, count: int) -> bool:
-        """Whether it can score so many texts that are of no row: a text, or a pair, in the place of the task's."""
+        """Whether it can score free texts: one or a pair, in place of the task's columns."""
         return not self.scores_tokens or count == len(self.reads)
 
     def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> Examples:
-        """Texts or pairs, `takes_texts` of them, as the task makes examples of them."""
+        """Examples of free texts or pairs, as many as `takes_texts` allows."""
         known = len(self.reads) == len(texts[0])
         names = self.reads if known else ("first", "second")[: len(texts[0])]
         rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in enumerate(names)})
@@ -237,15 +239,15 @@ class TaskLearner(BaseLearner):
         return self.answers(rows, inference).records
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """Records of the rows, as in predictions.jsonl, and their scores where they are labeled."""
+        """Records of the rows, as in predictions.jsonl, and their metrics if labeled."""
         data = SplitData("input", rows={self.config.name: rows})
         max_length, warn = inference.max_length, inference.warn
         examples = self.examples(data, max_length)
         metadata = examples.metadata()
         if metadata.get("truncated"):
-            warn(f"{metadata['truncated']:,} of {len(rows):,} texts are cut to {max_length} tokens")
+            warn(f"{metadata['truncated']:,} of {len(rows):,} texts are truncated to {max_length} tokens")
         if metadata.get("cut_questions"):
-            warn(f"{metadata['cut_questions']:,} of {len(rows):,} questions are cut")
+            warn(f"{metadata['cut_questions']:,} of {len(rows):,} questions are truncated")
         budget = max(inference.forward_tokens, max_length + self.virtual_tokens)
         loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=self.virtual_tokens)
         total, done = len(examples.plan(0)), 0
@@ -266,7 +268,7 @@ class TaskLearner(BaseLearner):
 
 @dataclass(frozen=True)
 class TaskEvaluation(Evaluation):
-    """A split of a task, with the prediction of each of its rows. Of unlabeled rows there are only these."""
+    """A split of a task with the predictions of its rows; for unlabeled rows, predictions only."""
 
     kind: TaskKind | None = None
     rows: Rows | None = None
@@ -276,7 +278,7 @@ class TaskEvaluation(Evaluation):
     """(N,) the loss of each row, in nats; None without labels."""
 
     def metrics(self) -> dict[str, float]:
-        """`loss`, and the task's scores."""
+        """`loss`, and the task's metrics."""
         return {"loss": self.loss, **self.scores}
 
     def records(self) -> Iterator[dict[str, object]]:
@@ -289,24 +291,24 @@ class TaskEvaluation(Evaluation):
             }  # fmt: skip
 
     def more(self, number: int) -> dict[str, object]:
-        """What else a record says of the row of this number."""
+        """Additional fields of the row's record."""
         return {}
 
 
 @dataclass(frozen=True)
 class TaskOutputs:
-    """What a learner gives for a batch, on the host. parts: as `TaskLearner.parts` has them; None where an output is no
-    finite number. scores: of its targets; None where there are no labels."""
+    """The outputs for a batch, on the host. parts: as `TaskLearner.parts` returns them; None if an output is not
+    finite. scores: of its targets; None without labels."""
 
     parts: list[object] | None
     scores: Scores | None = None
 
 
 class TaskScorer(Scorer):
-    """Joins what the learner says of the parts of a row as soon as all have come, and keeps the numbers of its
-    prediction alone: whole outputs are of the rows that are started.
+    """Joins the parts of a row as soon as they are complete and stores only the prediction; outputs are retained for
+    incomplete rows only.
 
-    parts_N: (N,) how many parts each row has. predictor: the constant that is scored on the same targets, or None.
+    parts_N: (N,) parts of each row. predictor: the constant baseline scored on the same targets, or None.
     """
 
     def __init__(self, learner: TaskLearner, rows: Rows, split: str, parts_N: np.ndarray, predictor: Predictor | None):
@@ -319,7 +321,7 @@ class TaskScorer(Scorer):
         return self.task_outputs(self.learner, batch, self.learner.outputs(batch, 0))
 
     def task_outputs(self, learner: TaskLearner, batch: Batch, outputs: Tensor) -> TaskOutputs:
-        """What a learner gives for a batch, from its outputs on the device."""
+        """The outputs for a batch, from the head's outputs on the device."""
         if not bool(torch.isfinite(outputs).all()):
             return TaskOutputs(None)
         scores = None if self.rows.labels is None else learner.scores(outputs, batch).cpu()
@@ -329,7 +331,7 @@ class TaskScorer(Scorer):
         self.enter(batch, outputs)
 
     def enter(self, batch: Batch, outputs: TaskOutputs, selected_N: np.ndarray | None = None) -> None:
-        """Enter what a learner gave for a batch. selected_N: which of its documents are entered; None: all."""
+        """Adds the outputs for a batch. selected_N: the documents to add; None: all."""
         if outputs.parts is None:
             raise NotFinite("predictions", batch)
         if (scores := outputs.scores) is not None:
@@ -341,7 +343,7 @@ class TaskScorer(Scorer):
                 continue
             self.seen += 1
             if self.predictions.holds(row):
-                continue  # a part that came twice: `result` counts them
+                continue  # a repeated part: `result` reports it
             parts = self.partial_rows.setdefault(row, {})
             parts[part] = output
             if len(parts) == self.parts_N[row]:
@@ -352,7 +354,9 @@ class TaskScorer(Scorer):
         kind, rows, term = self.learner.kind, self.rows, self.learner.term
         expected, received = int(self.parts_N.sum()), self.finished_parts + sum(map(len, self.partial_rows.values()))
         if self.seen != expected or received != expected or self.predictions.missing:
-            raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {received} of {expected} once")
+            raise RuntimeError(
+                f"{self.seen} parts of {len(rows)} rows were predicted; {received} of {expected} rows are complete"
+            )
         if self.calibrates and rows.labels is not None:
             self.learner.calibrate(rows, self.predictions)
         predictions = self.learner.decided(self.predictions)
@@ -379,15 +383,15 @@ class TaskScorer(Scorer):
         constant = len(values) > 1 and _all_same(values) and not _all_same(kind.single(labels))
         if not constant:
             return ()
-        shown_value = kind.shown(values[0])
-        shown_value = "nothing" if shown_value in ("", []) else shown_value
-        return (f"every {kind.unit} was predicted {shown_value}: the model learned a constant",)
+        value_text = kind.shown(values[0])
+        value_text = "nothing" if value_text in ("", []) else value_text
+        return (f"every {kind.unit} was predicted {value_text}: the model predicts a constant",)
 
 
 def _of_documents(scores: Scores, selected_N: np.ndarray) -> Scores:
     """The scores of the targets in some documents."""
-    kept_M = torch.from_numpy(selected_N).to(scores.documents.device)[scores.documents]
-    return Scores(*(getattr(scores, field.name)[kept_M] for field in fields(scores)))
+    retained_M = torch.from_numpy(selected_N).to(scores.documents.device)[scores.documents]
+    return Scores(*(getattr(scores, field.name)[retained_M] for field in fields(scores)))
 
 
 def _all_same(values: Sequence[Any] | np.ndarray) -> bool:

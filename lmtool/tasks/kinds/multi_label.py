@@ -1,4 +1,4 @@
-"""Any number of several classes for a text or a pair of texts: a binary decision for each class.
+"""Multi-label classification: a binary decision per class for a text or a pair of texts.
 
 Shape letters: N examples, C classes.
 """
@@ -29,8 +29,8 @@ from lmtool.types import Batch, Scores, StepOutput
 
 
 class MultiLabel(WindowedKind):
-    """Rows of texts with (C,) labels each: 1 for a class that a text has, 0 for one that it has not. A prediction's
-    value has that form too, (C,) int8, once it is decided; before, it is the (C,) float32 probabilities."""
+    """Rows of texts with (C,) binary labels each. A decided prediction has the same form, (C,) int8; before, it is the
+    (C,) float32 probabilities."""
 
     config: MultiLabelConfig
 
@@ -39,7 +39,7 @@ class MultiLabel(WindowedKind):
         return self.config.labels or ()
 
     def with_labels(self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]) -> MultiLabelConfig:
-        """The classes by name: those of the configuration, else the different ones of the training column."""
+        """Adds the class names, if not configured: the distinct ones of the training column."""
         if self.config.labels is not None:
             return self.config
         rows, words = self._classes(columns[self.config.label])
@@ -52,7 +52,7 @@ class MultiLabel(WindowedKind):
         return self.config.model_copy(update={"labels": names})
 
     def _classes(self, values: Sequence[object]) -> tuple[list[int], list[str]]:
-        """The classes of all cells, one after the other: the row of each, and its name."""
+        """The classes of all cells, flattened: the row of each, and its name."""
         rows, words = [], []
         for row, value in enumerate(values):
             parts = value if isinstance(value, list | tuple) else word_of(value).split(self.config.delimiter)
@@ -70,7 +70,7 @@ class MultiLabel(WindowedKind):
         return labels_NC
 
     def fitted(self, train: Rows) -> MultiLabelConfig:
-        """With a weight for each class, where the loss has weights. UserError where labels and numbers do not fit."""
+        """Adds class weights, if configured. UserError if weights or thresholds do not match the labels."""
         names, values = self.config.labels or (), self.config.model_dump()
         if self.config.loss.class_weights == "balanced":
             counts_C = np.asarray(train.labels).sum(axis=0)
@@ -83,7 +83,7 @@ class MultiLabel(WindowedKind):
             if isinstance(given, tuple) and len(given) != len(names):
                 raise UserError(
                     f"task.{name} has {len(given)} numbers for the {len(names)} labels {', '.join(names[:8])}",
-                    "give one number a label, in their order",
+                    "give one number per label, in their order",
                 )
         return type(self.config).model_validate(values)
 
@@ -111,12 +111,12 @@ class MultiLabel(WindowedKind):
         return MULTI_LABEL[self.config.metric]
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The classes that more than half of the training rows have."""
+        """The classes of more than half of the training rows."""
         fractions_C = np.asarray(train.labels).mean(axis=0)
         return "majority", Prediction((fractions_C > 0.5).astype(np.int8), float((1 - fractions_C).min()))
 
     def shown(self, value: Any) -> str:
-        """The names of the classes with the delimiter between them, as a column of text has them."""
+        """The names of the classes joined with the delimiter, as in a text column."""
         names = [name for name, given in zip(self.config.labels or (), value, strict=True) if given]
         return self.config.delimiter.join(names)
 
@@ -125,8 +125,8 @@ class MultiLabel(WindowedKind):
 
 
 class MultiLabelLearner(SequenceLearner):
-    """Binary cross entropies, smoothed, focal and weighted as the task says: their mean over texts and classes, as in
-    torch. Neither weights nor focus change what the sum is divided by."""
+    """Binary cross entropies with the task's smoothing, focus and weights: the mean over texts and classes, as in
+    torch. Neither weights nor focus change the normalizer."""
 
     class_weights: Tensor | None
 
@@ -158,26 +158,26 @@ class MultiLabelLearner(SequenceLearner):
         return super().predicted(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """Plain binary cross entropies, and decisions at a probability of .5."""
+        """Plain binary cross entropies, and decisions at probability 0.5."""
         labels_NC = self.labels(batch)
         documents = torch.arange(len(labels_NC), device=labels_NC.device).repeat_interleave(labels_NC.shape[1])
         losses_NC, decisions_NC = binary_losses(outputs, labels_NC), outputs >= 0
         return Scores(losses_NC.flatten(), labels_NC.flatten().long(), decisions_NC.flatten().long(), documents)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        """The probability of each class, and the largest."""
+        """The probability of each class, and the maximum."""
         probabilities_NC = outputs.detach().float().sigmoid()
         best_N = probabilities_NC.amax(-1).tolist()
         return list(map(Prediction, probabilities_NC.cpu().numpy(), best_N))
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:
-        """Tune the thresholds on labeled rows; they are stored with the head."""
+        """Tunes the thresholds on labeled rows; they are stored with the head."""
         if self.config.thresholds is None:
             thresholds_C = best_thresholds(np.asarray(rows.labels), np.asarray(values_of(predictions)))
             self.heads[self.term].get_buffer("thresholds").copy_(torch.from_numpy(thresholds_C))
 
     def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
-        """0 or 1 for each class; the score is the probability of the least sure decision."""
+        """0 or 1 for each class; the score is the probability of the least certain decision."""
         given = self.config.thresholds
         tuned_C = self.heads[self.term].get_buffer("thresholds").cpu().numpy()
         thresholds_C = tuned_C if given is None else np.asarray(given)
@@ -190,6 +190,6 @@ class MultiLabelLearner(SequenceLearner):
         return decided
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantRates]:
-        """The share of the training rows that have each class."""
+        """The frequency of each class in the training rows."""
         labels_NC = np.asarray(self.rows(train).labels)
         return {self.term: ConstantRates.of_counts("base rate", labels_NC.sum(axis=0), len(labels_NC))}

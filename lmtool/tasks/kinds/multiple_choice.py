@@ -1,5 +1,5 @@
-"""The best of several choices of a row (Radford et al. 2018, section 3.3; Zellers et al. 2018): each is read behind the
-same text as a pair of its own and given one score, and the scores of a row's choices compete in one softmax.
+"""Multiple choice (Radford et al. 2018, section 3.3; Zellers et al. 2018): each choice is read after the same text as a
+pair and scored; a softmax over the scores of a row's choices predicts the answer.
 
 Shape letters: N documents, G rows of a batch, K choices.
 """
@@ -31,7 +31,7 @@ from lmtool.types import Batch, Scores, StepOutput, Target
 
 
 class MultipleChoice(OneClassKind, SequenceKind):
-    """Rows of a text and its choices, with the number of the right one."""
+    """Rows of a text and its choices, with the number of the right choice."""
 
     config: MultipleChoiceConfig
 
@@ -41,14 +41,14 @@ class MultipleChoice(OneClassKind, SequenceKind):
         return self.config.text[-self.config.choices :]
 
     def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
-        """Names of the choices' columns, or their numbers from 0."""
+        """Names of the choice columns, or their numbers from 0."""
         return class_numbers(self.config, self.classes, values, origin)
 
     def groups(self, rows: Rows) -> Sequence[object]:
         return list(zip(*(rows.columns[name] for name in self.config.text[: -self.config.choices]), strict=True))
 
     def worded(self, rows: Rows) -> dict[str, list[str]]:
-        """The columns, with the wordings of those before the choices."""
+        """The columns, with `wordings` applied to those before the choices."""
         config = self.config
         return {
             name: [config.wordings.get(text, text) for text in rows.columns[name]]
@@ -60,7 +60,7 @@ class MultipleChoice(OneClassKind, SequenceKind):
         return list(zip(*(rows.columns[name] for name in self.classes), strict=True))
 
     def pairs(self, rows: Rows) -> Rows:
-        """A row for each choice, those of a row together: what stands before it, and the choice."""
+        """One row per choice, grouped by row: the text before it, and the choice."""
         config, columns = self.config, self.worded(rows)
         before = config.text[: -config.choices]
         first, begun = (before[:-1], before[-1:]) if config.continued else (before, ())
@@ -74,7 +74,7 @@ class MultipleChoice(OneClassKind, SequenceKind):
         repeated = np.repeat(np.arange(len(rows)), config.choices)
         ids, origin = [rows.ids[row] for row in repeated], [rows.origin[row] for row in repeated]
         labels = None
-        if rows.labels is not None:  # whether a choice is the right one
+        if rows.labels is not None:  # whether the choice is right
             labels = (np.asarray(rows.labels)[:, None] == np.arange(config.choices)).astype(np.int64).reshape(-1)
         return Rows(ids, {"first": firsts, "second": seconds}, labels, origin)
 
@@ -82,7 +82,7 @@ class MultipleChoice(OneClassKind, SequenceKind):
         return MultipleChoiceLearner(self, backbone, tokenizer, seed)
 
     def join(self, parts: Sequence[float]) -> Prediction:
-        """The choice of the best score, and its share of the softmax."""
+        """The best choice, and its softmax probability."""
         fractions = torch.tensor(parts, dtype=torch.float64).softmax(0)
         best = int(fractions.argmax())
         return Prediction(best, float(fractions[best]))
@@ -93,7 +93,7 @@ class MultipleChoice(OneClassKind, SequenceKind):
 
 
 class ChoiceExamples:
-    """Implements `data.plan.Examples`: an example is a row with all of its choices, which stay in one batch."""
+    """Implements `data.plan.Examples`: an example is a row with all of its choices, in one batch."""
 
     def __init__(self, rows: Rows, pairs: SequenceExamples, choices: int, term: str):
         self.rows, self.pairs, self.classes, self.term = rows, pairs, choices, term
@@ -121,12 +121,12 @@ class ChoiceExamples:
         )
 
     def metadata(self) -> dict[str, Any]:
-        """Lengths are of rows with all of their choices; `truncated` counts pairs."""
+        """Lengths are per row with all of its choices; `truncated` counts pairs."""
         return {**self.pairs.metadata(), **self._plan.metadata(), "choices": self.classes}
 
 
 class MultipleChoiceLearner(SequenceLearner):
-    """Cross entropy over the choices of a row."""
+    """Cross entropy over a row's choices."""
 
     kind: MultipleChoice
     config: MultipleChoiceConfig
@@ -143,7 +143,7 @@ class MultipleChoiceLearner(SequenceLearner):
         return count == 2
 
     def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> SequenceExamples:
-        """A pair each: what stands before a choice, and the choice."""
+        """A pair each: the text before a choice, and the choice."""
         firsts, seconds = map(list, zip(*texts, strict=True))
         return self._examples(Rows.of_texts(first=firsts, second=seconds), "sample", max_length)
 
@@ -160,7 +160,7 @@ class MultipleChoiceLearner(SequenceLearner):
         return self.term_counts(batch, float(len(self.labels(batch))))
 
     def _choices(self, outputs_N1: Tensor) -> Tensor:
-        """(G, K) scores: the choices of a row stand together."""
+        """(G, K) scores; the choices of a row are adjacent."""
         return outputs_N1.reshape(-1, self.config.choices)
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
@@ -182,6 +182,6 @@ class MultipleChoiceLearner(SequenceLearner):
         return outputs[:, 0].float().tolist()
 
     def predictors(self, train: SplitData, examples: object) -> dict[str, ConstantPredictor]:
-        """The shares of the places in the training rows."""
+        """Position frequencies of the right choices in the training rows."""
         counts = np.bincount(np.asarray(self.rows(train).labels), minlength=self.config.choices)
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}

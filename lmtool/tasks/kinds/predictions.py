@@ -1,4 +1,4 @@
-"""The predictions of a split, stored by column in arrays rather than as one object per row.
+"""The predictions of a split, stored as columns of arrays rather than as one object per row.
 
 Shape letters: N rows, C classes.
 """
@@ -13,10 +13,9 @@ import numpy as np
 
 
 class Prediction(NamedTuple):
-    """value: what a row is predicted to be, in the terms of its kind (a class's number, a value, a list of tags).
-    score: how sure the model is of it, or the value again where there is no such thing. probabilities: (C,) of each
-    class in the order of the labels, where the kind has classes. text: what was written, where that is read as a value.
-    """
+    """The prediction of a row. value: as the kind defines it (a class number, a value, a list of tags). score: its
+    probability, or the value itself if there is none. probabilities: (C,) in class order, if the kind has classes.
+    text: the generated text, if it is parsed as a value."""
 
     value: Any
     score: float
@@ -25,22 +24,22 @@ class Prediction(NamedTuple):
 
 
 class _Column(Protocol):
-    """A value of each row, entered in any order."""
+    """A value per row, set in any order."""
 
     def fits(self, value: Any) -> bool:
-        """Whether a value can be entered and read again as it was."""
+        """Whether a value can be stored without loss."""
 
     def put(self, row: int, value: Any) -> None:
-        """Enter a value."""
+        """Sets the value of a row."""
 
     def get(self, row: int) -> Any:
-        """The value of a row, as it was entered."""
+        """The value of a row."""
 
     def take(self, rows: np.ndarray) -> _Column:
-        """The values of these rows, in this order."""
+        """The values of these rows, in order."""
 
     def all(self) -> object:
-        """The values of all rows: an array, or a sequence."""
+        """The values of all rows: an array or a sequence."""
 
 
 class _Numbers:
@@ -73,7 +72,7 @@ class _Numbers:
 
 
 class _Lists(Sequence[list[int]]):
-    """Lists of integers, laid end to end as they come."""
+    """Lists of integers, concatenated in the order of arrival."""
 
     def __init__(self, flat: array[int], starts: np.ndarray, lengths: np.ndarray):
         self.flat, self.starts, self.lengths = flat, starts, lengths
@@ -107,7 +106,7 @@ class _Lists(Sequence[list[int]]):
 
 
 class _Objects:
-    """Anything else; equal texts are kept once."""
+    """Any other values; equal texts are stored once."""
 
     def __init__(self, values: list[object]):
         self.values = values
@@ -130,7 +129,7 @@ class _Objects:
 
 
 def _column(count: int, first: object) -> _Column:
-    """An empty column for values like this one."""
+    """An empty column for values like `first`."""
     if type(first) in (int, float, np.ndarray):
         return _Numbers.of(count, first)
     return _Lists.of(count) if _are_integers(first) else _Objects([None] * count)
@@ -141,7 +140,7 @@ def _are_integers(value: object) -> bool:
 
 
 class PredictionColumns(Sequence[Prediction]):
-    """N predictions, entered row by row in any order; each field is a column, in the form that its values have."""
+    """N predictions, set row by row in any order; each field is a column that suits its values."""
 
     def __init__(self, count: int):
         self._count, self._filled = count, np.zeros(count, dtype=bool)
@@ -156,11 +155,11 @@ class PredictionColumns(Sequence[Prediction]):
         return self._count - int(self._filled.sum())
 
     def holds(self, row: int) -> bool:
-        """Whether a row's prediction is entered."""
+        """Whether a row has a prediction."""
         return bool(self._filled[row])
 
     def put(self, row: int, prediction: Prediction) -> None:
-        """Enter the prediction of a row."""
+        """Sets the prediction of a row."""
         for name, value in zip(Prediction._fields, prediction, strict=True):
             if value is None and name not in self._columns:
                 continue
@@ -173,7 +172,7 @@ class PredictionColumns(Sequence[Prediction]):
         self._filled[row] = True
 
     def _objects(self, column: _Column) -> _Objects:
-        """A column that holds values of several forms."""
+        """A column that can hold values of mixed types."""
         objects: list[object] = [None] * self._count
         for row in np.flatnonzero(self._filled).tolist():
             objects[row] = column.get(row)
@@ -193,31 +192,31 @@ class PredictionColumns(Sequence[Prediction]):
         return (self[row] for row in range(self._count))
 
     def take(self, rows: np.ndarray) -> PredictionColumns:
-        """Those of these rows, in this order."""
+        """The predictions of these rows, in order."""
         select_predictions = PredictionColumns(len(rows))
         select_predictions._columns = {name: column.take(rows) for name, column in self._columns.items()}
         select_predictions._filled = self._filled[rows]
         return select_predictions
 
     def column(self, name: str) -> object:
-        """A field of all rows: an array where it holds numbers, a sequence otherwise; None where no row has it."""
+        """A field of all rows: an array of numbers or a sequence; None if no row has it."""
         return self._columns[name].all() if name in self._columns else None
 
 
 def column_of(predictions: Sequence[Prediction], name: str) -> Any:
-    """A field of all rows, as `Predictions.column`."""
+    """A field of all rows, see `PredictionColumns.column`."""
     if isinstance(predictions, PredictionColumns):
         return predictions.column(name)
     return [getattr(prediction, name) for prediction in predictions]
 
 
 def values_of(predictions: Sequence[Prediction]) -> Any:
-    """What all rows are predicted to be: an array where these are numbers, a sequence otherwise."""
+    """The predicted values of all rows: an array of numbers or a sequence."""
     return column_of(predictions, "value")
 
 
 def select_predictions(predictions: Sequence[Prediction], rows: np.ndarray) -> Sequence[Prediction]:
-    """Those of these rows, in this order."""
+    """The predictions of these rows, in order."""
     if isinstance(predictions, PredictionColumns):
         return predictions.take(rows)
     return [predictions[row] for row in rows]

@@ -41,7 +41,7 @@ class Regression(WrittenKind):
         return numbers(self.config, values, origin)
 
     def fitted(self, train: Rows) -> RegressionConfig:
-        """With mean and deviation of the values, where they are standardized. UserError where they do not deviate."""
+        """Adds mean and deviation of the values, if standardized. UserError if the deviation is zero."""
         if self.config.standardize != "train":
             return self.config
         values = np.asarray(train.labels)
@@ -52,7 +52,7 @@ class Regression(WrittenKind):
         return self.config.model_copy(update={"standardize": (float(values.mean()), float(values.std()))})
 
     def first_loss(self, train: Rows) -> float | None:
-        """The mean square of the values, or 1 where they are standardized; None where they are written."""
+        """The mean square of the values, or 1 if standardized; None if they are generated as text."""
         if self.config.head == TEXT_TO_TEXT:
             return None
         return 1.0 if self.config.standardize else float(np.square(np.asarray(train.labels)).mean())
@@ -70,7 +70,7 @@ class Regression(WrittenKind):
         return ()
 
     def written(self, labels: np.ndarray) -> list[str]:
-        """The nearest multiples of 0.2 (Raffel et al. 2020, section 2.4)."""
+        """Rounds to multiples of 0.2 (Raffel et al. 2020, section 2.4)."""
         return [f"{value:.1f}" for value in np.round(labels * 5) / 5 + 0.0]
 
     def parsed(self, text: str) -> Prediction | None:
@@ -108,7 +108,8 @@ class Regression(WrittenKind):
 
 
 class RegressionLearner(SequenceLearner):
-    """Mean squared error. deviation: the unit of the errors in the loss; the head gives the values as they are."""
+    """Mean squared error. deviation: the unit of the errors in the loss; the head outputs values on the original scale.
+    Mean squared error. deviation: the unit of the errors in the loss; the head outputs values on the original scale."""
 
     def __init__(self, kind: Regression, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed, 1)

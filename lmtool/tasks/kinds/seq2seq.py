@@ -1,10 +1,10 @@
-"""A text from a text: translation, summaries, dialogue, data to text, parsing, code, answers without a context.
+"""Text to text: translation, summaries, dialogue, data to text, parsing, code, closed-book answers.
 
-The targets are learned by teacher forcing (Sutskever et al. 2014), over encoder-decoders and over decoders, which read
-the source in front of the target (Liu et al. 2018); scored on what is generated. Rows of the same source have one
-prediction, which is scored against the targets of them all.
+Targets are learned by teacher forcing (Sutskever et al. 2014), with encoder-decoders and with decoders, which read the
+source before the target (Liu et al. 2018); metrics are computed on generated texts. Rows with the same source share one
+prediction, scored against the targets of all of them.
 
-Shape letters: N documents of a batch, T their tokens, M tokens that are predicted, H hidden width.
+Shape letters: N documents of a batch, T their tokens, M predicted tokens, H hidden width.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
 
-# A counter of the sample stream: which development rows are generated in training.
+# Counter of the sample stream for the development rows generated in training.
 _GENERATED = 2
 
 
 class Seq2Seq(TaskKind):
-    """Rows of a source, with the texts that are right for it."""
+    """Rows of a source with its reference texts."""
 
     config: Seq2SeqConfig
 
     def with_labels(self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]) -> Seq2SeqConfig:
-        """The same. UserError where a metric cannot be computed: before anything is trained."""
+        """Unchanged. UserError, before training, if a metric cannot be computed."""
         require_scorers(self.config.metrics)
         return self.config
 
@@ -59,13 +59,13 @@ class Seq2Seq(TaskKind):
         return Rows(row_ids(columns, len(origin)), {name: sources}, labels, origin)
 
     def _targets(self, value: object, where: tuple[str, int]) -> tuple[str, ...]:
-        """The right texts of a row. UserError where there is none, or one is empty."""
+        """The references of a row. UserError if there are none, or one is empty."""
         texts = value if isinstance(value, list | tuple) else [value]
         targets = tuple("" if text is None else text_of(self.config, self.config.label, text, where) for text in texts)
         if not targets or not all(target.strip() for target in targets):
             raise UserError(
                 f"{location(where)}: the column {self.config.label} is empty: there is no target to learn",
-                "fill it, or take the row out",
+                "fill it, or remove the row",
             )
         return targets
 
@@ -75,27 +75,27 @@ class Seq2Seq(TaskKind):
         return {"sources": len(set(sources))}, [f"{empty:,} empty sources in the training rows"] if empty else []
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
-        """Both sides."""
+        """Sources and targets."""
         (sources,) = rows.columns.values()
         targets = [target for targets in rows.labels or () for target in targets]
         return [[self.config.prefix, *sources], targets]
 
     def candidates(self, rows: Rows) -> None:
-        """None: the answer is written."""
+        """None: the answer is generated."""
 
     def right_answers(self, rows: Rows) -> list[str]:
         """The first target of each row."""
         return [targets[0] for targets in rows.labels or ()]
 
     def predicted_rows(self, rows: Rows) -> Rows:
-        """One a source."""
+        """One row per source."""
         return by_source(rows)
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> Seq2SeqLearner:
         return Seq2SeqLearner(self, backbone, tokenizer, seed)
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """Of one prediction a row."""
+        """One prediction per row."""
         return self._scores(rows, predictions).scores()
 
     def _scores(self, rows: Rows, predictions: Sequence[Prediction]) -> TextScores:
@@ -110,7 +110,7 @@ class Seq2Seq(TaskKind):
         return {name: [values[name] for values in drawn] for name in self.config.metrics}
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The most frequent target of the training rows."""
+        """The most frequent target in training."""
         counts = Counter(target for targets in train.labels or () for target in targets)
         text, count = counts.most_common(1)[0]
         return "most frequent target", Prediction(text, count / counts.total())
@@ -160,7 +160,7 @@ class Seq2SeqLearner(TextLearner):
         return self.pairs_of(self.rows(data), max_length, data.split)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[object]:
-        raise TypeError("texts are generated, not read off outputs")
+        raise TypeError("predictions are generated, not computed from outputs")
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> GeneratedScorer:
         return GeneratedScorer(self, self.rows(data), data.split, examples, predictors.get(self.term))
@@ -168,11 +168,14 @@ class Seq2SeqLearner(TextLearner):
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> dict[str, object]:
-        """The better of two that write without a model: the source again, and the most frequent target."""
+        """The better of two baselines without a model: copying the source, and the most frequent target."""
         rows, (name, constant) = by_source(self.rows(held_out)), self.kind.constant(self.rows(train))
         (sources,) = rows.columns.values()
-        given = {name: [constant] * len(rows), "copy of the source": [Prediction(source, 1.0) for source in sources]}
-        scores = {title: self.kind.metrics(rows, predictions) for title, predictions in given.items()}
+        baselines = {
+            name: [constant] * len(rows),
+            "copy of the source": [Prediction(source, 1.0) for source in sources],
+        }
+        scores = {title: self.kind.metrics(rows, predictions) for title, predictions in baselines.items()}
         best = max(scores, key=lambda title: scores[title][self.metric.name])
         return {
             "name": best,
@@ -184,7 +187,7 @@ class Seq2SeqLearner(TextLearner):
         }
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """A record a row; rows of the same source have the same text."""
+        """One record per row; rows with the same source have the same text."""
         answers = super().answers(rows, inference)
         name = self.config.text[0]
         texts = {record[name]: record for record in answers.records}
@@ -193,15 +196,15 @@ class Seq2SeqLearner(TextLearner):
 
 
 class GeneratedEvaluation(TaskEvaluation):
-    """A split with what was generated: rows are one a source, those that were."""
+    """A split with generated texts; its rows are the sources with a text."""
 
     def metrics(self) -> dict[str, float]:
-        """`loss`, the task's scores, and of how many sources they are."""
+        """`loss`, the task's metrics, and the number of sources they cover."""
         return {**super().metrics(), "generated": float(len(self.predictions))}
 
 
 class GeneratedScorer(Scorer):
-    """Token losses of all rows, and texts of all sources; where it calibrates, as in training, of some."""
+    """Token losses of all rows, and generated texts of all sources; of a sample of them in training evaluations."""
 
     def __init__(
         self, learner: Seq2SeqLearner, rows: Rows, split: str, examples: TextPairs, predictor: Predictor | None
@@ -212,7 +215,7 @@ class GeneratedScorer(Scorer):
 
     @cached_property
     def wanted(self) -> dict[int, int]:
-        """The rows that are generated, and the numbers of their sources."""
+        """The rows to generate for, and the indices of their sources."""
         (sources,) = self.rows.columns.values()
         first: dict[str, int] = {}
         for number, source in enumerate(sources):
@@ -225,7 +228,7 @@ class GeneratedScorer(Scorer):
         return {numbers[location]: location for location in chosen}
 
     def outputs(self, batch: Batch) -> tuple[Scores | None, dict[int, Prediction]]:
-        """The scores of its targets, and by the number of its source each text that is generated."""
+        """The scores of its targets, and generated texts by source index."""
         learner = self.learner
         scores = None if self.rows.labels is None else learner.score(batch)[learner.term].cpu()
         assert batch.rows is not None
@@ -265,6 +268,6 @@ class GeneratedScorer(Scorer):
     def _warnings(predictions: Sequence[Prediction]) -> tuple[str, ...]:
         texts = {prediction.value for prediction in predictions}
         if len(predictions) > 1 and len(texts) == 1:
-            return (f"every text generated is {texts.pop()[:80]!r}: the model learned a constant",)
+            return (f"every text generated is {texts.pop()[:80]!r}: the model generates a constant",)
         empty = sum(not prediction.value.strip() for prediction in predictions)
         return (f"{empty:,} of {len(predictions):,} texts generated are empty",) if empty else ()

@@ -1,6 +1,6 @@
-"""A text or a pair of texts as one vector, and a head on it: over encoders (pooled first token), decoders (last token)
-and encoder-decoders (last token of the decoder, which reads the same text), as their papers have it, or as transformers
-has it (`TaskConfig.head`).
+"""A text or a pair of texts as one vector, and a head on it: encoders (pooled first token), decoders (last token) and
+encoder-decoders (last token of the decoder, which reads the same text), as in their papers or in transformers
+(`SequenceConfig.head`).
 
 Devlin et al. 2019, section 4.1; Radford et al. 2018, section 3.3; Lewis et al. 2020, section 3.1.
 
@@ -41,7 +41,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, StepOutput, send
 
 TARGET = "target"
-_STEEPNESS = 10.0  # of the schedule, Ganin et al. 2016, section 5.2.2
+_STEEPNESS = 10.0  # schedule of Ganin et al. 2016, section 5.2.2
 
 
 class Adaptation(ABC):
@@ -52,24 +52,24 @@ class Adaptation(ABC):
 
     @property
     def uninformed(self) -> float:
-        """What it loses at most where the domains are not told apart, in nats."""
+        """The loss, in nats, if the domains cannot be told apart."""
         return 0.0
 
     def head(self, width: int) -> nn.Module | None:
-        """What of it learns, over features of this width; None where nothing does."""
+        """The trainable module over features of this width; None without one."""
         return None
 
     @abstractmethod
     def count(self, source: int, target: int) -> float:
-        """How much it predicts of so many texts of both domains."""
+        """The number of predictions for these numbers of texts."""
 
     @abstractmethod
     def loss(self, source_NH: Tensor, target_NH: Tensor, head: nn.Module | None, step: int) -> Tensor:
-        """The sum of its losses."""
+        """The sum of losses."""
 
 
 class GradientReversal(Adaptation):
-    """Cross entropy of a domain classifier behind a layer that reverses the gradient (Ganin et al. 2016)."""
+    """Cross entropy of a domain classifier behind a gradient reversal layer (Ganin et al. 2016)."""
 
     config: DannConfig
 
@@ -84,7 +84,7 @@ class GradientReversal(Adaptation):
         return float(source + target)
 
     def strength(self, step: int) -> float:
-        """How many times the gradient is reversed at a step: from 0 to nearly 1."""
+        """Scale of the reversed gradient at a step: from 0 to nearly 1."""
         progress = min(step / self.config.steps, 1.0)
         return 2 / (1 + math.exp(-_STEEPNESS * progress)) - 1
 
@@ -98,8 +98,8 @@ class GradientReversal(Adaptation):
 
 
 class MomentMatching(Adaptation):
-    """The squared Frobenius distance of the covariances over 4 H^2 (Sun and Saenko 2016, equation 1), of the texts of
-    one forward; the mean over forwards where a batch is accumulated."""
+    """The squared Frobenius distance of the covariances over 4 H^2 (Sun and Saenko 2016, equation 1), within one
+    forward; the mean over forwards with gradient accumulation."""
 
     config: CoralConfig
 
@@ -113,7 +113,7 @@ class MomentMatching(Adaptation):
 
 
 class DomainClassifier(nn.Module):
-    """A hidden layer with ReLU, and two outputs: which domain."""
+    """A hidden layer with ReLU, and one output per domain."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()
@@ -126,7 +126,7 @@ class DomainClassifier(nn.Module):
 
 
 class _Reversal(torch.autograd.Function):
-    """The identity, whose gradient is reversed and scaled."""
+    """The identity, with a reversed and scaled gradient."""
 
     @staticmethod
     def forward(context: Any, features: Tensor, strength: float) -> Tensor:
@@ -139,14 +139,14 @@ class _Reversal(torch.autograd.Function):
 
 
 def _covariance(features_NH: Tensor) -> Tensor:
-    """(H, H); of one text zero."""
+    """(H, H); zero for a single text."""
     centred_NH = features_NH - features_NH.mean(0)
     return centred_NH.T @ centred_NH / max(len(features_NH) - 1, 1)
 
 
 class PairedExamples:
-    """Implements `data.plan.Examples`: each text of a task with one of the other domain, drawn anew each epoch; none of
-    these comes twice more than another."""
+    """Implements `data.plan.Examples`: pairs each text of a task with one of the other domain, resampled each epoch;
+    target texts are used equally often, up to one."""
 
     def __init__(self, source: SequenceExamples, target: SequenceExamples, seed: int):
         self.source, self.target, self.seed, self.term = source, target, seed, source.term
@@ -159,33 +159,33 @@ class PairedExamples:
             taken = order(np.arange(len(own)) % len(others))
             rows = np.empty(len(own), dtype=[("source", "i8"), ("target", "i8")])
             rows["source"], rows["target"] = np.arange(len(own)), taken
-            kept = dict([*self._plans.items()][-1:])
-            self._plans = kept | {epoch: Plan(rows, own.lengths + others.lengths[taken])}
+            retained = dict([*self._plans.items()][-1:])
+            self._plans = retained | {epoch: Plan(rows, own.lengths + others.lengths[taken])}
         return self._plans[epoch]
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> MixedBatch:
-        # Numbers of their own, so that no two texts share a draw.
+        # Even and odd numbers, so that no two texts share random numbers.
         own, others = 2 * np.asarray(examples), 2 * np.asarray(examples) + 1
         source = self.source.batch(self.source.plan(epoch).rows[rows["source"]], own, epoch)
         target = self.target.batch(self.target.plan(epoch).rows[rows["target"]], others, epoch)
         return combine([(self.term, source), (TARGET, target)])
 
     def metadata(self) -> dict[str, object]:
-        """Those of the task's texts; lengths are of both."""
+        """Metadata of the task's texts; lengths include both."""
         metadata = {**self.source.metadata(), **self.plan(0).metadata()}
         return {**metadata, "target_examples": len(self.target.plan(0))}
 
 
 LANGUAGE_MODEL = "lm"
-"""The term, and the head, of the auxiliary language model."""
+"""The term and head of the auxiliary language model."""
 
 
 class SequenceKind(TaskKind):
-    """The base of kinds whose rows are one text, or two, and one label."""
+    """The base of kinds whose rows are one text or a pair, and one label."""
 
     def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         texts = {
-            name: [text_of(self.config, name, value, place) for value, place in zip(columns[name], origin, strict=True)]
+            name: [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
             for name in self.config.reads
         }
         values, labels = columns.get(self.config.label), None
@@ -195,7 +195,7 @@ class SequenceKind(TaskKind):
 
     @abstractmethod
     def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
-        """(N,) labels of a column. UserError with file:line at the first value that is none."""
+        """(N,) labels of a column. UserError with file:line at the first invalid value."""
 
     def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
         empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
@@ -203,10 +203,10 @@ class SequenceKind(TaskKind):
 
 
 class WindowedKind(SequenceKind):
-    """The base of those whose long texts may be read in windows."""
+    """The base of kinds whose long texts may be read in windows."""
 
     def join(self, parts: Sequence[Any]) -> Prediction:
-        """Of a text in windows what these vote for: the mean of their votes, or the largest of each."""
+        """Joins the windows of a text: the mean of their votes, or the maximum of each."""
         if len(parts) == 1:
             return parts[0]
         votes = np.stack([self.vote(part) for part in parts])
@@ -218,11 +218,11 @@ class WindowedKind(SequenceKind):
 
     @abstractmethod
     def elected(self, votes: np.ndarray) -> Prediction:
-        """The prediction that joined votes stand for."""
+        """The prediction for joined votes."""
 
 
 class SequenceLearner(TaskLearner):
-    """The backbone, its pooler where it has one, and a head of the task's name. outputs: how many numbers it gives."""
+    """The backbone, its pooler if any, and a head with the task's name. outputs: width of the head's output."""
 
     def __init__(self, kind: SequenceKind, backbone: Backbone, tokenizer: Tokenizer, seed: int, outputs: int):
         super().__init__(kind, backbone, tokenizer, seed)
@@ -251,11 +251,12 @@ class SequenceLearner(TaskLearner):
 
     @property
     def domain_term(self) -> str:
-        """The term, and the head, of the auxiliary loss over two domains."""
+        """The term and head of the domain adaptation loss."""
         return f"{self.term}_domain"
 
     def examples(self, data: SplitData, max_length: int) -> Any:
-        """Rows tokenized, cut and laid out for this backbone; in training each beside one of the other domain."""
+        """Rows tokenized, truncated and laid out for this backbone; in training, paired with texts of the other domain.
+        Rows tokenized, truncated and laid out for this backbone; in training, paired with texts of the other domain."""
         own, other = self.rows(data), data.rows.get(unlabelled(self.term))
         examples = self._examples(own, data.split, max_length)
         if self.adaptation is None or other is None or data.split != "train":
@@ -282,7 +283,7 @@ class SequenceLearner(TaskLearner):
         return self._of_summary(self._summary(batch, rng), batch, rng)
 
     def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
-        """The output of a training step. loss: from the (N, C) outputs of the head to the sum of their losses."""
+        """A training step. loss: maps the head's (N, C) outputs to the sum of losses."""
         if isinstance(batch, MixedBatch):
             return self._adapted(batch, step, loss)
         if LANGUAGE_MODEL not in self.weights:
@@ -296,7 +297,7 @@ class SequenceLearner(TaskLearner):
         return StepOutput({self.term: total, LANGUAGE_MODEL: of_text}, self.weights)
 
     def _adapted(self, batch: MixedBatch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
-        """The same of texts of two domains."""
+        """A training step on texts of two domains."""
         assert self.adaptation is not None
         (_, source), (_, target) = batch.members
         rng = self.dropout_rng(source, step)
@@ -304,11 +305,11 @@ class SequenceLearner(TaskLearner):
         target_NH = self._pooled(self._summary(target, self.dropout_rng(target, step)))
         total = loss(self._of_features(source_NH, source, rng))
         classifier = dict(self.heads.items()).get(self.domain_term)
-        apart = self.adaptation.loss(source_NH, target_NH, classifier, step)
-        return StepOutput({self.term: total, self.domain_term: apart}, self.weights)
+        adaptation_loss = self.adaptation.loss(source_NH, target_NH, classifier, step)
+        return StepOutput({self.term: total, self.domain_term: adaptation_loss}, self.weights)
 
     def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
-        """`counts` of a batch whose task has so many."""
+        """`counts` of a batch, given the task's own count."""
         if isinstance(batch, MixedBatch) and self.adaptation is not None:
             texts = [len(part.inputs.lengths) for _, part in batch.members]
             return {self.term: count, self.domain_term: self.adaptation.count(*texts)}
@@ -317,7 +318,7 @@ class SequenceLearner(TaskLearner):
         return {self.term: count, LANGUAGE_MODEL: float(len(self._predicting(batch, self.backbone.config.vocab_size)))}
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
-        """With an auxiliary loss, also what guessing loses there: among all tokens, or between two domains."""
+        """Adds the auxiliary loss of a uniform prediction: over all tokens, or over two domains."""
         more = self.weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
         if self.adaptation is not None:
             more += self.weights[self.domain_term] * self.adaptation.uninformed
@@ -325,19 +326,19 @@ class SequenceLearner(TaskLearner):
 
     @staticmethod
     def _predicting(batch: Batch, vocabulary: int) -> Tensor:
-        """(M,) flat indices, on the host, of the tokens that have a next one in their text, which the language model
-        has a row for."""
+        """(M,) flat indices, on the host, of the tokens that predict the next one: those before another token of their
+        text and within the language model's vocabulary."""
         inputs = batch.host.inputs
         has_next_T = (inputs.tokens < vocabulary).roll(-1)
         has_next_T[summary_index(inputs, "last")] = False
         return has_next_T.nonzero()[:, 0]
 
     def _of_summary(self, summary_NH: Tensor, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(N, C): the pooler, where there is one, and the head."""
+        """(N, C): the pooler, if any, and the head."""
         return self._of_features(self._pooled(summary_NH), batch, rng)
 
     def _pooled(self, summary_NH: Tensor) -> Tensor:
-        """(N, H): what the head reads."""
+        """(N, H): inputs of the head."""
         return self.heads["pooler"](summary_NH) if self.form.pooled else summary_NH
 
     def _of_features(self, features_NH: Tensor, batch: Batch, rng: DropoutRng | None) -> Tensor:
@@ -360,5 +361,5 @@ class SequenceLearner(TaskLearner):
 
     @staticmethod
     def _read(batch: Batch) -> Packed:
-        """The side whose hidden states are summed up."""
+        """The packed texts whose hidden states are pooled."""
         return batch.inputs if batch.outputs is None else batch.outputs

@@ -1,5 +1,5 @@
-"""One of several classes for a span of a text, or for a pair of spans (Tenney et al. 2019, "edge probing"): [start;
-end; mean] of the hidden states of each span, and a two-layer head on them.
+"""Classification of a span, or a pair of spans (Tenney et al. 2019, "edge probing"): [start; end; mean] of the hidden
+states of each span, and a two-layer head.
 
 Shape letters: E rows, N examples of a batch, S spans of a row, T tokens, C classes.
 """
@@ -42,7 +42,7 @@ from lmtool.types import Batch, Scores, StepOutput, Target
 
 
 class SpanClassification(OneClassKind):
-    """Rows of a text and its spans, with the number of a class each."""
+    """Rows of a text and its spans, with one class number each."""
 
     config: SpanClassificationConfig
 
@@ -57,25 +57,25 @@ class SpanClassification(OneClassKind):
     def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         name, *spans = self.config.text
         texts = [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
-        kept: dict[str, list[Any]] = {name: texts}
+        retained: dict[str, list[Any]] = {name: texts}
         for span in spans:
             rows = zip(columns[span], texts, origin, strict=True)
-            kept[span] = [_span(span, value, text, where) for value, text, where in rows]
+            retained[span] = [_span(span, value, text, where) for value, text, where in rows]
         values, labels = columns.get(self.config.label), None
         if labelled or (values is not None and not is_unlabelled(values)):
             labels = class_numbers(self.config, self.config.labels or (), values or [], origin)
-        return Rows(row_ids(columns, len(origin)), kept, labels, origin)
+        return Rows(row_ids(columns, len(origin)), retained, labels, origin)
 
     def fitted(self, train: Rows) -> SpanClassificationConfig:
         if "f1" in self.config.metrics and len(self.config.labels or ()) != 2:
             raise UserError(
-                f"task.metrics names f1, which is of two classes; the data have {len(self.config.labels or ())}",
-                "take macro_f1, accuracy or matthews",
+                f"task.metrics names f1, which needs two classes; the data have {len(self.config.labels or ())}",
+                "use macro_f1, accuracy or matthews",
             )
         return self.config
 
     def groups(self, rows: Rows) -> Sequence[object]:
-        """Spans of one text belong together."""
+        """Spans of one text are held out together."""
         return rows.columns[self.config.text[0]]
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
@@ -94,28 +94,29 @@ class SpanClassification(OneClassKind):
 
     def line(self, record: Mapping[str, Any]) -> str:
         name, *spans = self.config.text
-        shown = " | ".join(record[name][slice(*record[span])] for span in spans)
-        return f"{record['prediction']} {record['score']:.2f}  {shown} | {record[name]}"
+        span_texts = " | ".join(record[name][slice(*record[span])] for span in spans)
+        return f"{record['prediction']} {record['score']:.2f}  {span_texts} | {record[name]}"
 
 
 def _span(name: str, value: object, text: str, where: tuple[str, int]) -> list[int]:
-    """[start, end) of a span, from a list of both or an object. UserError where it is none of the text's."""
+    """[start, end) of a span, from a list of both or an object. UserError if it selects no text."""
     if isinstance(value, dict):
         value = [value.get("start"), value.get("end")]
     numbers = list(value) if isinstance(value, (list, tuple)) else []
     if len(numbers) != 2 or not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
-        raise UserError(f"{location(where)}: {name}={value!r} is no span", "write [start, end) in characters, from 0")
+        raise UserError(
+            f"{location(where)}: {name}={value!r} is not a span", "write [start, end) in characters, from 0"
+        )
     if not (0 <= numbers[0] < numbers[1] <= len(text)) or not text[slice(*numbers)].strip():
         raise UserError(
-            f"{location(where)}: {name}={numbers} points at no character of the text, which has {len(text)}",
-            "write [start, end) in characters, from 0, end behind the last one",
+            f"{location(where)}: {name}={numbers} selects no text; the text has {len(text)} characters",
+            "write [start, end) in characters, from 0, where end is exclusive",
         )
     return numbers
 
 
 class SpanExamples:
-    """Implements `data.plan.Examples`: texts with the tokens of their spans; of one that is too long the part around
-    them."""
+    """Implements `data.plan.Examples`: texts with the tokens of their spans; long texts are cropped around them."""
 
     def __init__(self, learner: SpanClassificationLearner, rows: Rows, max_length: int, split: str):
         if not len(rows):
@@ -127,27 +128,27 @@ class SpanExamples:
         name, *spans = learner.config.text
         self._texts = AlignedTexts(rows.columns[name], tokenizer)
         self._spans_ES2 = np.stack([self._tokens(rows, span) for span in spans], axis=1)
-        room, lengths_E = max_length - self.template.special_count, self._texts.lengths_E
+        capacity, lengths_E = max_length - self.template.special_count, self._texts.lengths_E
         first_E, last_E = self._spans_ES2[:, :, 0].min(axis=1), self._spans_ES2[:, :, 1].max(axis=1)
-        wide = np.flatnonzero(last_E - first_E >= room)
+        wide = np.flatnonzero(last_E - first_E >= capacity)
         if len(wide):
             row, needed = wide[0], int(last_E[wide[0]] - first_E[wide[0]]) + 1
             raise UserError(
-                f"{location(rows.origin[row])}: its spans reach over {needed} tokens; max_length={max_length} holds "
-                f"{max(room, 0)}",
-                f"give max_length={needed + self.template.special_count} or more, or take the row out",
+                f"{location(rows.origin[row])}: its spans extend over {needed} tokens; max_length={max_length} "
+                f"allows {max(capacity, 0)}",
+                f"give max_length={needed + self.template.special_count} or more, or remove the row",
             )
-        around_E = (room - (last_E - first_E + 1)) // 2
-        start_E = np.clip(first_E - around_E, 0, np.maximum(lengths_E - room, 0))
-        self.truncated = int(np.sum(lengths_E > room))
+        around_E = (capacity - (last_E - first_E + 1)) // 2
+        start_E = np.clip(first_E - around_E, 0, np.maximum(lengths_E - capacity, 0))
+        self.truncated = int(np.sum(lengths_E > capacity))
         records = np.empty(len(rows), dtype=[(field, "i8") for field in ("row", "start", "length")])
-        kept_E = np.minimum(lengths_E - start_E, room)
-        for field, values in zip(records.dtype.names or (), (np.arange(len(rows)), start_E, kept_E), strict=True):
+        retained_E = np.minimum(lengths_E - start_E, capacity)
+        for field, values in zip(records.dtype.names or (), (np.arange(len(rows)), start_E, retained_E), strict=True):
             records[field] = values
-        self._plan = Plan(records, (1 if self.start is None else 2) * (kept_E + self.template.special_count))
+        self._plan = Plan(records, (1 if self.start is None else 2) * (retained_E + self.template.special_count))
 
     def _tokens(self, rows: Rows, name: str) -> np.ndarray:
-        """(E, 2) first and last token of the spans of a column."""
+        """(E, 2) first and last token of a column's spans."""
         tokens_E2 = np.empty((len(rows), 2), dtype=np.int64)
         for row, (start, end) in enumerate(rows.columns[name]):
             spans = self._texts.spans_of(row)
@@ -155,8 +156,8 @@ class SpanExamples:
             last = int(np.searchsorted(spans[:, 0], end, side="left")) - 1
             if last < first:
                 raise UserError(
-                    f"{location(rows.origin[row])}: {name}={[start, end]}: the tokenizer has no token for it",
-                    "take the row out",
+                    f"{location(rows.origin[row])}: {name}={[start, end]}: the tokenizer drops this span",
+                    "remove the row",
                 )
             tokens_E2[row] = first, last
         return tokens_E2
@@ -182,7 +183,7 @@ class SpanExamples:
         )
 
     def metadata(self) -> dict[str, object]:
-        """Rows, tokens, and how many texts were cut around their spans."""
+        """Counts of rows, tokens, and texts cropped around their spans."""
         return {"split": self.split, **self._plan.metadata(), "truncated": self.truncated}
 
 
@@ -203,7 +204,7 @@ class SpanClassificationLearner(TaskLearner):
         return SpanExamples(self, self.rows(data), max_length, data.split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(N, C) of the spans of each row."""
+        """(N, C) class scores."""
         rng, target = self.dropout_rng(batch, step), batch.targets[self.term]
         assert target.span is not None
         spans_ND = span_vectors(self.hidden_of(batch, rng), target.span).reshape(len(batch.inputs.lengths), -1)
@@ -227,6 +228,6 @@ class SpanClassificationLearner(TaskLearner):
         return list(map(Prediction, classes.tolist(), fractions.tolist()))
 
     def predictors(self, train: SplitData, examples: SpanExamples) -> dict[str, ConstantPredictor]:
-        """The shares of the classes in the training rows."""
+        """The class frequencies of the training rows."""
         counts = np.bincount(np.asarray(self.rows(train).labels), minlength=len(self.config.labels or ()))
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}

@@ -1,7 +1,7 @@
-"""What learns to write texts: the target of a row, by teacher forcing, over encoder-decoders and over decoders, which
-read the source in front of it.
+"""Learning to write texts by teacher forcing, with encoder-decoders and with decoders, which read the source before the
+target.
 
-Shape letters: N documents of a batch, T their tokens, M tokens that are predicted, H hidden width.
+Shape letters: N documents of a batch, T their tokens, M predicted tokens, H hidden width.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
 
 def share_of_truth(config: ScheduledSamplingConfig, step: int) -> float:
-    """The share at this step, counted from 1."""
+    """The probability of the true token at this step, counted from 1."""
     if config.schedule == "none":
         return 1.0
     pace = step / config.steps
@@ -55,8 +55,17 @@ def share_of_truth(config: ScheduledSamplingConfig, step: int) -> float:
 def read_step_by_step(
     decoding: Decoding, texts: Sequence[Sequence[int]], own: Sequence[Sequence[bool]]
 ) -> list[list[int]]:
-    """What each of N texts reads behind its beginning, token by token: a true token, or where `own` says so the best
-    one behind all that was read before. texts, own: of each text, of the same lengths."""
+    """Decodes N texts with scheduled sampling, token by token: the true token, or the best prediction from everything
+    read so far.
+
+    Args:
+        decoding: The decoder, after the beginning of each text.
+        texts: True tokens of each text.
+        own: Whether each of them is replaced by a prediction.
+
+    Returns:
+        The tokens read for each text.
+    """
     read: list[list[int]] = [[] for _ in texts]
     active, step, logits_RV = list(range(len(texts))), 0, decoding.begin()
     while True:
@@ -73,16 +82,15 @@ def read_step_by_step(
         logits_RV, step = decoding.advance(tokens_R, left), step + 1
 
 
-# Pairs of a source and a target as packed batches: of an encoder-decoder one on each side, of a decoder one behind
-# the other, the loss on the target alone.
-#
-# Shape letters: E rows, N of them in a batch, T tokens, M places that predict.
+# Pairs of a source and a target as packed batches: on both sides of an encoder-decoder, or concatenated for a decoder,
+# with the loss on the target only.
+# Shape letters: E rows, N of them in a batch, T tokens, M predicting positions.
 
 
 class TextPairs:
-    """A row is a source and, where the rows are labeled, its first target. Either is cut at its end where it is too
-    long: an encoder-decoder's source to max_length, a decoder's to what the target leaves of it; an encoder-decoder's
-    target to `longest_answer`, the tokens of the longest one it reads."""
+    """A row is a source and, if labeled, its first target, both truncated at the end: an encoder-decoder's source to
+    max_length, a decoder's to the capacity that the target leaves; an encoder-decoder's target to `longest_answer`, the
+    longest target it supports."""
 
     def __init__(
         self,
@@ -118,7 +126,7 @@ class TextPairs:
         self._plan = Plan(records, self.source_lengths + self.target_lengths + special_count)
 
     def _room(self, max_length: int, longest_answer: int) -> tuple[int, int]:
-        """Tokens of a source and of a target, at most, special ones aside."""
+        """Maximum tokens of a source and of a target, without special tokens."""
         special_count, wanted = self.template.special_count, self.config.target_tokens
         if self.two_stacks:
             source, target = max_length - special_count, min(wanted, longest_answer) - special_count
@@ -126,13 +134,13 @@ class TextPairs:
             source, target = max_length - special_count - wanted, wanted
         if source < 1 or target < 1:
             raise UserError(
-                f"max_length={max_length} and task.target_tokens={wanted} leave no room for a source",
+                f"max_length={max_length} and task.target_tokens={wanted} leave no capacity for a source",
                 f"give max_length={2 * wanted + special_count}, or a smaller task.target_tokens=",
             )
         return source, target
 
     def sourced(self, room: int) -> tuple[EncodedTexts, int]:
-        """The sources, whose ends are left out behind `room` tokens, and how many these cut."""
+        """The sources, to be truncated to `room` tokens, and how many of them exceed it."""
         (texts,) = self.rows.columns.values()
         sources = EncodedTexts([self.config.prefix + text for text in texts], self.tokenizer)
         return sources, int(np.sum(sources.lengths > room))
@@ -141,7 +149,7 @@ class TextPairs:
         return self._plan
 
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
-        """What a model reads of these rows before it writes."""
+        """The tokens that a model reads for these rows before it writes."""
         rows_N = np.asarray(numbers, dtype=np.int64)
         inputs = self._inputs(rows_N)
         return [ids.tolist() for ids in inputs.tokens.split(list(inputs.lengths))]
@@ -152,8 +160,8 @@ class TextPairs:
         if self.two_stacks:
             return assemble(self.template, [(ids, lengths)]).packed()
         pieces = self.template.pieces
-        alone = FormatTemplate((pieces[0], pieces[1]), {}, {})
-        return assemble(alone, [(ids, lengths)]).packed()
+        prompt_template = FormatTemplate((pieces[0], pieces[1]), {}, {})
+        return assemble(prompt_template, [(ids, lengths)]).packed()
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         rows_N = rows["row"]
@@ -182,7 +190,7 @@ class TextPairs:
         return Batch(packed, predicted, *shared, None, places)
 
     def metadata(self) -> dict[str, object]:
-        """Rows, tokens, and how many sources and targets were cut to fit."""
+        """Counts of rows and tokens, and of truncated sources and targets."""
         metadata = {
             "split": self.split,
             **self._plan.metadata(),
@@ -193,24 +201,24 @@ class TextPairs:
         if self.truncated_targets:
             share = self.truncated_targets / len(self._plan)
             metadata["warnings"] = [
-                f"{self.truncated_targets:,} {self.split} targets ({share:.1%}) are cut to {self.target_room} tokens: "
-                "give a larger task.target_tokens="
+                f"{self.truncated_targets:,} {self.split} targets ({share:.1%}) are truncated to {self.target_room} "
+                "tokens: give a larger task.target_tokens="
             ]
         return metadata
 
 
 class TextLearner(TaskLearner):
-    """The one term is the cross entropy of every token of the target, its end too."""
+    """The one term is the cross entropy of every target token, including its end."""
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
-        # The pretrained one, where there is one: a target is text like any other.
+        # The pretrained head, if any: a target is text like any other.
         self.add_head("lm", lm_head(backbone))
 
     @property
     @abstractmethod
     def writing(self) -> Seq2SeqConfig:
-        """How its texts are read, learned and written."""
+        """How texts are read, learned and generated."""
 
     @property
     def _lm(self) -> LMHead:
@@ -222,12 +230,12 @@ class TextLearner(TaskLearner):
 
     @property
     def longest_answer(self) -> int:
-        """Tokens of the longest target that the backbone reads."""
+        """Tokens of the longest target that the backbone supports."""
         backbone = self.backbone
         return backbone.longest_answer if isinstance(backbone, EncoderDecoder) else backbone.longest_text
 
     def pairs_of(self, rows: Rows, max_length: int, split: str) -> TextPairs:
-        """Rows of sources and targets as this backbone reads them."""
+        """Pairs of sources and targets for this backbone."""
         reads = self.writing, rows, self.tokenizer, self.backbone.config
         return TextPairs(*reads, max_length, split, self.longest_answer)
 
@@ -238,7 +246,7 @@ class TextLearner(TaskLearner):
         return {self.term: float(len(self.labels(batch)))}
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(M, H) hidden states at the places that predict."""
+        """(M, H) hidden states at the predicting positions."""
         read_M = indices_of(batch, self.term) if batch.outputs is None else None
         return self.hidden_of(batch, self.dropout_rng(batch, step), read_M)
 
@@ -252,11 +260,11 @@ class TextLearner(TaskLearner):
 
     @torch.no_grad()
     def _with_predictions(self, batch: Batch, step: int, truth: float) -> Batch:
-        """The batch with own predictions, the best token each, in the place of some true tokens that are read. truth:
-        the share that stays."""
+        """Replaces some true tokens of the batch by the model's predictions. truth: probability of keeping the true
+        token."""
         host = batch.host
         packed = host.inputs if host.outputs is None else host.outputs
-        # Token m of the targets is read one place behind the one that predicts it, unless it is the text's last one.
+        # Target token m is read one position after the one that predicts it, unless it is the text's last one.
         at_M = indices_of(host, self.term)
         documents_M = packed.documents[at_M]
         ends_N = torch.tensor([start + length for start, length in zip(packed.starts, packed.lengths, strict=True)])
@@ -264,32 +272,32 @@ class TextLearner(TaskLearner):
         uniform = random_streams.uniform_at(
             self.seed, "sample", step, host.examples[documents_M].numpy(), packed.positions[at_M].numpy()
         )
-        own_M = read_M & (torch.from_numpy(uniform) >= truth)
+        predicted_M = read_M & (torch.from_numpy(uniform) >= truth)
         side = batch.inputs if batch.outputs is None else batch.outputs
         tokens_T, device = side.tokens.clone(), side.tokens.device
         self.eval()
         try:
             if self.writing.scheduled_sampling.predictions == "step_by_step":
-                own_T = torch.zeros(len(tokens_T), dtype=torch.bool)
-                own_T[at_M[own_M] + 1] = True
-                tokens_T = send(self._stepwise(host, packed, own_T), device)
+                predicted_T = torch.zeros(len(tokens_T), dtype=torch.bool)
+                predicted_T[at_M[predicted_M] + 1] = True
+                tokens_T = send(self._stepwise(host, packed, predicted_T), device)
             else:
                 _, best_M = self._lm.scores(self.outputs(batch, step), self._table, self.labels(batch))
-                chosen = send(own_M.nonzero()[:, 0], device)
+                chosen = send(predicted_M.nonzero()[:, 0], device)
                 tokens_T[send(at_M, device)[chosen] + 1] = best_M[chosen]
         finally:
             self.train()
         changed = replace(side, tokens=tokens_T)
         return replace(batch, inputs=changed) if batch.outputs is None else replace(batch, outputs=changed)
 
-    def _stepwise(self, host: Batch, packed: Packed, own_T: Tensor) -> Tensor:
-        """(T,) the tokens of the side that is written, on the host; those of `own_T` as the model predicts them."""
+    def _stepwise(self, host: Batch, packed: Packed, predicted_T: Tensor) -> Tensor:
+        """(T,) the tokens of the written side, on the host; those selected by `own_T` are predictions."""
         at_M = indices_of(host, self.term)
         first_N = torch.full((len(packed.lengths),), len(packed.tokens)).scatter_reduce(
             0, packed.documents[at_M], at_M, "amin"
         )
         begun = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
-        texts, owned = packed.tokens.split(packed.lengths), own_T.split(packed.lengths)
+        texts, owned = packed.tokens.split(packed.lengths), predicted_T.split(packed.lengths)
         starts = [text[:count].tolist() for text, count in zip(texts, begun, strict=True)]
         more = [text[count:].tolist() for text, count in zip(texts, begun, strict=True)]
         rows, longest = self.backbone.config.vocab_size, max(packed.lengths)
@@ -311,7 +319,7 @@ class TextLearner(TaskLearner):
         return Scores(each, labels, best, side.documents[indices_of(batch, self.term)])
 
     def predictors(self, train: SplitData, examples: TextPairs) -> dict[str, ConstantPredictor]:
-        """Unigrams of the training targets, with the special tokens around them."""
+        """Unigrams of the training targets, including the special tokens around them."""
         assert examples.targets is not None
         counts = token_counts(examples.targets.ids, self.tokenizer.vocab_size)
         for token in (
@@ -324,13 +332,13 @@ class TextLearner(TaskLearner):
         return self.writing.generation
 
     def label_of(self, text: str) -> object:
-        """Of a text that is learned the one right text."""
+        """A generated text as the only reference of its row."""
         return (text,) if text.strip() else None
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
-        return []  # predictions.jsonl has them
+        return []  # see predictions.jsonl
 
     def writer(self) -> Writer:
-        """Reads a source, as in training."""
+        """Reads a source as in training."""
         section = {"prefix": self.writing.prefix, "mask": self.writing.mask}
         return writer_of(self.backbone, self._lm, self.tokenizer, section)

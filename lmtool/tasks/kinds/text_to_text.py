@@ -1,7 +1,7 @@
-"""Classes and values as texts (Raffel et al. 2020, section 2.4 and appendix D): a row is read as "sst2 sentence: ...",
-and the name of its class, or its value, is what the model writes.
+"""Classes and values as texts (Raffel et al. 2020, section 2.4 and appendix D): the model reads "sst2 sentence: ..."
+and writes the name of the class, or the value.
 
-Rows, labels and scores are those of the kind whose labels are written.
+Rows, labels and metrics are those of the kind whose labels are written.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from lmtool.tasks.kinds.sequence import WindowedKind
 from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
 from lmtool.types import Batch
 
-# Tokens of a label that is written, at most, its end included, where labels are not known by name: numbers.
+# Maximum tokens of a written number, including its end.
 _NUMBER = 16
 
 
 def sources(name: str, rows: Rows) -> list[str]:
-    """Rows as texts: the task's name, and its columns behind their names, sorted by these."""
+    """Rows as texts: the task's name, then its columns, each after its name, sorted by name."""
     joined = [column for column in rows.columns if JOINED in column]
     if joined:
         raise UserError(
-            f"task.text names {joined[0]}; written labels have each column by itself", "give task.head=text_to_text too"
+            f"task.text names {joined[0]}; written labels need separate columns", "give task.head=text_to_text too"
         )
     columns = [[f"{column}: {text}" for text in rows.columns[column]] for column in sorted(rows.columns)]
     return [" ".join([name, *cells]) for cells in zip(*columns, strict=True)]
 
 
 class WrittenKind(WindowedKind):
-    """The base of kinds whose labels can be written."""
+    """The base of kinds whose labels can be written as text."""
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
         if self.config.head != TEXT_TO_TEXT:
@@ -56,7 +56,7 @@ class WrittenKind(WindowedKind):
 
     @abstractmethod
     def label_words(self) -> Sequence[str]:
-        """All that may be written, where that is known; () for values."""
+        """All texts that may be written, if known; () for values."""
 
     @abstractmethod
     def written(self, labels: np.ndarray) -> list[str]:
@@ -64,16 +64,16 @@ class WrittenKind(WindowedKind):
 
     @abstractmethod
     def parsed(self, text: str) -> Prediction | None:
-        """What a text stands for; None for no label."""
+        """The prediction of a written text; None if it is not a label."""
 
     @property
     @abstractmethod
     def wrong(self) -> Prediction:
-        """What is predicted by a text that is no label."""
+        """The prediction of a written text that is not a label."""
 
 
 class TextToTextLearner(TextLearner):
-    """Learns the label of a row as a text. Predicts what greedy generation writes."""
+    """Learns the label of a row as text, and predicts by greedy generation."""
 
     kind: WrittenKind
 
@@ -93,7 +93,7 @@ class TextToTextLearner(TextLearner):
         return None if parsed is None else parsed.value
 
     def pairs(self, rows: Rows) -> Rows:
-        """Sources, with the label of each as its one target."""
+        """Sources, each with its label as the only target."""
         labels = None if rows.labels is None else [(word,) for word in self.kind.written(np.asarray(rows.labels))]
         return replace(rows, columns={"source": sources(self.term, rows)}, labels=labels)
 
@@ -101,25 +101,25 @@ class TextToTextLearner(TextLearner):
         return self.pairs_of(self.pairs(self.rows(data)), max_length, data.split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(M, H) hidden states at the places that predict; (0, H) where nothing is known to be right."""
+        """(M, H) hidden states at the predicting positions; (0, H) without labels."""
         if self.term in batch.targets:
             return super().outputs(batch, step)
         return torch.zeros(0, self.backbone.hidden_size, device=batch.inputs.tokens.device)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        """What is written for each document."""
+        """The parsed generation for each document."""
         writer, prompts = self.writer(), self._prompts(batch.host)
         written = writer.write(prompts, self.writing.generation, self.seed)
         texts = [writer.text(prompt, ids).strip() for prompt, ids in zip(prompts, written, strict=True)]
         return [(self.kind.parsed(text) or self.kind.wrong)._replace(text=text) for text in texts]
 
     def _prompts(self, batch: Batch) -> list[list[int]]:
-        """What the model reads of each document before it writes."""
+        """The tokens of each document that the model reads before it writes."""
         packed = batch.inputs
         lengths = torch.tensor(packed.lengths)
         if batch.outputs is None and self.term in batch.targets:
             at_M = indices_of(batch, self.term)
-            # The first token of a target is predicted at the last one of its source.
+            # The first token of a target is predicted at the last token of its source.
             first_N = torch.full((len(lengths),), len(packed.tokens)).scatter_reduce(
                 0, packed.documents[at_M], at_M, "amin"
             )
@@ -133,14 +133,14 @@ class TextToTextLearner(TextLearner):
 
 
 class WrittenScorer(TaskScorer):
-    """Counts the texts that are no label."""
+    """Counts the texts that are not labels."""
 
     learner: TextToTextLearner
 
     def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
         warnings = super()._warnings(predictions)
-        others = Counter(text for text in column_of(predictions, "text") if self.learner.kind.parsed(text) is None)
-        if not others:
+        invalid = Counter(text for text in column_of(predictions, "text") if self.learner.kind.parsed(text) is None)
+        if not invalid:
             return warnings
-        counted = f"{others.total():,} of {len(predictions):,} texts written are no label and count as wrong"
-        return (f"{counted}, such as {next(iter(others))[:40]!r}", *warnings)
+        counted = f"{invalid.total():,} of {len(predictions):,} written texts are not labels and count as wrong"
+        return (f"{counted}, such as {next(iter(invalid))[:40]!r}", *warnings)

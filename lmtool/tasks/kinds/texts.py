@@ -1,4 +1,4 @@
-"""Rows as packed batches: tokenized once, cut to length or read in overlapping windows."""
+"""Rows as packed batches: tokenized once, truncated or read in overlapping windows."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from lmtool.tasks.kinds.labels import location
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
-# Texts as tokens, each with the characters that it stands for.
-#
+# Texts as tokens with character offsets.
 # Shape letters: E rows, T tokens.
 
 
-# Texts handed to the tokenizer at a time: enough for its threads, few enough to hold.
+# Texts per tokenizer call: enough for its threads, few enough for memory.
 _ALIGNED_TEXTS = 1024
 
 
 class AlignedTexts:
-    """The different texts of a column, tokenized once: ids and characters laid end to end."""
+    """The distinct texts of a column, tokenized once: concatenated ids and character offsets."""
 
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer):
         numbers: dict[str, int] = {}
@@ -44,33 +43,31 @@ class AlignedTexts:
         self.starts_E = (np.cumsum(lengths) - lengths)[self.text_E]
 
     def spans_of(self, row: int) -> np.ndarray:
-        """(T, 2) characters of a row's tokens."""
+        """(T, 2) character offsets of a row's tokens."""
         start = self.starts_E[row]
         return self.spans[start : start + self.lengths_E[row]]
 
 
-# Long texts as overlapping windows: which tokens each window holds, and which of them it answers for.
-#
-# A pure function of lengths: neither texts nor labels are seen here.
-#
+# Long texts as overlapping windows: the tokens each window holds, and those for which its predictions count. A pure
+# function of lengths.
 # Shape letters: E texts, W windows.
 
 
 @dataclass(frozen=True)
 class Windows:
-    """(W,) int64 each, the windows of a text side by side and in order.
+    """Windows of texts, (W,) int64 each; the windows of a text are adjacent and in order.
 
-    text: the number of the window's text. part: the window's number within it, from 0. start, end: the tokens
-    [start, end) that the window holds. own_start, own_end: the tokens of these that it answers for; over the windows
-    of a text they follow one another from its first token to its last, so that every token has one owner.
+    text: index of the window's text. part: index of the window within it. start, end: the tokens [start, end) of the
+    window. own_start, own_end: the tokens for which its predictions count; over the windows of a text these partition
+    its tokens.
     """
 
     text: np.ndarray
     part: np.ndarray
     start: np.ndarray
     end: np.ndarray
-    own_start: np.ndarray
-    own_end: np.ndarray
+    core_start: np.ndarray
+    core_end: np.ndarray
 
     def __len__(self) -> int:
         return len(self.text)
@@ -82,49 +79,53 @@ class Windows:
 
 
 def windows(lengths: np.ndarray, room: int | np.ndarray, overlap: int | np.ndarray = 0) -> Windows:
-    """The windows of E texts of these lengths in tokens.
+    """Overlapping windows of E texts.
 
-    room: tokens of a window at most, a number or (E,), above `overlap`. overlap: tokens that neighbors share. The last
-    window ends with its text and may be shorter. A text of no token has one empty window.
+    Of two windows that share a token, its prediction comes from the one where it is farther from the edge: the boundary
+    is the middle of the overlap (the maximum context of Devlin et al. 2019, `run_squad.py`). The last window ends with
+    its text and may be shorter; an empty text has one empty window.
 
-    Of two neighbors that hold a token the one answers for it in which it stands further from the edge: their border is
-    the middle of what they share (the maximum context of Devlin et al. 2019, `run_squad.py`). ValueError where windows
-    would not advance.
+    Args:
+        lengths: (E,) tokens of the texts.
+        room: Maximum tokens of a window, a number or (E,), above `overlap`.
+        overlap: Tokens shared by adjacent windows.
+
+    Raises:
+        ValueError: If windows would not advance.
     """
     lengths_E = np.asarray(lengths, dtype=np.int64)
-    room_E = np.broadcast_to(np.asarray(room, dtype=np.int64), lengths_E.shape)
-    step_E = room_E - np.asarray(overlap, dtype=np.int64)
+    capacity_E = np.broadcast_to(np.asarray(room, dtype=np.int64), lengths_E.shape)
+    step_E = capacity_E - np.asarray(overlap, dtype=np.int64)
     if len(lengths_E) and (step_E.min() < 1 or np.min(overlap) < 0):
-        raise ValueError(f"windows of {room_E.min()} tokens cannot share {np.max(overlap)}")
-    counts_E = 1 + np.maximum(0, -(-(lengths_E - room_E) // step_E))
+        raise ValueError(f"windows of {capacity_E.min()} tokens cannot overlap by {np.max(overlap)}")
+    counts_E = 1 + np.maximum(0, -(-(lengths_E - capacity_E) // step_E))
     text = np.repeat(np.arange(len(lengths_E)), counts_E)
     part = np.arange(len(text)) - np.repeat(np.cumsum(counts_E) - counts_E, counts_E)
     start = part * step_E[text]
-    end = np.minimum(start + room_E[text], lengths_E[text])
-    own_start, own_end = start.copy(), end.copy()
+    end = np.minimum(start + capacity_E[text], lengths_E[text])
+    core_start, core_end = start.copy(), end.copy()
     later = np.flatnonzero(part > 0)
     boundaries = (start[later] + end[later - 1] + 1) // 2
-    own_start[later], own_end[later - 1] = boundaries, boundaries
-    return Windows(text, part, start, end, own_start, own_end)
+    core_start[later], core_end[later - 1] = boundaries, boundaries
+    return Windows(text, part, start, end, core_start, core_end)
 
 
-# Rows as packed batches: tokenized once, cut to length, laid out in the backbone's format.
-#
+# Rows as packed batches: tokenized once, truncated, laid out in the backbone's format.
 # Shape letters: E rows, N of them in a batch.
 
 
-# Texts handed to the tokenizer at a time: enough for its threads, few enough to hold.
+# Texts per tokenizer call: enough for its threads, few enough for memory.
 _TEXTS = 4096
-# The kept tokens of each text in the rows of a plan; `begin` is the first one of the last text.
+# Fields of a plan: retained tokens of each text; `begin` is the first one of the last text.
 _SIDES = ("first", "second")
 
 
 class EncodedTexts:
-    """E texts as ids laid end to end, with their (E,) boundaries."""
+    """E texts as concatenated ids, with (E,) offsets."""
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, lengths: np.ndarray) -> EncodedTexts:
-        """Texts that are tokens already. ids: laid end to end. lengths: (E,) of each."""
+        """Texts that are already tokenized. ids: concatenated. lengths: (E,)."""
         texts = cls.__new__(cls)
         texts.ids, texts.lengths = ids, np.asarray(lengths, dtype=np.int64)
         texts.starts = np.cumsum(texts.lengths) - texts.lengths
@@ -146,11 +147,11 @@ class EncodedTexts:
 
 @dataclass(frozen=True)
 class InputFormat:
-    """How the texts of rows become the inputs of a model.
+    """How texts become the inputs of a model.
 
-    format_name: the special tokens around a text, see `data.formats`. max_length: tokens of an example. start: for an
-    encoder-decoder whose decoder reads the same text after this token (Lewis et al. 2020, section 3.1). stride: tokens
-    that neighboring windows of a long text share, at most half of one; None: a long text is cut at its end.
+    format_name: the special tokens around a text, see `data.formats`. max_length: maximum tokens of an example. start:
+    for encoder-decoders whose decoder reads the same text after this token (Lewis et al. 2020, section 3.1). stride:
+    tokens shared by adjacent windows of a long text, at most half of one; None: long texts are truncated.
     """
 
     tokenizer: Tokenizer
@@ -160,21 +161,20 @@ class InputFormat:
     stride: int | None = None
 
     def template(self, texts: int, fewest: int) -> FormatTemplate:
-        """The special tokens around one text or two. UserError where fewer than `fewest` tokens of text fit."""
+        """The special tokens around one text or two. UserError if fewer than `fewest` tokens of text fit."""
         template = FormatTemplate.of(text_format(self.format_name, self.tokenizer), texts)
         if self.max_length - template.special_count < fewest:
             raise UserError(
-                f"max_length={self.max_length} leaves no room for text",
+                f"max_length={self.max_length} leaves no capacity for text",
                 f"max_length={template.special_count + 8} or more",
             )
         return template
 
 
 class SequenceExamples:
-    """One text or a pair of texts a row. A long text is cut at its end; of a pair the longer one, until both fit. With
-    windows (`InputFormat.stride`) the last text is read in windows, and the first of a pair is cut to half of the
-    length.
-    """
+    """One text or a pair of texts per row. Long texts are truncated at the end; of a pair, the longer one until both
+    fit. With windows (`InputFormat.stride`), the last text is read in windows, and the first text of a pair is
+    truncated to half of the length."""
 
     def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str):
         if not len(rows):
@@ -186,25 +186,25 @@ class SequenceExamples:
         lengths = [text.lengths for text in self._texts]
         row, part, begin = np.arange(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
         if stride is None:
-            kept = [np.minimum(lengths[0], room)]
+            retained = [np.minimum(lengths[0], room)]
             if len(lengths) == 2:
-                kept = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], room)]
-            self.truncated = int(np.sum(np.sum(kept, axis=0) < np.sum(lengths, axis=0)))
+                retained = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], room)]
+            self.truncated = int(np.sum(np.sum(retained, axis=0) < np.sum(lengths, axis=0)))
         else:
-            beside = [np.minimum(side, room // 2) for side in lengths[:-1]]
-            room_E = room - sum(beside) + np.zeros_like(lengths[-1])
-            cut = windows(lengths[-1], room_E, np.minimum(stride, room_E // 2))
+            preceding = [np.minimum(side, room // 2) for side in lengths[:-1]]
+            capacity_E = room - sum(preceding) + np.zeros_like(lengths[-1])
+            cut = windows(lengths[-1], capacity_E, np.minimum(stride, capacity_E // 2))
             row, part, begin = cut.text, cut.part, cut.start
-            kept = [*(side[row] for side in beside), cut.lengths]
-            self.truncated = sum(int(np.sum(side < own)) for side, own in zip(beside, lengths, strict=False))
-        packed = np.sum(kept, axis=0)
+            retained = [*(side[row] for side in preceding), cut.lengths]
+            self.truncated = sum(int(np.sum(side < length)) for side, length in zip(preceding, lengths, strict=False))
+        packed = np.sum(retained, axis=0)
         empty = np.flatnonzero(packed + self.template.special_count == 0)
         if len(empty):
             raise UserError(
-                f"{location(rows.origin[row[empty[0]]])}: an empty text, around which this model has no special token",
-                "take the row out, or give it a text",
+                f"{location(rows.origin[row[empty[0]]])}: an empty text, to which this model adds no special token",
+                "remove the row, or give it a text",
             )
-        fields = {"row": row, "part": part, "begin": begin, **dict(zip(_SIDES, kept, strict=False))}
+        fields = {"row": row, "part": part, "begin": begin, **dict(zip(_SIDES, retained, strict=False))}
         records = np.empty(len(row), dtype=[(name, "i8" if name in ("row", "begin") else "i4") for name in fields])
         for name, values in fields.items():
             records[name] = values
@@ -230,7 +230,7 @@ class SequenceExamples:
         return Batch(inputs, targets, numbers, parts, outputs, torch.from_numpy(rows["row"].astype(np.int64)))
 
     def metadata(self) -> dict[str, object]:
-        """Rows, tokens, and how many rows were cut to fit."""
+        """Counts of rows, tokens, and truncated rows."""
         return {
             "split": self.split,
             **self._plan.metadata(),

@@ -1,4 +1,4 @@
-"""Sentences of words as packed batches, tagging schemes, and a head on each word's first piece."""
+"""Sentences of words as packed batches, tagging schemes, and a head on each word's first token."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ from lmtool.tasks.kinds.texts import InputFormat, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target
 
-# Tags of entities and chunks in the schemes that files have, as BIO.
-#
-# bio (IOB2): B begins an entity, I continues it. iob1: I, and B only where an entity of the same type ends right
-# before (Ramshaw and Marcus 1995; CoNLL-2003 as distributed). iobes: as bio, with E for the last word and S for the
-# only one; BILOU says L and U.
+# Tags of entities and chunks in the schemes of files, converted to BIO. bio (IOB2): B begins an entity, I continues it.
+# iob1: I, and B only where an entity of the same type ends right before (Ramshaw and Marcus 1995; CoNLL-2003 as
+# distributed). iobes: bio with E for the last word and S for the only word; BILOU has L and U.
 
 
 OUTSIDE = "O"
@@ -40,7 +38,7 @@ _PREFIXES = {"B", "I", "E", "S", "L", "U"}
 
 
 def parts_of(tag: str) -> tuple[str, str] | None:
-    """Prefix and type of a tag, ("O", "") of the one outside; None where it has neither form."""
+    """Prefix and type of a tag, ("O", "") outside; None for any other form."""
     if tag == OUTSIDE:
         return OUTSIDE, ""
     prefix, dash, kind = tag.partition("-")
@@ -48,12 +46,11 @@ def parts_of(tag: str) -> tuple[str, str] | None:
 
 
 def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
-    """The scheme of training tags: bio, iob1, iobes, or none where a tag has not the form of one.
+    """The scheme of training tags: bio, iob1, iobes, or none if a tag has another form.
 
-    Where E or S occurs it is iobes. Of B and I alone it is iob1 where no B begins an entity that stands free and some I
-    does, else bio.
+    Tags with E or S are iobes. B and I alone are iob1 if no B begins an isolated entity and some I does, else bio.
     """
-    free_begins = free_insides = 0
+    isolated_beginnings = free_insides = 0
     ends, any_entity = False, False
     for tags in sentences:
         before = (OUTSIDE, "")
@@ -65,27 +62,27 @@ def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
             ends |= prefix in "ES"
             any_entity |= prefix != OUTSIDE
             if kind and before[1] != kind:
-                free_begins += prefix == "B"
+                isolated_beginnings += prefix == "B"
                 free_insides += prefix == "I"
             before = parts
     if not any_entity:
         return "none"
-    return "iobes" if ends else "iob1" if free_insides and not free_begins else "bio"
+    return "iobes" if ends else "iob1" if free_insides and not isolated_beginnings else "bio"
 
 
 def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
-    """A sentence's tags in BIO. ValueError naming the first tag that the scheme does not have, and its place.
+    """A sentence's tags in BIO. ValueError with the first invalid tag and its position.
 
-    An I that continues nothing stays in bio, where it counts as a beginning, as for conlleval.
+    In bio, an I that continues nothing stays, and counts as a beginning, as in conlleval.
     """
     if scheme == "none":
         return list(tags)
     converted: list[str] = []
     before = (OUTSIDE, "")
-    for place, tag in enumerate(tags):
+    for offset, tag in enumerate(tags):
         parts = parts_of(tag)
         if parts is None or (parts[0] in "ES" and scheme != "iobes"):
-            raise ValueError(place, tag)
+            raise ValueError(offset, tag)
         prefix, kind = parts
         if prefix == OUTSIDE:
             converted.append(OUTSIDE)
@@ -99,9 +96,8 @@ def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
     return converted
 
 
-def inside_tags(labels: Sequence[str], scheme: str) -> list[int]:
-    """By the number of a tag that of a word's later pieces: I of the same type for a B where there is one, else the
-    same."""
+def continuation_tags(labels: Sequence[str], scheme: str) -> list[int]:
+    """By tag number, the tag of a word's later tokens: I of the same type for a B if it exists, else the same tag."""
     number = {label: index for index, label in enumerate(labels)}
     if scheme == "none":
         return list(number.values())
@@ -109,32 +105,29 @@ def inside_tags(labels: Sequence[str], scheme: str) -> list[int]:
 
 
 def bio_labels(tags: Iterable[str]) -> tuple[str, ...]:
-    """O, and B and I of each type that occurs, sorted."""
+    """O, and B and I of each type, sorted."""
     kinds = sorted({tag[2:] for tag in tags if tag != OUTSIDE})
     return (OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
 
 
-# Sentences of words as packed batches: tokenized once, long ones read in overlapping windows, so that every word
-# predicts exactly once.
-#
-# Shape letters: E sentences, W windows, N windows of a batch, T tokens, M tokens that predict.
+# Sentences of words as packed batches: tokenized once, long ones read in overlapping windows, so that every word is
+# predicted exactly once.
+# Shape letters: E sentences, W windows, N windows of a batch, T tokens, M predicting tokens.
 
 
-# Sentences handed to the tokenizer at a time: enough for its threads, few enough to hold.
+# Sentences per tokenizer call: enough for its threads, few enough for memory.
 _SENTENCES = 4096
-# What stands for a word that the tokenizer has nothing for, the first that the vocabulary has.
+# Placeholders for a word without tokens; the first one in the vocabulary is used.
 _UNKNOWN = ("unk", "mask", "eos", "pad")
 WORD = "word"
-"""The column of a batch with the number of the word whose first piece a token is, -1 for others."""
+"""The column of a batch with the index of the word of which a token is the first one; -1 for others."""
 
 
 class TaggedWindows:
-    """One sentence a row, read in windows of `InputFormat.stride`; with `InputFormat.start` the decoder's states
-    predict. later: by tag the one that the later pieces of a word learn; None: only first pieces predict, as always
-    where there are no tags.
+    """One sentence per row, read in windows of `InputFormat.stride`; with `InputFormat.start`, the decoder's states
+    predict. later: by tag, the tag of a word's later tokens; None: only first tokens predict, as in unlabeled data.
 
-    A word for which the tokenizer has no piece is one unknown token, and so is a sentence without words, which predicts
-    nothing.
+    A word without tokens becomes one unknown token, and so does an empty sentence, which predicts nothing.
     """
 
     def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str, later: np.ndarray | None = None):
@@ -142,57 +135,57 @@ class TaggedWindows:
             raise UserError(f"the {split} split has no rows")
         self.rows, self.term, self.split, self.start = rows, term, split, layout.start
         self.template = layout.template(1, fewest=2)
-        room, stride = layout.max_length - self.template.special_count, layout.stride or 0
+        capacity, stride = layout.max_length - self.template.special_count, layout.stride or 0
         (sentences,) = rows.columns.values()
         self._encode(sentences, layout.tokenizer)
         self._label(later)
-        self.windows = windows(self._lengths_E, room, min(stride, room // 2))
+        self.windows = windows(self._lengths_E, capacity, min(stride, capacity // 2))
         cut = self.windows
         records = np.empty(
             len(cut), dtype=[("row", "i8"), ("part", "i4"), ("start", "i8"), ("length", "i4"), ("own", "i4", 2)]
         )
         records["row"], records["part"], records["length"] = cut.text, cut.part, cut.lengths
         records["start"] = self._starts_E[cut.text] + cut.start
-        records["own"] = np.stack([cut.own_start - cut.start, cut.own_end - cut.start], axis=1)
+        records["own"] = np.stack([cut.core_start - cut.start, cut.core_end - cut.start], axis=1)
         sides = 1 if layout.start is None else 2
         self._plan = Plan(records, sides * (cut.lengths + self.template.special_count))
 
     def _encode(self, sentences: list[list[str]], tokenizer: Tokenizer) -> None:
-        """Ids, and which word each begins, of all sentences end to end."""
+        """Ids, and the word that each begins, of all sentences."""
         unknown = next((tokenizer.roles[role] for role in _UNKNOWN if role in tokenizer.roles), 0)
         ids, words, self.unknown_words = [], [], 0
         for start in range(0, len(sentences), _SENTENCES):
             part = sentences[start : start + _SENTENCES]
-            for own, (ids_T, word_T) in zip(part, tokenizer.encode_sentences(part), strict=True):
-                missing = np.setdiff1d(np.arange(len(own)), word_T)
+            for sentence, (ids_T, word_T) in zip(part, tokenizer.encode_sentences(part), strict=True):
+                missing = np.setdiff1d(np.arange(len(sentence)), word_T)
                 self.unknown_words += len(missing)
                 if len(missing) or not len(ids_T):
-                    places = np.searchsorted(word_T, missing) if len(own) else np.zeros(1, dtype=np.int64)
+                    places = np.searchsorted(word_T, missing) if len(sentence) else np.zeros(1, dtype=np.int64)
                     ids_T = np.insert(ids_T, places, unknown)
-                    word_T = np.insert(word_T, places, missing if len(own) else -1)
+                    word_T = np.insert(word_T, places, missing if len(sentence) else -1)
                 first_T = np.diff(word_T, prepend=-1) != 0
                 ids.append(ids_T)
                 words.append(np.where(first_T & (word_T >= 0), word_T, -1))
-        self._lengths_E = np.array([len(own) for own in ids], dtype=np.int64)
+        self._lengths_E = np.array([len(sentence) for sentence in ids], dtype=np.int64)
         self._starts_E = np.cumsum(self._lengths_E) - self._lengths_E
         self._ids, self._words = np.concatenate(ids), np.concatenate(words)
 
     def _label(self, later: np.ndarray | None) -> None:
-        """Which tokens predict, and their tags where they are known."""
+        """Marks the predicting tokens, with their tags if labeled."""
         self._predicts, self._labels = self._words >= 0, None
         if self.rows.labels is None:
             return
-        tags = np.array([tag for own in self.rows.labels for tag in own], dtype=np.int64)
-        # Words are in order within a sentence, and sentences are: their first pieces are too.
+        tags = np.array([tag for sentence in self.rows.labels for tag in sentence], dtype=np.int64)
+        # Words are in order within sentences, and sentences are in order; so are first tokens.
         numbers_T = np.cumsum(self._predicts) - 1
         if int(numbers_T[-1]) + 1 != len(tags):
             raise RuntimeError(f"{int(numbers_T[-1]) + 1} words and {len(tags)} tags")
         worded_T = numbers_T >= 0 if len(tags) else np.zeros(len(numbers_T), dtype=bool)
         labels_T = np.where(worded_T, tags[numbers_T] if len(tags) else -1, -1)
         if later is not None:
-            # The token of a sentence without words is of no word.
+            # The token of an empty sentence belongs to no word.
             empty_T = np.zeros(len(self._ids), dtype=bool)
-            empty_T[self._starts_E[[not own for own in self.rows.labels]]] = True
+            empty_T[self._starts_E[[not sentence for sentence in self.rows.labels]]] = True
             labels_T = np.where(self._predicts, labels_T, later[labels_T])
             self._predicts = worded_T & ~empty_T
         self._labels = labels_T
@@ -223,7 +216,7 @@ class TaggedWindows:
         return Batch(inputs, {self.term: target}, numbers, part_N, outputs, row_N)
 
     def metadata(self) -> dict[str, object]:
-        """Windows, tokens, and how many sentences were read in several windows."""
+        """Counts of windows, tokens, and sentences read in several windows."""
         counts = {
             "sentences_in_windows": int(np.sum(self.windows.part == 1)),
             "words_without_pieces": self.unknown_words,
@@ -235,16 +228,15 @@ class TaggedWindows:
         }
 
 
-# A head on the hidden state of each word's first piece, and in training of the later ones.
-#
-# Shape letters: N windows, M words or pieces that predict, H hidden width, C tags.
+# A head on the hidden state of each word's first token and, in training, of the later ones.
+# Shape letters: N windows, M predicting words or tokens, H hidden width, C tags.
 
 
 class TokenLearner(TaskLearner):
-    """The backbone and a linear map of the task's name, as transformers' ...ForTokenClassification: over an encoder, a
-    decoder, the encoder alone of T5, and BART's decoder, which reads the same text (Lewis et al. 2020, section 3.2).
+    """The backbone and a linear map with the task's name, as transformers' ...ForTokenClassification: for encoders,
+    decoders, T5's encoder alone, and BART's decoder, which reads the same text (Lewis et al. 2020, section 3.2).
 
-    Cross entropy, smoothed and weighted by tag as the task says, over the pieces that learn.
+    Cross entropy with the task's smoothing and tag weights, over the learning tokens.
     """
 
     scores_tokens = True
@@ -269,17 +261,17 @@ class TokenLearner(TaskLearner):
         self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
 
     def examples(self, data: SplitData, max_length: int) -> TaggedWindows:
-        """Sentences tokenized, laid out for this backbone and cut into windows."""
+        """Sentences tokenized, laid out for this backbone and split into windows."""
         model, learns = self.backbone.config, data.split == "train" and self.config.train_on == "all"
         start = None
         if model.token_states == "outputs" and isinstance(self.backbone, EncoderDecoder):
             start = self.tokenizer.role(self.backbone.config.start_role)
         layout = InputFormat(self.tokenizer, self.config.text_format(model), max_length, start, self.config.stride)
-        later = np.array(inside_tags(self.config.labels, self.config.scheme)) if learns else None
+        later = np.array(continuation_tags(self.config.labels, self.config.scheme)) if learns else None
         return TaggedWindows(self.rows(data), layout, self.term, data.split, later)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(M, C)."""
+        """(M, C) tag scores."""
         rng, at_M = self.dropout_rng(batch, step), self._places(batch)
         hidden_MH = self.hidden_of(batch, rng, at_M)
         if rng is not None:
@@ -287,7 +279,7 @@ class TokenLearner(TaskLearner):
         return self.heads[self.term](self.pooled(hidden_MH), rng)
 
     def _places(self, batch: Batch) -> Tensor:
-        """(M,) flat indices of the tokens that predict."""
+        """(M,) flat indices of the predicting tokens."""
         at_M = batch.targets[self.term].at
         assert at_M is not None
         return at_M
@@ -306,7 +298,7 @@ class TokenLearner(TaskLearner):
         return StepOutput({self.term: total}, self.weights)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """Plain cross entropy, whatever smoothing and weights train with."""
+        """Plain cross entropy, without the smoothing and weights of training."""
         labels_M, at_M = self.labels(batch), self._places(batch)
         return Scores(losses(outputs, labels_M), labels_M, outputs.argmax(-1), batch.inputs.documents[at_M])
 
@@ -317,11 +309,11 @@ class TokenLearner(TaskLearner):
         )
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Of each window the numbers of its words in order, their best tags and the probabilities of these."""
+        """For each window, its word indices in order, their best tags and the probabilities of these."""
         at_M = self._places(batch)
         word_M = batch.inputs.columns[WORD][at_M].cpu().numpy()
         share_M, tag_M = (values.cpu().numpy() for values in outputs.float().softmax(-1).max(-1))
-        first_M = word_M >= 0  # later pieces predict in training alone
+        first_M = word_M >= 0  # later tokens predict in training only
         boundaries = np.bincount(
             batch.inputs.documents[at_M].cpu().numpy()[first_M], minlength=len(batch.inputs.lengths)
         )
@@ -330,7 +322,7 @@ class TokenLearner(TaskLearner):
         return list(zip(*pieces, strict=True))
 
     def predictors(self, train: SplitData, examples: TaggedWindows) -> dict[str, ConstantPredictor]:
-        """The shares of the tags among the training words."""
+        """The tag frequencies of the training words."""
         tags = np.fromiter(chain(*(self.rows(train).labels or ())), dtype=np.int64)
         counts = np.bincount(tags, minlength=len(self.config.labels))
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}
@@ -338,7 +330,7 @@ class TokenLearner(TaskLearner):
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> dict[str, object]:
-        """The commonest tag for each word."""
+        """The most common tag for each word."""
         name, prediction = self.kind.constant(self.rows(train))
         rows = self.rows(held_out)
         constant = [Prediction(prediction.value * len(tags), prediction.score) for tags in rows.labels or ()]

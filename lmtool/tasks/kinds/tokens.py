@@ -29,14 +29,13 @@ Origin = Sequence[tuple[str, int]]
 
 
 class TokenClassification(TaskKind):
-    """Rows of words with the number of a tag each. What is learned, predicted and scored is BIO where the tags have a
-    scheme."""
+    """Rows of words with one tag number each. If the tags have a scheme, BIO is learned, predicted and scored."""
 
     config: TokenClassificationConfig
     unit = "word"
 
     def with_labels(self, columns: Mapping[str, list[object]], origin: Origin) -> TokenClassificationConfig:
-        """With the scheme that the training tags are in, and the tags by name."""
+        """Adds the scheme of the training tags, and the tag names."""
         config = self.config
         sentences = self._named(_lists(columns[config.label]))
         scheme = scheme_of(sentences) if config.scheme == "auto" else config.scheme
@@ -61,44 +60,46 @@ class TokenClassification(TaskKind):
     def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
         name, values = self.config.text[0], columns.get(self.config.label)
         words = _lists(columns[name])
-        for number, own in enumerate(words):
-            for place, word in enumerate(own):
+        for number, sentence in enumerate(words):
+            for offset, word in enumerate(sentence):
                 if not isinstance(word, str):
                     raise UserError(
-                        f"{_place(columns, origin, number, place)}: the column {name} holds {type(word).__name__}, "
+                        f"{_place(columns, origin, number, offset)}: the column {name} holds {type(word).__name__}, "
                         "not words",
                         "write a list of words or a text, or name another column with task.text=",
                     )
         labels = None
-        if labelled or (values is not None and not is_unlabelled([tag for own in _lists(values) for tag in own])):
+        if labelled or (
+            values is not None and not is_unlabelled([tag for sentence in _lists(values) for tag in sentence])
+        ):
             labels = self._numbers(words, columns, origin)
         return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin)
 
     def _numbers(self, words: list[list[str]], columns: Mapping[str, list[object]], origin: Origin) -> list[list[int]]:
-        """Each word's tag. UserError with file:line where there is not one a word, or one of no known name."""
+        """Each word's tag. UserError with file:line if the numbers of words and tags differ, or a tag is unknown."""
         sentences = self._named(_lists(columns[self.config.label]))
-        for number, (own, tags) in enumerate(zip(words, sentences, strict=True)):
-            if len(own) != len(tags):
+        for number, (sentence, tags) in enumerate(zip(words, sentences, strict=True)):
+            if len(sentence) != len(tags):
                 raise UserError(
-                    f"{_place(columns, origin, number, 0)}: {len(own)} words and {len(tags)} tags",
+                    f"{_place(columns, origin, number, 0)}: {len(sentence)} words and {len(tags)} tags",
                     "give each word one tag",
                 )
         number_of = {label: index for index, label in enumerate(self.config.labels or ())}
         decoded = []
         for number, tags in enumerate(self._in_bio(sentences, columns, origin)):
-            for place, tag in enumerate(tags):
+            for offset, tag in enumerate(tags):
                 if tag not in number_of:
-                    where = _place(columns, origin, number, place)
+                    where = _place(columns, origin, number, offset)
                     raise unknown_label(self.config, self.config.labels or (), tag, where)
             decoded.append([number_of[tag] for tag in tags])
         return decoded
 
     def _named(self, sentences: list[list[object]]) -> list[list[str]]:
-        """Tags as words; the numbers of named ones by their names, where all are numbers."""
+        """Tags as words; numbers become names if all tags are numbers."""
         labels = self.config.labels or ()
         named = [[word_of(tag) for tag in tags] for tags in sentences]
-        given, numbers = set(chain(*named)), {str(number): label for number, label in enumerate(labels)}
-        if given and not given & set(labels) and given <= numbers.keys():
+        problem_text, numbers = set(chain(*named)), {str(number): label for number, label in enumerate(labels)}
+        if problem_text and not problem_text & set(labels) and problem_text <= numbers.keys():
             return [[numbers[tag] for tag in tags] for tags in named]
         return named
 
@@ -110,17 +111,17 @@ class TokenClassification(TaskKind):
             try:
                 converted.append(to_bio(tags, self.config.scheme))
             except ValueError as problem:
-                place, tag = problem.args
-                given = f"the tag {tag!r}" if tag else "no tag"
+                offset, tag = problem.args
+                problem_text = f"the tag {tag!r}" if tag else "no tag"
                 raise UserError(
-                    f"{_place(columns, origin, number, place)}: {given} where the tags are in "
+                    f"{_place(columns, origin, number, offset)}: {problem_text} where the tags are in "
                     f"task.scheme={self.config.scheme}",
                     "correct the line, or name the scheme of the files: task.scheme=bio, iob1, iobes or none",
                 ) from problem
         return converted
 
     def fitted(self, train: Rows) -> TokenClassificationConfig:
-        """With a weight for each tag, where the loss has weights."""
+        """Adds tag weights, if configured."""
         names, values = self.config.labels or (), self.config.model_dump()
         if self.config.loss.class_weights == "balanced":
             values["loss"]["class_weights"] = balanced_weights(flat(train.labels), len(names))
@@ -128,7 +129,7 @@ class TokenClassification(TaskKind):
         if isinstance(weights, tuple) and len(weights) != len(names):
             raise UserError(
                 f"task.loss.class_weights has {len(weights)} weights for the {len(names)} tags {', '.join(names[:8])}",
-                "give one weight a tag, in their order, or task.loss.class_weights=balanced",
+                "give one weight per tag, in their order, or task.loss.class_weights=balanced",
             )
         return type(self.config).model_validate(values)
 
@@ -139,7 +140,7 @@ class TokenClassification(TaskKind):
         warnings = []
         empty = int(np.sum(lengths_S == 0))
         if empty:
-            warnings.append(f"{empty:,} training sentences have no words: they teach nothing")
+            warnings.append(f"{empty:,} training sentences have no words and are not used")
         if self.config.scheme == "none":
             return {**metadata, "labels": label_counts(tags_M, labels)}, warnings
         tags = EntityTags(labels)
@@ -147,7 +148,7 @@ class TokenClassification(TaskKind):
         stray = tags.stray(tags_M, lengths_S)
         if stray:
             warnings.append(
-                f"{stray:,} training entities begin with I, not B: they count as beginning there, as for conlleval"
+                f"{stray:,} training entities begin with I, not B: they count as beginnings, as in conlleval"
             )
         entities = {kind: counts.get(number, 0) for number, kind in enumerate(tags.types)}
         return {**metadata, "scheme": self.config.scheme, "entities": entities}, warnings
@@ -156,10 +157,10 @@ class TokenClassification(TaskKind):
         return TokenLearner(self, backbone, tokenizer, seed)
 
     def join(self, parts: Sequence[object]) -> Prediction:
-        """parts: of each window the numbers of its words, their tags and the tags' probabilities."""
+        """parts: for each window, its word indices, their tags and the tags' probabilities."""
         words, tags, fractions = (np.concatenate(values) for values in zip(*parts, strict=True))
         if not np.array_equal(words, np.arange(len(words))):
-            raise RuntimeError(f"the words {words.tolist()} were predicted, each is to be once")
+            raise RuntimeError(f"the words {words.tolist()} were predicted; each must be predicted once")
         return Prediction(tags.tolist(), float(fractions.min()) if len(fractions) else 1.0)
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
@@ -173,7 +174,7 @@ class TokenClassification(TaskKind):
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> dict[str, list[float]]:
-        """From counts of each sentence, which add up."""
+        """Sums counts per sentence."""
         gold_M, predicted_M = self._both(rows, predictions)
         lengths_S = _lengths(rows.labels)
         sentence_M = np.repeat(np.arange(len(lengths_S)), lengths_S)
@@ -195,14 +196,14 @@ class TokenClassification(TaskKind):
         lengths = _lengths(rows.labels)
         predicted = values_of(predictions)
         if not np.array_equal(lengths, _lengths(predicted)):
-            raise RuntimeError("there are more or fewer predicted tags than words")
+            raise RuntimeError("the numbers of predicted tags and words differ")
         return flat(rows.labels), flat(predicted)
 
     def _entities(self, rows: Rows, gold_M: np.ndarray, predicted_M: np.ndarray) -> dict[str, EntityScores]:
         return EntityTags(self.config.labels or ()).score(gold_M, predicted_M, _lengths(rows.labels))
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The commonest tag of the training words: of one word."""
+        """The most common tag of the training words."""
         counts = np.bincount(flat(train.labels))
         return "majority tag", Prediction([int(counts.argmax())], float(counts.max() / counts.sum()))
 
@@ -215,13 +216,13 @@ class TokenClassification(TaskKind):
         return [labels[tag] for tag in value] if isinstance(value, list) else labels[value]
 
     def line(self, record: Mapping[str, Any]) -> str:
-        """Words with their tags behind them, those outside of everything bare."""
+        """Words, each followed by its tag unless outside of an entity."""
         words = zip(record[self.config.text[0]], record["prediction"], strict=True)
         return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words)
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
-        """Scores of each type of entity, or of each tag: `classes`, with how many gold ones there are; and how many
-        gold entities begin with I where nothing comes before."""
+        """`classes`: the metrics and gold count of each entity type or tag; and how many gold entities begin with a
+        stray I."""
         gold_M, predicted_M = self._both(rows, predictions)
         labels = self.config.labels or ()
         if self.config.scheme == "none":
@@ -246,12 +247,12 @@ def _lengths(sentences: Any) -> np.ndarray:
 
 
 def _lists(values: Sequence[Any]) -> list[list[Any]]:
-    """Lists as they stand, and texts divided at white space."""
+    """Lists unchanged; texts split at white space."""
     return [value.split() if isinstance(value, str) else list(value or ()) for value in values]
 
 
 def _place(columns: Mapping[str, list[Any]], origin: Origin, row: int, word: int) -> str:
-    """file:line of a word, as far as it is known."""
+    """file:line of a word, if known."""
     lines = columns.get(LINES)
-    own = lines[row] if lines is not None else []
-    return f"{origin[row][0]}:{own[word] if word < len(own) else origin[row][1]}"
+    sentence = lines[row] if lines is not None else []
+    return f"{origin[row][0]}:{sentence[word] if word < len(sentence) else origin[row][1]}"

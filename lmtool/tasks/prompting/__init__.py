@@ -1,1 +1,1 @@
-"""Tasks in words: rows as prompts, and answers scored or generated without training."""
+"""Prompting: rows as prompts, with answers scored or generated without training."""

@@ -1,5 +1,5 @@
-"""Rows as prompts in packed batches: the texts where the template has them, answered rows beside them, and the places
-that are predicted. What is too long is cut at the ends of its texts, never in the template.
+"""Prompts in packed batches: the texts within the template, demonstrations, and the predicted positions. Long texts are
+truncated at their ends; the template never is.
 
 Shape letters: E examples of a plan, N of them in a batch, K columns of a template, C classes, T tokens.
 """
@@ -22,18 +22,18 @@ from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
 from lmtool.random_streams import Permutation
 from lmtool.tasks.kinds.labels import location
-from lmtool.tasks.prompting.pattern import SEPARATOR, Pattern, PatternTexts, room_for_texts
+from lmtool.tasks.prompting.pattern import SEPARATOR, Pattern, PatternTexts, prompt_capacity
 from lmtool.types import Batch, Target
 
 TERM = "mlm"
-"""The term of its loss."""
-# Which text stands beside a row: a draw behind those of demonstrations, of which there are fewer.
+"""The term of the auxiliary loss."""
+# Random number index of the auxiliary text, beyond those of demonstrations.
 _DRAW = 1 << 20
 
 
 @dataclass(frozen=True)
 class MaskedTexts:
-    """texts: as they are read. at: (M,) flat places, rising. labels: (M,) what stood there."""
+    """texts: the inputs. at: (M,) flat positions, ascending. labels: (M,) original tokens."""
 
     texts: PackedArrays
     at: np.ndarray
@@ -41,8 +41,11 @@ class MaskedTexts:
 
 
 class Auxiliary:
-    """rows: the U texts, in the same prompt as the task's; the place of the answer is masked, and not predicted.
-    template: what stands around their texts. column: of the template, that marks answers that are predicted."""
+    """Auxiliary masked language modeling over U texts, in the task's prompt; the answer's position is masked, and not
+    predicted.
+
+    template: the tokens around the texts. column: the template's column that marks predicted answers.
+    """
 
     term = TERM
 
@@ -51,24 +54,24 @@ class Auxiliary:
         self.template = FormatTemplate(
             template.pieces, {**template.piece_columns, column: marks}, template.text_columns
         )
-        room = room_for_texts(max_length, template.special_count, len(template.pieces) - 1)
+        capacity = prompt_capacity(max_length, template.special_count, len(template.pieces) - 1)
         self._texts, self.seed = PatternTexts(rows, pattern), seed
-        self._kept = truncate_texts(self._texts.lengths, room)
+        self._kept = truncate_texts(self._texts.lengths, capacity)
         self.lengths = self._kept.sum(axis=0) + template.special_count
         self._masking, self._vocabulary = MlmConfig(), Vocabulary.of(pattern.tokenizer)
 
     def drawn(self, row_E: np.ndarray, epoch: int) -> np.ndarray:
-        """(E,) the text beside each row in an epoch."""
+        """(E,) the auxiliary text of each row in an epoch."""
         draws = np.full(len(row_E), _DRAW)
         return (random_streams.uniform_at(self.seed, "sample", epoch + 1, row_E, draws) * len(self.lengths)).astype(
             np.int64
         )
 
     def masked(self, text_N: np.ndarray, examples_N: np.ndarray, epoch: int) -> MaskedTexts:
-        """Texts with masks, which are keyed by (seed, epoch, example, position)."""
+        """Masked texts; random numbers are keyed by (seed, epoch, example, position)."""
         texts = [
-            (text.read(text_N, kept[text_N]), kept[text_N])
-            for text, kept in zip(self._texts.texts, self._kept, strict=True)
+            (text.read(text_N, retained[text_N]), retained[text_N])
+            for text, retained in zip(self._texts.texts, self._kept, strict=True)
         ]
         whole = assemble(self.template, texts)
         masked = mask_tokens(
@@ -77,34 +80,33 @@ class Auxiliary:
         return MaskedTexts(PackedArrays(masked.tokens, whole.lengths, whole.columns), masked.at, masked.labels)
 
 
-# Which answered rows stand beside a text in its prompt: one of each class, drawn for every text by itself (Gao et al.
-# 2021, section 6). A draw is keyed by the text, and so the same in whatever company the text is read.
-#
-# Shape letters: E rows, C classes, S draws of a row, P rows that are drawn from, K columns of a pattern.
+# Demonstrations: one labeled row of each class, sampled for every text (Gao et al. 2021, section 6). Samples are keyed
+# by the text, so they do not depend on its batch.
+# Shape letters: E rows, C classes, S samples of a row, P rows to sample from, K columns of a pattern.
 
 
 AT_MOST = 16
-"""Rows of a class that are kept with a checkpoint to be drawn from: as many as there are in the published setting."""
-# A counter of the sample stream: which rows are kept.
+"""Maximum rows of a class stored with a checkpoint, as in the paper's setting."""
+# Counter of the sample stream for the stored rows.
 _KEPT = 5
-# Counters of the draws themselves: those of an evaluation, and from the next one on those of an epoch.
+# Counters of the samples: the evaluation's, followed by one per epoch.
 EVALUATION = 0
 
 
-def kept_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """By class, the texts of different training rows, `AT_MOST` of each; the same draw for every run."""
+def sample_demonstration_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """By class, the texts of up to `AT_MOST` distinct training rows; the same sample for every run."""
     texts = list(zip(*rows.columns.values(), strict=True))
-    numbers_E, kept = np.asarray(rows.labels), {}
+    numbers_E, retained = np.asarray(rows.labels), {}
     for number, label in enumerate(labels):
         own = list(dict.fromkeys(texts[row] for row in np.flatnonzero(numbers_E == number)))
         drawn = Permutation(len(own), 0, "sample", _KEPT)(np.arange(min(AT_MOST, len(own))))
-        kept[label] = tuple(own[location] for location in np.sort(drawn))
-    return kept
+        retained[label] = tuple(own[location] for location in np.sort(drawn))
+    return retained
 
 
 class Demonstrations:
-    """rows: by class, the texts of the columns `text` in each row that may be drawn. draws: S, of a row that is
-    predicted."""
+    """Samples demonstrations. rows: by class, the `text` columns of the available rows. draws: S, samples of a
+    predicted row."""
 
     def __init__(
         self,
@@ -127,7 +129,7 @@ class Demonstrations:
                 self._places.setdefault(row, []).append((number, index))
 
     def own(self, rows: Rows) -> np.ndarray:
-        """(E, C) the place of each row's own text among those of a class; their number where it is none of them."""
+        """(E, C) the index of each row's own text within a class; the size of the class if absent."""
         own_EC = np.tile(self._counts_C, (len(rows), 1))
         for row, texts in enumerate(zip(*rows.columns.values(), strict=True)):
             for number, index in self._places.get(texts, ()):
@@ -135,13 +137,25 @@ class Demonstrations:
         return own_EC
 
     def drawn(self, own_EC: np.ndarray, keys_E: np.ndarray, counter: int, draws: int) -> np.ndarray:
-        """(E, draws, C) rows of the pool, none of them the text itself. keys: of the texts. counter: of the stream.
-        UserError where a class has no other."""
+        """Samples rows other than the text itself.
+
+        Args:
+            own_EC: See `own`.
+            keys_E: Keys of the texts.
+            counter: Counter of the sample stream.
+            draws: Samples per row.
+
+        Returns:
+            (E, draws, C) indices of rows.
+
+        Raises:
+            UserError: If a class has no other row.
+        """
         others_EC = self._counts_C - (own_EC < self._counts_C)
         lacking = np.flatnonzero((others_EC < 1).any(axis=0))
         if len(lacking):
             raise UserError(
-                f"task.demonstrations: no other row of the class {self.labels[lacking[0]]} is there to show beside one",
+                f"task.demonstrations: the class {self.labels[lacking[0]]} has no other row to show as a demonstration",
                 "train on two rows of each class at least, or give task.demonstrations=0",
             )
         shape = (len(own_EC), draws, len(self.labels))
@@ -151,7 +165,7 @@ class Demonstrations:
 
 
 def text_keys(rows: Rows) -> np.ndarray:
-    """(E,) int64: a number of each row's texts, by which it is known wherever it stands."""
+    """(E,) int64 hash of each row's texts."""
     texts = ("\0".join(row).encode() for row in zip(*rows.columns.values(), strict=True))
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)
@@ -162,15 +176,15 @@ def _columns(text: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, li
 
 
 ANSWERS = "answer"
-"""The column that is 1 at the place of an answer that is predicted."""
+"""The column that is 1 at a predicted answer."""
 
 
 @dataclass(frozen=True)
 class Wording:
-    """How rows of a task are put to a model.
+    """How rows are presented to a model.
 
-    pattern: the template. around: what the model's format puts around one text. mask: the token in the place of the
-    answer; None for a decoder, which reads up to it. words: (C,) the token of each class.
+    pattern: the template. around: the model's special tokens around one text. mask: the token at the answer's position;
+    None for a decoder, which reads up to it. words: (C,) the token of each class.
     """
 
     pattern: Pattern
@@ -179,8 +193,8 @@ class Wording:
     words: Sequence[int]
 
     def template(self, demonstrations: bool) -> FormatTemplate:
-        """The tokens around the texts of a question and, with `demonstrations`, of an answered row of each class:
-        behind the question, each closed as a text of its own; before it where it is continued."""
+        """The tokens around a question's texts and, with `demonstrations`, of a labeled row per class: after the
+        question, each closed as a text; before it for a decoder."""
         first, last = (piece.tolist() for piece in self.around.pieces)
         before = SEPARATOR if self.mask is None and demonstrations else ""
         question, (run, at) = self.pattern.pieces(None if self.mask is None else [self.mask], before)
@@ -209,14 +223,13 @@ class Wording:
 
     @property
     def _values(self) -> dict[str, tuple[int, ...]]:
-        """Of a format's columns, that of a text."""
+        """The text columns of the format."""
         return self.around.text_columns
 
 
 class PromptedExamples:
-    """A row is a prompt. demonstrations: what stands beside it, drawn anew every epoch of training; elsewhere a row has
-    as many parts as there are draws. auxiliary: of training, masked texts beside the prompts, a second document of each
-    example."""
+    """A row is a prompt. demonstrations: resampled every epoch of training; in evaluation, a row has one part per
+    sample. auxiliary: in training, masked texts alongside the prompts, as a second document of each example."""
 
     def __init__(
         self,
@@ -238,18 +251,18 @@ class PromptedExamples:
         self._columns = len(self._texts.texts)
         self._own = None if demonstrations is None else demonstrations.own(rows)
         self._keys = None if demonstrations is None else text_keys(rows)
-        self.room = room_for_texts(max_length, self.template.special_count, len(self.template.pieces) - 1)
+        self.room = prompt_capacity(max_length, self.template.special_count, len(self.template.pieces) - 1)
         self._plans: dict[int, Plan] = {}
         self.truncated = 0
         self.plan(0)
 
     def plan(self, epoch: int) -> Plan:
-        """The same every epoch, but for what is drawn in training."""
+        """The plan of an epoch; constant unless training samples anything."""
         drawn = self.split == "train" and (self.shown is not None or self.auxiliary is not None)
         epoch = epoch if drawn else 0
         if epoch not in self._plans:
-            kept = {number: plan for number, plan in self._plans.items() if number in (0, epoch - 1)}
-            self._plans = {**kept, epoch: self._planned(epoch)}
+            retained = {number: plan for number, plan in self._plans.items() if number in (0, epoch - 1)}
+            self._plans = {**retained, epoch: self._planned(epoch)}
         return self._plans[epoch]
 
     def _planned(self, epoch: int) -> Plan:
@@ -267,16 +280,21 @@ class PromptedExamples:
             lengths = np.concatenate([lengths[:, row], *beside])
             if self.continued:
                 lengths = np.roll(lengths, -self._columns, axis=0)
-        kept = truncate_texts(lengths, self.room)
+        retained = truncate_texts(lengths, self.room)
         if epoch == 0:
-            self.truncated = len(np.unique(row[(kept < lengths).any(axis=0)]))
-        packed = kept.sum(axis=0) + self.template.special_count
+            self.truncated = len(np.unique(row[(retained < lengths).any(axis=0)]))
+        packed = retained.sum(axis=0) + self.template.special_count
         if not packed.all():
             where = location(self.rows.origin[row[np.flatnonzero(packed == 0)[0]]])
-            raise UserError(f"{where}: an empty text, and a prompt of nothing else", "take the row out")
-        fields = [("row", "i8", ()), ("part", "i4", ()), ("shown", "i4", shown.shape[1:]), ("kept", "i4", (len(kept),))]
+            raise UserError(f"{where}: an empty text in a prompt without other tokens", "remove the row")
+        fields = [
+            ("row", "i8", ()),
+            ("part", "i4", ()),
+            ("shown", "i4", shown.shape[1:]),
+            ("kept", "i4", (len(retained),)),
+        ]
         records = np.zeros(len(row), dtype=[*fields, ("auxiliary", "i8", ())])
-        records["row"], records["part"], records["shown"], records["kept"] = row, part, shown, kept.T
+        records["row"], records["part"], records["shown"], records["kept"] = row, part, shown, retained.T
         if self.auxiliary is not None:
             records["auxiliary"] = self.auxiliary.drawn(row, epoch)
             packed = packed + self.auxiliary.lengths[records["auxiliary"]]
@@ -284,7 +302,7 @@ class PromptedExamples:
 
     def _assembled(self, rows: np.ndarray) -> PackedArrays:
         """The prompts of rows of the plan."""
-        kept = list(rows["kept"].T.astype(np.int64))
+        retained = list(rows["kept"].T.astype(np.int64))
         groups = [(self._texts, rows["row"])]
         if self.shown is not None:
             groups += [(self.shown.texts, own) for own in rows["shown"].T]
@@ -292,7 +310,7 @@ class PromptedExamples:
         texts = [(text, numbers) for group, numbers in groups for text in group.texts]
         return assemble(
             self.template,
-            [(text.read(numbers, own), own) for (text, numbers), own in zip(texts, kept, strict=True)],
+            [(text.read(numbers, own), own) for (text, numbers), own in zip(texts, retained, strict=True)],
         )
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
@@ -312,7 +330,7 @@ class PromptedExamples:
         return Batch(assembled.packed(), targets, numbers, parts, None, row_N)
 
     def metadata(self) -> dict[str, Any]:
-        """Rows, tokens, how many rows were cut to fit, and the tokens of the prompt itself."""
+        """Counts of rows, tokens, truncated rows, and the prompt's own tokens."""
         metadata = {
             "split": self.split,
             **self.plan(0).metadata(),
@@ -326,7 +344,7 @@ class PromptedExamples:
 
 
 def _joined(texts: Sequence[list[list[int]]]) -> list[list[int]]:
-    """Runs of tokens around the columns of several texts, the last run of one with the first of the next."""
+    """Concatenates runs of tokens: the last run of a text merges with the first of the next."""
     runs: list[list[int]] = [[]]
     for first, *others in texts:
         runs[-1] = runs[-1] + first
@@ -335,7 +353,7 @@ def _joined(texts: Sequence[list[list[int]]]) -> list[list[int]]:
 
 
 def _side_by_side(first: PackedArrays, second: PackedArrays) -> tuple[PackedArrays, np.ndarray]:
-    """The documents of both in turns, and (T,) where each token stood in the two laid end to end."""
+    """Interleaves the documents of both; also returns (T,) the source index of each token in their concatenation."""
     lengths = np.stack([first.lengths, second.lengths], axis=1).reshape(-1)
     starts = np.stack(
         [np.cumsum(first.lengths) - first.lengths, len(first.tokens) + np.cumsum(second.lengths) - second.lengths],

@@ -1,5 +1,5 @@
-"""A task from a prompt alone, without training (Brown et al. 2020): the answers are scored as texts behind the prompt,
-or written.
+"""Few-shot prompting without training (Brown et al. 2020): answers are scored as continuations of the prompt, or
+generated.
 
 Shape letters: C candidates of a row.
 """
@@ -25,13 +25,13 @@ from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.prompting.pattern import SEPARATOR, PromptTemplate
 from lmtool.training.precision import FP32_CPU, Precision
 
-# A counter of the sample stream: which training rows are demonstrations.
+# Counter of the sample stream for demonstrations.
 _DEMONSTRATIONS = 3
 
 
 def demonstrations(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> Rows:
-    """A seeded draw of training rows, in the order in which they are shown; none of them has the text of a held-out
-    row. UserError where there are too few."""
+    """A seeded sample of training rows, in display order, without texts of held-out rows. UserError if there are too
+    few."""
     if not shots:
         return train.take(np.zeros(0, dtype=np.int64))
     known = {repr(group) for rows in held_out for group in kind.groups(rows)}
@@ -46,15 +46,15 @@ def demonstrations(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots:
 
 
 def values_of(kind: TaskKind, rows: Rows) -> list[dict[str, str]]:
-    """Of each row, its columns as a template shows them."""
+    """The columns of each row, as shown in a template."""
     columns = kind.worded(rows)
     return [dict(zip(columns, texts, strict=True)) for texts in zip(*columns.values(), strict=True)]
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is read in front of an answer. kept: how many demonstrations, the last ones. shared: their tokens. own:
-    those of the row."""
+    """The tokens before an answer. kept: number of demonstrations, the last ones. shared: their tokens. own: those of
+    the row."""
 
     kept: int
     shared: tuple[int, ...]
@@ -66,7 +66,7 @@ class Question:
 
 
 class Prompts:
-    """shown: the demonstrations. longest: tokens that the model reads at a time."""
+    """shown: the demonstrations. longest: maximum tokens that the model reads."""
 
     def __init__(self, kind: TaskKind, template: PromptTemplate, writer: Writer, shown: Rows, longest: int):
         self.template, self.writer, self.longest = template, writer, longest
@@ -83,7 +83,7 @@ class Prompts:
         ]
         probe = np.zeros(2, dtype=np.int64)
         self._around = len(writer.encode_with_template(probe)) - len(probe)
-        # Of an encoder-decoder the answer is read by another stack.
+        # An encoder-decoder's answer is on the decoder's side.
         self._one_stack = writer.model.start is None
 
     @property
@@ -91,39 +91,39 @@ class Prompts:
         return len(self._texts)
 
     def text(self, values: Mapping[str, str]) -> str:
-        """A prompt with all demonstrations, to be read by a person."""
+        """A prompt with all demonstrations, as text."""
         return SEPARATOR.join([*self._texts, self.template.before(values)])
 
     def question(self, values: Mapping[str, str], answer: int, where: tuple[str, int]) -> Question:
-        """A row behind as many demonstrations as fit, the oldest left out. answer: tokens of the longest answer that
-        must fit too. where: file and line. UserError where not even the row fits."""
-        room = self.longest - (answer if self._one_stack else 0)
+        """A row after as many demonstrations as fit, dropping the oldest first. answer: tokens of the longest answer,
+        which must fit too. where: file and line. UserError if the row alone does not fit."""
+        capacity = self.longest - (answer if self._one_stack else 0)
         alone, behind = self._own(values, False), self._own(values, True) if self.shots else ()
         for kept in range(self.shots, -1, -1):
             own = behind if kept else alone
-            if len(self._shared[kept]) + len(own) + self._around <= room:
+            if len(self._shared[kept]) + len(own) + self._around <= capacity:
                 return self._laid_out(kept, own)
         more = f" and {answer} of the answer" if self._one_stack and answer else ""
         needed = len(alone) + self._around + (answer if self._one_stack else 0)
         most = self.writer.model.backbone.longest_text
         longer = f"give max_length={needed} or more, " if needed <= most else f"the model reads {most} at most: give "
         raise UserError(
-            f"{location(where)}: {len(alone) + self._around} tokens{more}, without a demonstration; {self.longest} are "
-            "read at a time",
-            f"{longer}a shorter task.prompt.template=, or take the row out",
+            f"{location(where)}: {len(alone) + self._around} tokens{more}, without a demonstration; the limit is "
+            f"{self.longest}",
+            f"{longer}a shorter task.prompt.template=, or remove the row",
         )
 
-    def with_kept(self, values: Mapping[str, str], kept: int) -> Question:
-        """A row behind that many demonstrations."""
+    def with_demonstrations(self, values: Mapping[str, str], kept: int) -> Question:
+        """A row after that many demonstrations."""
         return self._laid_out(kept, self._own(values, kept > 0))
 
     def _own(self, values: Mapping[str, str], behind: bool) -> tuple[int, ...]:
-        """The tokens of a row, with what separates it from the demonstration before it."""
+        """The tokens of a row, with the separator from the previous demonstration."""
         text = (SEPARATOR if behind else "") + self.template.before(values)
         return tuple(self.writer.encode(text).tolist()) if text else ()
 
     def _laid_out(self, kept: int, own: tuple[int, ...]) -> Question:
-        """Where the model has special tokens around a text nothing is shared."""
+        """Nothing is shared if the model puts special tokens around a text."""
         question = Question(kept, self._shared[kept], own)
         if question.tokens and not self._around:
             return question
@@ -133,14 +133,14 @@ class Prompts:
 
 
 Normalisation = Literal["none", "length", "calibrated"]
-# Inputs that say nothing (Zhao et al. 2021, section 5).
+# Content-free inputs (Zhao et al. 2021, section 5).
 _CONTENT_FREE = ("N/A", "[MASK]", "")
 
 
 @dataclass(frozen=True)
 class PromptedEvaluation:
-    """One draw of demonstrations on one split. rows: those that have a prediction each. kept: how many demonstrations
-    each was asked behind, of `shots`. prompt: of the first row, as text."""
+    """An evaluation with one sample of demonstrations on one split. rows: those with one prediction each. kept:
+    demonstrations that fit for each row, of `shots`. prompt: of the first row, as text."""
 
     rows: Rows
     predictions: Sequence[Prediction]
@@ -151,9 +151,9 @@ class PromptedEvaluation:
 
 
 class FewShot:
-    """longest: tokens that the model reads at a time. normalisation: of a candidate's log-probability. none: the sum
-    over its tokens. length: their mean. calibrated: against the probability that it has behind the same prompt with
-    inputs that say nothing (contextual calibration, Zhao et al. 2021)."""
+    """longest: maximum tokens that the model reads. normalisation: of a candidate's log-probability. none: the sum over
+    its tokens. length: the mean. calibrated: relative to its probability after content-free inputs (contextual
+    calibration, Zhao et al. 2021)."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class FewShot:
         self.scorer = CandidateScorer(model.backbone, model.head, model.start, model.prefix, batch_tokens)
 
     def evaluate(self, shown: Rows, rows: Rows, seed: int = 0) -> PromptedEvaluation:
-        """Predict labelled rows behind demonstrations. seed: of texts that are drawn where the task draws them."""
+        """Predicts labeled rows after demonstrations. seed: for sampled generation."""
         rows = self.kind.predicted_rows(rows)
         prompts = Prompts(self.kind, self.template, self.writer, shown, self.longest)
         candidates = self.kind.candidates(rows)
@@ -186,7 +186,7 @@ class FewShot:
         return PromptedEvaluation(rows, predictions, scores, np.array(kept), prompts.shots, text)
 
     def _written(self, prompts: Prompts, rows: Rows, seed: int) -> tuple[list[Prediction], list[int]]:
-        """Texts generated up to the end of the line, or to what follows the answer."""
+        """Generates up to the end of the line, or to the text that follows the answer."""
         settings, values = self.kind.config.generation, values_of(self.kind, rows)
         questions = [
             prompts.question(own, settings.max_new_tokens, where)
@@ -205,7 +205,7 @@ class FewShot:
         return predictions, [question.kept for question in questions]
 
     def _line_ends(self) -> list[int]:
-        """The tokens that stand for ends of lines alone: behind them nothing counts, and nothing need be written."""
+        """The tokens of line breaks, where generation may stop."""
         texts = [self.writer.encode(text).tolist() for text in ("\n", "\n\n")]
         decode = self.writer.tokenizer.decode
         return [ids[0] for ids in texts if len(ids) == 1 and "\n" in decode(ids, skip_special=False)]
@@ -213,7 +213,7 @@ class FewShot:
     def _chosen(
         self, prompts: Prompts, rows: Rows, candidates: Sequence[Sequence[str]]
     ) -> tuple[list[Prediction], list[int]]:
-        """The best candidate of each row, and its share of the softmax over their scores."""
+        """The best candidate of each row, and its softmax probability."""
         values = values_of(self.kind, rows)
         answers = [
             [self._tokens(self.template.answer(text, own)) for text in texts]
@@ -243,19 +243,19 @@ class FewShot:
         return predictions, [question.kept for question in questions]
 
     def _scored(self, questions: Sequence[Question], answers: Sequence[Sequence[tuple[int, ...]]]) -> list[np.ndarray]:
-        """Questions of the same demonstrations."""
+        """Scores questions with the same demonstrations."""
         return self.scorer.score(questions[0].shared, [question.own for question in questions], answers)
 
     def _prior(self, prompts: Prompts, kept: int, candidates: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """(C,) of each row: the probability of its candidates among each other behind inputs that say nothing, the mean
-        over these."""
+        """(C,) for each row: the probabilities of its candidates relative to each other after content-free inputs,
+        averaged over these."""
         names, texts = self.kind.config.reads, list(dict.fromkeys(text for row in candidates for text in row))
         location = {text: number for number, text in enumerate(texts)}
         sums = []
         for nothing in _CONTENT_FREE:
             values = dict.fromkeys(names, nothing)
             answers = [self._tokens(self.template.answer(text, values)) for text in texts]
-            question = prompts.with_kept(values, kept)
+            question = prompts.with_demonstrations(values, kept)
             sums.append(self._scored([question], [answers])[0])
         return [
             np.mean([_softmax(row[[location[text] for text in own]]) for row in sums], axis=0) for own in candidates
@@ -272,11 +272,10 @@ class FewShot:
 
 
 def _checked(kind: TaskKind) -> str:
-    """The template of a kind. UserError where rows of the kind are not put into words, and where it names a column that
-    is not read."""
+    """The template of a kind. UserError if the kind has no prompts, or the template names an unread column."""
     if not isinstance(kind.config, PromptedConfig):
         raise UserError(
-            f"task={kind.config.name} is {kind.config.kind}: its rows are not put into words",
+            f"task={kind.config.name} is {kind.config.kind}, which has no prompts",
             f"lmtool finetune task={kind.config.name} learns it",
         )
     problem = kind.config.unworded()

@@ -1,7 +1,6 @@
-"""A template as tokens: what stands around the texts of a row, and in the place of the answer.
+"""A template as tokens: the runs around a row's texts, and the answer's position.
 
-What the template says and each text are cut into tokens by themselves. White space in front of a text or of the answer
-belongs to it, as in `template`.
+Each part of the template and each text is tokenized separately. White space before a text or the answer belongs to it.
 
 Shape letters: K columns of a template, E rows.
 """
@@ -20,11 +19,11 @@ from lmtool.tasks.kinds.texts import EncodedTexts
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 SEPARATOR = "\n\n"
-"""Between demonstrations (Brown et al. 2020, appendix G)."""
+"""Separates demonstrations (Brown et al. 2020, appendix G)."""
 
 
 class PromptTemplate:
-    """text: with places for columns, and one for the answer, as `PromptConfig.template`."""
+    """text: the template with placeholders, see `PromptConfig.template`."""
 
     def __init__(self, text: str):
         self.text = text
@@ -33,19 +32,19 @@ class PromptTemplate:
         self._space = before[len(self._before) :]
 
     def before(self, values: Mapping[str, str]) -> str:
-        """What stands before the answer. values: the row's texts by column."""
+        """The text before the answer. values: the row's texts by column."""
         return _filled(self._before, values)
 
     def answer(self, text: str, values: Mapping[str, str]) -> str:
-        """The answer, with the white space before it and all that follows it."""
+        """The answer, with the preceding white space and the following text."""
         return self._space + text + _filled(self._after, values)
 
     def example(self, text: str, values: Mapping[str, str]) -> str:
-        """A demonstration: all of it."""
+        """A complete demonstration."""
         return self.before(values) + self.answer(text, values)
 
     def stop(self, values: Mapping[str, str]) -> str:
-        """What ends an answer that is generated: the end of its line, or what follows it."""
+        """The text that ends a generated answer: a line break, or the text after it."""
         return _filled(self._after, values).strip() or "\n"
 
 
@@ -54,13 +53,12 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     return "".join(literal + (values[name] if name is not None else "") for literal, name, _, _ in pieces)
 
 
-# A letter, behind which what stands in the middle of a text is cut as it is there.
+# A letter, so that the following text is tokenized as in mid-text.
 _LETTER = "a"
 
 
 class Pattern:
-    """columns: the columns it names, in their order, each with the white space in front of it (`spaces`). space: that
-    in front of the answer."""
+    """columns: the template's columns in order. spaces: the white space before each. space: that before the answer."""
 
     def __init__(self, template: str, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
@@ -80,33 +78,33 @@ class Pattern:
 
     @property
     def ends_with_answer(self) -> bool:
-        """Whether nothing follows the answer."""
+        """Whether no text follows the answer."""
         return self._names[-1] == ANSWER and not self._last.strip()
 
     def pieces(self, answer: Sequence[int] | None, before: str = "") -> tuple[list[list[int]], tuple[int, int]]:
-        """The K+1 runs of tokens around the columns, with the answer in one of them; its place: the run, and the first
-        token in it. answer: its tokens; None: what stands before it alone. before: text in front of all."""
+        """The K+1 runs of tokens around the columns, one of which holds the answer; and the answer's position: the run,
+        and its first token in it. answer: its tokens; None: only the text before it. before: text before the prompt."""
         pieces: list[list[int]] = [[]]
-        place, literal = (0, 0), before
+        position, literal = (0, 0), before
         for text, name in zip(self._literals, self._names, strict=True):
             pieces[-1] += self._tokens(literal + text, len(pieces) == 1 and not pieces[0] and not before)
             literal = ""
             if name != ANSWER:
                 pieces.append([])
                 continue
-            place = (len(pieces) - 1, len(pieces[-1]))
+            position = (len(pieces) - 1, len(pieces[-1]))
             if answer is None:
-                return pieces, place
+                return pieces, position
             pieces[-1] += answer
         pieces[-1] += self._tokens(self._last, False)
-        return pieces, place
+        return pieces, position
 
     def answer(self, word: str) -> list[int]:
-        """The tokens of a word in the place of the answer."""
+        """The tokens of a word at the answer's position."""
         return self.tokenizer.encode(self.space + word).tolist()
 
     def _tokens(self, text: str, first: bool) -> list[int]:
-        """first: whether nothing stands in front of it."""
+        """first: whether nothing precedes the text."""
         if not text:
             return []
         ids = self.tokenizer.encode(text).tolist()
@@ -117,7 +115,7 @@ class Pattern:
 
 
 class PatternTexts:
-    """The texts of E rows in the places of a pattern. lengths: (K, E) their tokens."""
+    """The texts of E rows for a pattern. lengths: (K, E) tokens."""
 
     def __init__(self, rows: Rows, pattern: Pattern):
         self.texts = [
@@ -127,12 +125,12 @@ class PatternTexts:
         self.lengths = np.array([text.lengths for text in self.texts], dtype=np.int64).reshape(-1, len(rows))
 
 
-def room_for_texts(max_length: int, special_count: int, texts: int) -> int:
-    """Tokens that a prompt leaves its texts. special_count: its own tokens. texts: how many there are.
-    UserError where fewer tokens are left than texts."""
+def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
+    """Tokens that a prompt leaves for its texts. special_count: the prompt's own tokens. texts: their number. UserError
+    if fewer tokens than texts are left."""
     if max_length - special_count < texts:
         raise UserError(
-            f"max_length={max_length} leaves no room for text: the prompt around it has {special_count} tokens",
+            f"max_length={max_length} leaves no capacity for text: the prompt around it has {special_count} tokens",
             f"give max_length={special_count + 16 * max(texts, 1)}, as far as the model goes, or a shorter "
             "task.prompt.template=",
         )
@@ -140,8 +138,8 @@ def room_for_texts(max_length: int, special_count: int, texts: int) -> int:
 
 
 def label_tokens(pattern: Pattern, labels: Sequence[str], words: Sequence[str]) -> list[int]:
-    """The one token that each class's word is in the place of the answer. UserError where a word is several, or none of
-    the vocabulary, and where two words are the same."""
+    """The token of each class's word at the answer's position. UserError if a word has several tokens or none, and if
+    two words are equal."""
     tokens: list[int] = []
     hint = "give words of one token each: task.prompt.words={CLASS: WORD, ...}"
     unknown = pattern.tokenizer.roles.get("unk")
@@ -150,8 +148,8 @@ def label_tokens(pattern: Pattern, labels: Sequence[str], words: Sequence[str]) 
         if len(ids) != 1:
             pieces = " ".join(pattern.tokenizer.pieces(ids))
             raise UserError(
-                f"task.prompt.words: {word!r}, for {label}, has {len(ids)} tokens in this vocabulary ({pieces}); "
-                "one is predicted",
+                f"task.prompt.words: {word!r}, for {label}, has {len(ids)} tokens in this vocabulary ({pieces}); it "
+                "must be a single token",
                 hint,
             )
         if ids[0] == unknown:

@@ -1,4 +1,4 @@
-"""Which parameters learn, as configuration: a file a method. Imports no torch."""
+"""Configuration of tuning methods. Imports no torch."""
 
 from typing import TYPE_CHECKING
 

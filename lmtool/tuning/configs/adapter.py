@@ -1,4 +1,4 @@
-"""Adapters, and the fusion of trained ones, as configuration. Imports no torch."""
+"""Configuration of adapters and of their fusion. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Scale = float | Literal["learned"]
 
 
 @dataclass(frozen=True)
-class PublishedPlacement:
-    """A placement as it was published. slots: of a layer. reads: what an adapter reads. bottleneck: its width, or
-    reduction: the hidden size over it. scale: of what it adds. trains_norms: whether the layers' norms learn too."""
+class PlacementSettings:
+    """A published placement. slots: in a layer. reads: the adapter's input. bottleneck: its width, or reduction: the
+    hidden size over the width. scale: of its output. trains_norms: whether the layers' norms are trained too."""
 
     slots: tuple[str, ...]
     reads: AdapterReads
@@ -38,36 +38,36 @@ class PublishedPlacement:
     trains_norms: bool = False
 
 
-HF_FORMAT: dict[Placement, PublishedPlacement] = {
+HF_FORMAT: dict[Placement, PlacementSettings] = {
     # Section 2.1, with the middle one of its sizes; activation and norms as in github.com/google-research/adapter-bert.
-    "houlsby": PublishedPlacement(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
+    "houlsby": PlacementSettings(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
     # Section 3.1 and appendix B of "AdapterFusion"; the values of AdapterHub's `seq_bn`.
-    "pfeiffer": PublishedPlacement(("ffn_adapter",), "sum", "relu", reduction=16.0),
+    "pfeiffer": PlacementSettings(("ffn_adapter",), "sum", "relu", reduction=16.0),
     # Table 1 and section 4.6; the values of AdapterHub's `par_bn`.
-    "parallel": PublishedPlacement(("ffn_adapter",), "input", "relu", reduction=2.0, scale=4.0),
+    "parallel": PlacementSettings(("ffn_adapter",), "input", "relu", reduction=2.0, scale=4.0),
 }
 
 
 class TrainedAdapter(Config):
-    """The adapters of an earlier run, as they are named and as they were trained. A path alone is completed from the
-    run's configuration, so that a checkpoint made with them is built again without that run."""
+    """The adapters of an earlier run: names and training setup. A bare path is completed from the run's configuration,
+    so that a checkpoint with them can be rebuilt without that run."""
 
-    path: str = Field(description="The run or checkpoint they are taken from.", min_length=1)
-    placement: Placement = Field(description="Where they stand.")
+    path: str = Field(description="The run or checkpoint that holds them.", min_length=1)
+    placement: Placement = Field(description="Their placement.")
     bottleneck: int = Field(description="Their width.", ge=1)
-    activation: Activation = Field(description="Between down and up.")
-    scale: Scale = Field(description="Of what they add.")
-    hidden_size: int = Field(description="Of the model they were trained in.", ge=1)
-    num_layers: int = Field(description="Of the model they were trained in.", ge=1)
+    activation: Activation = Field(description="Activation between down and up projection.")
+    scale: Scale = Field(description="Scale of their output.")
+    hidden_size: int = Field(description="Hidden size of the model they were trained in.", ge=1)
+    num_layers: int = Field(description="Layers of the model they were trained in.", ge=1)
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_path(cls, given: Any) -> Any:
-        return _read(given) if isinstance(given, str) else given
+    def _of_a_path(cls, value: Any) -> Any:
+        return _read(value) if isinstance(value, str) else value
 
 
 def _read(path: str) -> dict[str, Any]:
-    """What the configuration of a run says of its adapters. UserError where it has none that can be used again."""
+    """The adapters in a run's configuration. UserError if it has none that can be reused."""
     try:
         saved = read_checkpoint(path)
     except UserError as error:
@@ -82,11 +82,11 @@ def _read(path: str) -> dict[str, Any]:
     if trained.stack_on:
         raise UserError(
             f"{path}: its adapters are stacked on those of {trained.stack_on[0].path}",
-            "give a run whose adapters stand on the model itself",
+            "give a run whose adapters are not stacked",
         )
-    if trained.learns_norms:
+    if trained.tunes_norms:
         raise UserError(
-            f"{path}: its layers' norms were trained too, so its adapters do not stand on the model it started from",
+            f"{path}: its layers' norms were trained too, so its adapters do not fit the model it started from",
             "train it again with tuning.train_norms=false",
         )
     return {
@@ -101,12 +101,12 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _same_sizes(key: str, trained: tuple[TrainedAdapter, ...]) -> Iterator[Requirement]:
-    """The model that adapters were trained in has the sizes of this one."""
+    """Requires that adapters were trained in a model of the same sizes."""
     for adapter in trained:
         for name in ("hidden_size", "num_layers"):
             hint = "start from the checkpoint that they were trained on"
             size = adapter.hidden_size if name == "hidden_size" else adapter.num_layers
-            reason = f"{adapter.path}: its adapters are of a model with {name}={size}"
+            reason = f"{adapter.path}: its adapters were trained in a model with {name}={size}"
             yield Requirement(_size(name, size), key, reason, hint)
 
 
@@ -123,7 +123,7 @@ def _size(name: str, size: int) -> Offer[ModelConfig]:
 
 
 def _other_placements(key: str, trained: tuple[TrainedAdapter, ...], placement: Placement) -> Iterator[Problem]:
-    """Trained adapters stand in one place of each layer."""
+    """Requires the same placement of all trained adapters."""
     for adapter in trained:
         if adapter.placement != placement:
             message = f"{adapter.path}: its adapters have tuning.placement={adapter.placement}, not {placement}"
@@ -132,9 +132,9 @@ def _other_placements(key: str, trained: tuple[TrainedAdapter, ...], placement: 
 
 @component("tuning", "adapter", builder="lmtool.tuning.adapter:AdapterTuning")
 class AdapterConfig(ByDepthConfig):
-    """Small maps between the layers' sublayers learn, and the head (Houlsby et al. 2019)."""
+    """Small modules between the layers' sublayers are trained, and the head (Houlsby et al. 2019)."""
 
-    name: Literal["adapter"] = Field("adapter", description="Adapters and the head learn; the model is frozen.")
+    name: Literal["adapter"] = Field("adapter", description="Adapters and the head are trained; the model is frozen.")
     placement: Placement = Field(
         "pfeiffer",
         description="houlsby: after attention and FFN; pfeiffer: after FFN; parallel: parallel to FFN. houlsby: two "
@@ -171,27 +171,27 @@ class AdapterConfig(ByDepthConfig):
     @model_validator(mode="after")
     def _one_width(self) -> Self:
         if self.bottleneck is not None and self.reduction is not None:
-            raise ValueError(f"bottleneck={self.bottleneck} and reduction={self.reduction:g} both give the width")
+            raise ValueError(f"bottleneck={self.bottleneck} and reduction={self.reduction:g} both set the width")
         return self
 
     @property
-    def published(self) -> PublishedPlacement:
-        """The placement as published."""
+    def published(self) -> PlacementSettings:
+        """The published settings of the placement."""
         return HF_FORMAT[self.placement]
 
     @property
     def activation_used(self) -> Activation:
-        """Between down and up."""
+        """The activation between down and up projection."""
         return self.activation or self.published.activation
 
     @property
     def scale_used(self) -> Scale:
-        """Of what an adapter adds."""
+        """The scale of the output."""
         return self.published.scale if self.scale is None else self.scale
 
     @property
-    def learns_norms(self) -> bool:
-        """Whether the norms of the layers learn."""
+    def tunes_norms(self) -> bool:
+        """Whether the norms of the layers are trained."""
         return self.published.trains_norms if self.train_norms is None else self.train_norms
 
     @property
@@ -203,7 +203,7 @@ class AdapterConfig(ByDepthConfig):
         return tuple(adapter.path for adapter in self.stack_on)
 
     def width_at(self, hidden_size: int) -> int:
-        """Of an adapter in a model of this width; 0 where the reduction leaves none."""
+        """The width of an adapter for this hidden size; 0 if the reduction is too large."""
         own = self if self.bottleneck is not None or self.reduction is not None else self.published
         return int(hidden_size // own.reduction) if own.reduction is not None else own.bottleneck or 0
 
@@ -225,10 +225,10 @@ class AdapterConfig(ByDepthConfig):
 
 @component("tuning", "adapter_fusion", builder="lmtool.tuning.adapter:AdapterFusionTuning")
 class AdapterFusionConfig(TuningConfig):
-    """Trained adapters are frozen; how they are mixed learns, and the head (Pfeiffer et al. 2021, "AdapterFusion")."""
+    """Trained adapters are frozen; their mixture is trained, and the head (Pfeiffer et al. 2021, "AdapterFusion")."""
 
     name: Literal["adapter_fusion"] = Field(
-        "adapter_fusion", description="An attention over trained adapters learns, and the head."
+        "adapter_fusion", description="An attention over trained adapters is trained, and the head."
     )
     adapters: tuple[TrainedAdapter, ...] = Field(
         (), description="two or more runs from the same checkpoint, with the same placement"
@@ -245,7 +245,7 @@ class AdapterFusionConfig(TuningConfig):
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
-        reason = f"tuning={self.name} holds weights close to a start"
+        reason = f"tuning={self.name} keeps weights close to their initial values"
         yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "give tuning=adapter")
         yield from _same_sizes("tuning.adapters", self.adapters)
 
@@ -259,7 +259,8 @@ class AdapterFusionConfig(TuningConfig):
         twice = [run.path for run, folder in zip(self.adapters, folders, strict=True) if folders.count(folder) > 1]
         if twice:
             message = (
-                f"{key} names one run more than once: {', '.join(twice)}; a mixture of one with itself is that adapter"
+                f"{key} names one run more than once: {', '.join(twice)}; mixing a run with itself gives the same "
+                "adapter"
             )
             yield Problem(key, message, f"name each run once, {hint}")
         yield from _other_placements(key, self.adapters, self.adapters[0].placement)

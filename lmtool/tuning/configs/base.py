@@ -1,4 +1,4 @@
-"""What a tuning method and a scheme beside it are as configuration. Imports no torch."""
+"""Configuration base classes of tuning methods and training schemes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,88 +16,85 @@ from lmtool.models import recipes
 from lmtool.models.configs import LAYERS_OF_EACH_DEPTH, STACK, TRANSFORMER, ModelConfig
 from lmtool.nn.configs import Side
 
-# What a tuning method is as configuration: a file a method. Imports no torch.
-
 
 class TuningConfig(Component):
-    """The base of every tuning method. What a paper gives for it, its learning rate above all, stands in
-    `conf/recipe/tuning/NAME.yaml`; without one it learns as the model's recipe has it."""
+    """The base of every tuning method. Its published settings, above all the learning rate, are in
+    `conf/recipe/tuning/NAME.yaml`; without one, the model's recipe applies."""
 
     group: ClassVar[str] = "tuning"
     of_transformers: ClassVar[bool] = True
-    """Whether it edits the layers of a transformer; False: any model will do."""
+    """Whether it edits the layers of a transformer; False: any model."""
     of_stacks: ClassVar[bool] = False
-    """Whether it needs a stack of layers, of whatever kind, where it needs no transformer."""
+    """Whether it needs a stack of layers of any kind, if it needs no transformer."""
 
-    name: str = Field(description="Which tuning method.")
+    name: str = Field(description="Tuning method.")
 
     @property
     def builds_on(self) -> tuple[str, ...]:
-        """Earlier runs whose additions to the model it takes as they are: none."""
+        """Earlier runs whose additions to the model are loaded unchanged; none by default."""
         return ()
 
     @property
     def recipe_name(self) -> str:
-        """Which YAML of `conf/recipe/tuning/` is its: that of its name, where its fields do not choose another."""
+        """The YAML of `conf/recipe/tuning/` with its settings; its name, unless its fields choose another."""
         return self.name
 
     def recipe(self) -> dict[str, Any]:
-        """What `optimizer=auto` and `schedule=auto` stand for with this method: by section, {} where its YAML does not
-        say."""
+        """The sections for `optimizer=auto` and `schedule=auto`; {} if the YAML has none."""
         return recipes.of_tuning(type(self), self.recipe_name)
 
     @property
     def positions(self) -> int:
-        """Positions that it takes in every text of the input."""
+        """Positions used in every input text."""
         return 0
 
     def reserved_positions(self, model: ModelConfig) -> int:
-        """Those that a text of a model of this configuration lacks then: none where positions have no end."""
+        """Positions that texts lose in a model of this configuration; 0 if positions are unlimited."""
         return self.positions if model.table_of_positions else 0
 
     def warnings(self, optimizer: Any, model: Any) -> list[str]:
-        """What a user should know before training a model of this configuration with such an optimizer."""
+        """Warnings for training a model of this configuration with this optimizer."""
         return []
 
     @property
     def schemes(self) -> tuple[SchemeConfig, ...]:
-        """The schemes beside the method: when its parameters learn, and what holds them."""
+        """The training schemes: when parameters are trained, and what regularizes them."""
         return ()
 
     @property
     def needs_start(self) -> bool:
-        """Whether the weights that a run starts from are read all along, also where it resumes."""
+        """Whether the initial weights are read throughout training, also on resume."""
         return False
 
     def needs(self) -> Iterator[Requirement]:
-        """What it edits, what it trains, and what the schemes beside it follow."""
+        """The layers it edits, the parameters it trains, and the requirements of the schemes."""
         if self.of_transformers:
             reason = f"tuning={self.name} edits the layers of a transformer"
             yield Requirement(TRANSFORMER, "tuning", reason, "give tuning=full or tuning=head")
         if self.of_stacks:
-            reason = f"tuning={self.name} takes layers of a stack"
+            reason = f"tuning={self.name} needs a stack of layers"
             yield Requirement(STACK, "tuning", reason, "give tuning=full or tuning=head")
         for scheme in self.schemes:
             if scheme.name != "none":
-                reason = f"tuning with {scheme.name} follows single weights from step to step"
-                yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "give none in its place")
+                reason = f"tuning with {scheme.name} tracks single weights from step to step"
+                yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "give none instead")
 
 
 @dataclass(frozen=True)
 class HeadInput:
-    """What the heads of a task read of a model."""
+    """What a task's heads read from a model."""
 
     model: ModelConfig
     task: LearnedConfig
 
     @property
     def sides(self) -> set[Side]:
-        """The sides of a batch whose states are read."""
+        """The batch sides whose states are read."""
         return {member.states_read(self.model) for member in self.task.parts()}
 
     @property
     def depth(self) -> int:
-        """How many layers the stack has whose states are read; of two the fewer."""
+        """The number of layers of the stack that is read; of two stacks, the smaller number."""
         if self.model.architecture != "encoder_decoder":
             return self.model.num_layers
         depths = {"inputs": self.model.num_layers, "outputs": self.model.layers_of_decoder}
@@ -105,14 +102,14 @@ class HeadInput:
 
     @property
     def frozen_table(self) -> bool:
-        """Whether all answers are those of an output layer that is the token embedding. A head that fills masks has
-        layers of its own."""
+        """Whether all answers come from an output layer that is the frozen token embedding. A head that fills masks has
+        its own layers."""
         written = all(member.writes_text for member in self.task.parts())
         return written and self.model.architecture != "encoder" and not self.model.learned_output
 
 
 def offered(model: ModelConfig, task: LearnedConfig | None) -> dict[str, Any]:
-    """What a method is matched with, by section. task: None where it is not known."""
+    """The objects that a method is matched with, by section. task: None if unknown."""
     head = None if task is None else HeadInput(model, task)
     return {"model": model, "task": task, "head_input": head}
 
@@ -125,41 +122,37 @@ ONE_STACK: Offer[HeadInput] = Offer(
 
 
 def depth_of(layers: int) -> Offer[HeadInput]:
-    """So many layers before the head."""
+    """At least this many layers before the head."""
     return Offer(
         "head_input",
         lambda head: head.depth >= layers,
-        lambda head: f"{head.depth} layers stand before the head of model={head.model.name}",
+        lambda head: f"model={head.model.name} has {head.depth} layers before the head",
         wording="{reason}: {lacking}",
     )
 
 
-# Schemes beside a tuning method, as configuration: what learns when, and what holds weights at the pretrained ones.
-# Imports no torch.
-
-
 class SchemeConfig(Config):
-    """The base of what stands beside a method."""
+    """The base of training schemes."""
 
     name: str = Field(description="Which scheme.")
 
     @property
     def needs_start(self) -> bool:
-        """Whether it reads the weights that the run starts from, all along."""
+        """Whether it reads the initial weights throughout training."""
         return False
 
 
 class UnfreezingConfig(SchemeConfig):
-    """When each part of what learns begins to."""
+    """When each trainable part starts training."""
 
     name: str = Field(description="Which order.")
 
 
 @component("tuning/schedule", "none", builder="lmtool.tuning.schemes:Scheme")
 class AtOnceConfig(UnfreezingConfig):
-    """Everything learns from the first step."""
+    """Everything is trained from the first step."""
 
-    name: Literal["none"] = Field("none", description="Everything learns from the first step.")
+    name: Literal["none"] = Field("none", description="Everything is trained from the first step.")
 
 
 @component("tuning/schedule", "gradual_unfreezing", builder="lmtool.tuning.schemes:GradualUnfreezing")
@@ -167,7 +160,7 @@ class GradualUnfreezingConfig(UnfreezingConfig):
     """ULMFiT's gradual unfreezing (Howard and Ruder 2018, section 3.3)."""
 
     name: Literal["gradual_unfreezing"] = Field(
-        "gradual_unfreezing", description="The head first, then one layer more from the top at a time, embeddings last."
+        "gradual_unfreezing", description="The head first, then one more layer from the top at a time, embeddings last."
     )
     every_steps: int | None = Field(
         None, ge=1, description="steps until the next layer is unfrozen; null: one pass over the training examples"
@@ -175,7 +168,7 @@ class GradualUnfreezingConfig(UnfreezingConfig):
 
 
 class RegularizationConfig(SchemeConfig):
-    """What holds the weights at the pretrained ones."""
+    """Regularization towards the pretrained weights."""
 
     name: str = Field(description="Which regularization.")
 
@@ -186,15 +179,15 @@ class RegularizationConfig(SchemeConfig):
 
 @component("tuning/regularization", "none", builder="lmtool.tuning.schemes:Scheme")
 class NoRegularizationConfig(RegularizationConfig):
-    """Nothing beside dropout and weight decay."""
+    """Only dropout and weight decay."""
 
-    name: Literal["none"] = Field("none", description="Nothing beside dropout and weight decay.")
+    name: Literal["none"] = Field("none", description="Only dropout and weight decay.")
 
 
 @component("tuning/regularization", "l2_sp", builder="lmtool.tuning.schemes:L2Sp")
 class L2SpConfig(RegularizationConfig):
-    """A penalty on the distance from the pretrained weights (Li, Grandvalet and Davoine 2018, L2-SP), in the place of
-    weight decay."""
+    """A penalty on the distance from the pretrained weights (Li, Grandvalet and Davoine 2018, L2-SP), instead of weight
+    decay."""
 
     name: Literal["l2_sp"] = Field("l2_sp", description="A penalty on the distance from the pretrained weights.")
     alpha: float = Field(
@@ -207,16 +200,18 @@ class L2SpConfig(RegularizationConfig):
 
 @component("tuning/regularization", "mixout", builder="lmtool.tuning.schemes:Mixout")
 class MixoutConfig(RegularizationConfig):
-    """In each step a part of the weights are the pretrained ones again (Lee, Cho and Kang 2020)."""
+    """In each step, a random part of the weights is reset to the pretrained ones (Lee, Cho and Kang 2020)."""
 
-    name: Literal["mixout"] = Field("mixout", description="In each step a part of the weights are the pretrained ones.")
+    name: Literal["mixout"] = Field(
+        "mixout", description="In each step, a random part of the weights is reset to the pretrained ones."
+    )
     probability: float = Field(
         0.9, ge=0, le=1, description="replacement probability of a weight; published: 0.7, 0.8 and 0.9"
     )
 
 
 class ByDepthConfig(TuningConfig):
-    """A method whose parameters stand in the layers, so that these can begin to learn one after the other."""
+    """A method whose parameters are in the layers, so that these can be unfrozen one after the other."""
 
     schedule: Annotated[UnfreezingConfig, Choice("tuning/schedule")] = Field(
         AtOnceConfig(), description="when each layer starts training; `lmtool list tuning/schedule`"
@@ -228,13 +223,13 @@ class ByDepthConfig(TuningConfig):
 
     def needs(self) -> Iterator[Requirement]:
         if self.schedule.name != "none":
-            reason = f"tuning/schedule={self.schedule.name} begins with some layers"
+            reason = f"tuning/schedule={self.schedule.name} starts with some layers"
             yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning.schedule", reason, "give tuning/schedule=none")
         yield from super().needs()
 
 
 class OfPretrainedConfig(TuningConfig):
-    """A method by which pretrained weights learn, so that these can be held."""
+    """A method that trains pretrained weights, so that these can be regularized."""
 
     regularization: Annotated[RegularizationConfig, Choice("tuning/regularization")] = Field(
         NoRegularizationConfig(),

@@ -1,4 +1,4 @@
-"""The tuning methods but adapters, as configuration. Imports no torch."""
+"""Configuration of the tuning methods except adapters. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ from lmtool.models.configs import (
 )
 from lmtool.tuning.configs.base import ONE_STACK, ByDepthConfig, HeadInput, OfPretrainedConfig, TuningConfig, depth_of
 
-# Full finetuning as configuration. Imports no torch.
-
 
 @component("tuning", "full", builder="lmtool.tuning.partial:FullTuning")
 class FullConfig(ByDepthConfig, OfPretrainedConfig):
-    """Every parameter learns, but for the lowest ones where these are frozen."""
+    """Every parameter is trained, except for frozen lowest layers."""
 
     of_transformers: ClassVar[bool] = False
 
-    name: Literal["full"] = Field("full", description="Every parameter learns.")
+    name: Literal["full"] = Field("full", description="Every parameter is trained.")
     freeze_embeddings: bool = Field(
         False, description="freeze the embeddings: tokens, positions, segments and their norm"
     )
@@ -55,21 +53,18 @@ def _fewer_layers(model: ModelConfig) -> str:
     return f"give tuning.freeze_layers={model.num_layers + model.layers_of_decoder} at most"
 
 
-# Feature extraction as configuration. Imports no torch.
-
-
 _SIDE_BY_SIDE = 4
 
 
 @component("tuning", "head", builder="lmtool.tuning.partial:HeadTuning")
 class HeadConfig(TuningConfig):
-    """Feature extraction: the backbone is frozen, the task's head learns."""
+    """Feature extraction: the backbone is frozen, the task's head is trained."""
 
     of_transformers: ClassVar[bool] = False
 
     name: Literal["head"] = Field(
         "head",
-        description="Feature extraction: only the task's head learns; the pooler too where it is new.",
+        description="Feature extraction: only the task's head is trained, and its pooler if new.",
     )
     layers: Literal["last", "scalar_mix", "concat_last_4"] = Field(
         "last",
@@ -81,13 +76,13 @@ class HeadConfig(TuningConfig):
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         hint = "give tuning=last_n, tuning=lora or tuning=full"
-        yield Requirement(_SOMETHING_LEARNS, "tuning", f"tuning={self.name} trains heads alone", hint)
+        yield Requirement(_SOMETHING_LEARNS, "tuning", f"tuning={self.name} trains only heads", hint)
         if self.layers == "last":
             return
         key, typed, hint = "tuning.layers", f"tuning.layers={self.layers}", "give tuning.layers=last"
         yield Requirement(STACK, key, f"{typed} reads the layers of a stack", hint)
         if self.layers == "scalar_mix":
-            yield Requirement(STATES_OF_ONE_WIDTH, key, f"{typed} adds up states of one width", hint)
+            yield Requirement(STATES_OF_ONE_WIDTH, key, f"{typed} mixes states of equal width", hint)
         yield Requirement(_READS_STATES, key, typed, hint)
         yield Requirement(ONE_STACK, key, f"{typed} reads one stack", hint)
         if self.layers == "concat_last_4":
@@ -98,8 +93,8 @@ _SOMETHING_LEARNS: Offer[HeadInput] = Offer(
     "head_input",
     lambda head: not head.frozen_table,
     lambda head: (
-        f"the answers of task={head.task.name} are given by the language model's head, which is the frozen token table "
-        f"of model={head.model.name}: nothing would learn"
+        f"the answers of task={head.task.name} come from the language model's head, which is the frozen token table "
+        f"of model={head.model.name}: nothing would be trained"
     ),
 )
 
@@ -112,22 +107,19 @@ def _of_last_layer(task: LearnedConfig) -> LearnedConfig | None:
 _READS_STATES: Offer[LearnedConfig] = Offer(
     "task",
     lambda task: _of_last_layer(task) is None,
-    lambda task: f"the language model's head of task={(_of_last_layer(task) or task).name} reads the last layer alone",
+    lambda task: f"the language model's head of task={(_of_last_layer(task) or task).name} reads only the last layer",
     wording="{reason}: {lacking}",
 )
 
 
-# Finetuning of the last layers as configuration. Imports no torch.
-
-
 @component("tuning", "last_n", builder="lmtool.tuning.partial:LastLayersTuning")
 class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
-    """The top layers and the head learn, what is below them is frozen."""
+    """The top layers and the head are trained, the layers below are frozen."""
 
     of_transformers: ClassVar[bool] = False
     of_stacks: ClassVar[bool] = True
 
-    name: Literal["last_n"] = Field("last_n", description="The top layers learn.")
+    name: Literal["last_n"] = Field("last_n", description="The top layers are trained.")
     layers: int | None = Field(
         None,
         ge=1,
@@ -137,7 +129,7 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
     )
 
     def learning(self, depth: int) -> int:
-        """How many of `depth` layers learn."""
+        """The number of trained layers of `depth`."""
         return -(-depth // 4) if self.layers is None else self.layers
 
     def needs(self) -> Iterator[Requirement]:
@@ -153,21 +145,15 @@ def _fewer_of_head(head: HeadInput) -> str:
     return f"give tuning.layers={head.depth} or less, or tuning=full"
 
 
-# BitFit as configuration. Imports no torch.
-
-
 @component("tuning", "bitfit", builder="lmtool.tuning.partial:BitFitTuning")
 class BitFitConfig(ByDepthConfig):
-    """Only biases learn (Ben Zaken et al. 2022)."""
+    """Only biases are trained (Ben Zaken et al. 2022)."""
 
-    name: Literal["bitfit"] = Field("bitfit", description="The biases of all maps and norms learn.")
+    name: Literal["bitfit"] = Field("bitfit", description="The biases of all maps and norms are trained.")
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         yield Requirement(BIASES, "tuning", "tuning=bitfit trains biases", "give tuning=ia3 or tuning=lora")
-
-
-# LoRA as configuration. Imports no torch.
 
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_gate", "fc_out"]
@@ -175,7 +161,7 @@ Projection = Literal["q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_gate
 
 @component("tuning", "lora", builder="lmtool.tuning.lora:LoraTuning")
 class LoraConfig(ByDepthConfig):
-    """Low-rank adaptation (Hu et al. 2021): W0 x + (alpha / rank) B A x, of which A and B learn."""
+    """Low-rank adaptation (Hu et al. 2021): W0 x + (alpha / rank) B A x, with trainable A and B."""
 
     name: Literal["lora"] = Field("lora", description="Low-rank updates of the layers' linear maps learn.")
     rank: int = Field(8, ge=1, description="rank of A (rank x inputs) and B (outputs x rank)")
@@ -207,7 +193,7 @@ class LoraConfig(ByDepthConfig):
 
     @property
     def scale(self) -> float:
-        """What B A x is multiplied with."""
+        """The factor of B A x."""
         return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
 
     def needs(self) -> Iterator[Requirement]:
@@ -215,12 +201,12 @@ class LoraConfig(ByDepthConfig):
         if self.bias != "none":
             yield Requirement(BIASES, "tuning.bias", f"tuning.bias={self.bias} trains biases", "give tuning.bias=none")
         if "fc_gate" in self.projections:
-            others = ",".join(name for name in self.projections if name != "fc_gate") or "fc_in"
-            hint = f"give 'tuning.projections=[{others}]'"
+            supported = ",".join(name for name in self.projections if name != "fc_gate") or "fc_in"
+            hint = f"give 'tuning.projections=[{supported}]'"
             yield Requirement(GATE, "tuning.projections", "tuning.projections names fc_gate", hint)
 
     def warnings(self, optimizer: Any, model: Any) -> list[str]:
-        """A product of two matrices has no more ranks than the smallest side of the map."""
+        """Warns if the rank exceeds the smaller dimension of the map."""
         heads = {"k_proj": model.key_value_heads, "v_proj": model.key_value_heads}
         sides = {
             name: model.feedforward_size
@@ -233,12 +219,9 @@ class LoraConfig(ByDepthConfig):
         if self.rank <= most:
             return []
         return [
-            f"tuning.rank={self.rank}: an update of {name} ({model.hidden_size} and {side} wide) has {most} ranks at "
-            f"most; tuning.rank={most} has all that it can learn"
+            f"tuning.rank={self.rank}: an update of {name} ({model.hidden_size} x {side}) has at most rank {most}; "
+            f"tuning.rank={most} is equivalent"
         ]
-
-
-# IA3 as configuration. Imports no torch.
 
 
 @component("tuning", "ia3", builder="lmtool.tuning.lora:Ia3Tuning")
@@ -246,24 +229,21 @@ class Ia3Config(ByDepthConfig):
     """Inner activations are rescaled by learned vectors (Liu et al. 2022)."""
 
     name: Literal["ia3"] = Field(
-        "ia3", description="Vectors learn that rescale keys, values and what the feed-forward part's last map reads."
+        "ia3", description="Trains vectors that rescale keys, values and the input of the feed-forward part's last map."
     )
 
 
-# Soft prompts as configuration. Imports no torch.
-
-
 SMALL_RATE = 1e-2
-"""Soft prompts hardly move below this learning rate: they are published with 0.3."""
+"""Soft prompts hardly change below this learning rate; 0.3 is published."""
 
 
 @component("tuning", "prompt", builder="lmtool.tuning.prompt:PromptTuning")
 class SoftPromptConfig(TuningConfig):
-    """Soft prompts (Lester et al. 2021): vectors that stand in every text as tokens do, and learn; the model is frozen.
+    """Soft prompts (Lester et al. 2021): trainable vectors that act as tokens in every text; the model is frozen.
 
-    Published for T5, whose encoder reads them before all tokens, as decoders do here. Of an encoder they stand behind
-    the first token, whose state the classifier reads: it keeps the position it was pretrained at. Where token vectors
-    hold less than T5's, whose root mean square is above 1, a prompt's learning rate is smaller in proportion.
+    Published for T5, whose encoder reads them before all tokens, as decoders do here. In an encoder they follow the
+    first token, whose state the classifier reads, so that it keeps its pretrained position. For token vectors smaller
+    than T5's, whose root mean square is above 1, the learning rate is scaled down in proportion.
     """
 
     name: Literal["prompt"] = Field("prompt", description="Soft prompts: vectors among the tokens of every text.")
@@ -281,6 +261,7 @@ class SoftPromptConfig(TuningConfig):
     head_scale: float = Field(
         0.01, gt=0, description="learning rate of the heads as a multiple of the prompts' (published: none)"
     )
+    head_scale: float = Field(0.01, gt=0, description="Learning rate of the heads, as a multiple of the schedule's.")
 
     @property
     def positions(self) -> int:
@@ -300,20 +281,17 @@ class SoftPromptConfig(TuningConfig):
         if optimizer.lr >= SMALL_RATE:
             return []
         return [
-            f"optimizer.lr={optimizer.lr:g}: soft prompts hardly move below {SMALL_RATE:g}; optimizer=auto gives the "
-            "published 0.3"
+            f"optimizer.lr={optimizer.lr:g}: soft prompts hardly change below {SMALL_RATE:g}; optimizer=auto gives "
+            "the published 0.3"
         ]
-
-
-# Prefix tuning as configuration. Imports no torch.
 
 
 @component("tuning", "prefix", builder="lmtool.tuning.prompt:PrefixTuning")
 class PrefixConfig(TuningConfig):
-    """Prefix tuning (Li and Liang 2021): keys and values in front of every text learn, in each layer's attention, of an
-    encoder-decoder also in front of what its cross-attention reads; the model is frozen.
+    """Prefix tuning (Li and Liang 2021): trains keys and values before every text in each layer's attention, in an
+    encoder-decoder also in its cross-attention; the model is frozen.
 
-    A prefix is what a model keeps of tokens that it has read before: it takes the first positions.
+    A prefix acts like cached keys and values of previous tokens: it uses the first positions.
     """
 
     name: Literal["prefix"] = Field("prefix", description="Keys and values in front of every text, in each layer.")
@@ -332,15 +310,11 @@ class PrefixConfig(TuningConfig):
         return self.length
 
 
-# P-tuning, both versions, as configuration. Imports no torch.
-
-
 @component("tuning", "ptuning", builder="lmtool.tuning.prompt:PTuning")
 class PTuningConfig(TuningConfig):
-    """P-tuning: soft prompts behind an encoder of their own that learns (Liu et al. 2021, "GPT Understands, Too"); with
-    `deep`, prompts in every layer and no encoder (Liu et al. 2022, "P-Tuning v2"), which is a prefix without a map. The
-    model is frozen.
-    """
+    """P-tuning: soft prompts computed by a trainable encoder (Liu et al. 2021, "GPT Understands, Too"); with `deep`,
+    prompts in every layer and no encoder (Liu et al. 2022, "P-Tuning v2"), which is a prefix without a map. The model
+    is frozen."""
 
     name: Literal["ptuning"] = Field("ptuning", description="Soft prompts behind an encoder, or in every layer.")
     length: int = Field(
@@ -367,5 +341,5 @@ class PTuningConfig(TuningConfig):
     @model_validator(mode="after")
     def _deep_prompts_have_no_encoder(self) -> PTuningConfig:
         if self.deep and self.encoder != "lstm":
-            raise ValueError(f"encoder={self.encoder} is of prompts at the input; with deep=true there is none")
+            raise ValueError(f"encoder={self.encoder} applies to prompts at the input; deep=true has none")
         return self

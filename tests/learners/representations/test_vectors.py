@@ -78,7 +78,7 @@ def test_long_texts_are_cut_and_counted(tmp_path):
     make("bert", tmp_path)
     said = []
     vectors, _ = embedded(tmp_path, "last", "none", ["dog " * 100, "dog"], warn=said.append)
-    assert len(vectors[0].tokens) == 40 and said == ["1 of 2 texts are cut to 40 tokens"]
+    assert len(vectors[0].tokens) == 40 and said == ["1 of 2 texts are truncated to 40 tokens"]
 
 
 @pytest.mark.parametrize("layers", [3, -1, "first"])

@@ -13,7 +13,7 @@ from lmtool.objectives.corruption.noises import (
     infill,
     mask_each,
     permute_sentences,
-    poisson_shares,
+    poisson_probabilities,
     rotate,
 )
 
@@ -37,7 +37,7 @@ def words_of(text):
 def test_poisson_lengths():
     whole = texts(4000)
     infilled = infill(whole, VOCABULARY, 0.3, 3.0, 0.0, 200)
-    fractions = poisson_shares(3.0)
+    fractions = poisson_probabilities(3.0)
     assert fractions[:11] == pytest.approx(stats.poisson.pmf(np.arange(11), 3.0)) and fractions.sum() == pytest.approx(
         1
     )

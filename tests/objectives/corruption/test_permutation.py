@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_masking import SPECIAL, STARTS, VOCABULARY, corpus, holds
 
-from lmtool.objectives.corruption.permutation import ngram_shares, permute
+from lmtool.objectives.corruption.permutation import ngram_probabilities, permute
 from lmtool.objectives.permutation_configs import PlmConfig
 
 
@@ -24,7 +24,7 @@ def test_a_share_of_one_in_k_is_predicted_in_ngrams_of_harmonic_lengths():
     assert predicted.tolist() == np.maximum(np.rint(text / 6), 1).tolist()
     assert not SPECIAL[result.labels].any() and np.array_equal(result.labels, tokens[result.at])
     assert np.array_equal(result.tokens, tokens)
-    fractions = ngram_shares(5)
+    fractions = ngram_probabilities(5)
     assert fractions @ np.arange(1, 6) == pytest.approx(2.19, abs=0.005)
     for count, share in zip(np.bincount(result.drawn, minlength=6)[1:], fractions, strict=True):
         assert holds(count, len(result.drawn), share, intervals=5)

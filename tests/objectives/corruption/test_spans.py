@@ -9,7 +9,7 @@ from test_masking import CLS, ENTRIES, MASK, SEP, SPECIAL, STARTS, VOCABULARY, c
 
 from lmtool.models.heads.sequence import SpanBoundaryHead
 from lmtool.objectives.configs import SpanConfig
-from lmtool.objectives.corruption.masking import length_shares, mask_spans
+from lmtool.objectives.corruption.masking import length_probabilities, mask_spans
 
 
 def masked(tokens, sizes, /, seed=11, epoch=0, examples=None, **fields):
@@ -18,18 +18,18 @@ def masked(tokens, sizes, /, seed=11, epoch=0, examples=None, **fields):
 
 
 def test_geometric_lengths_are_renormalised():
-    fractions = length_shares(SpanConfig())
+    fractions = length_probabilities(SpanConfig())
     assert fractions.sum() == pytest.approx(1) and len(fractions) == 10
     assert fractions @ np.arange(1, 11) == pytest.approx(3.797, abs=5e-4)
     assert fractions[0] == pytest.approx(0.224, abs=5e-4) and fractions[9] == pytest.approx(0.030, abs=5e-4)
-    assert length_shares(SpanConfig(lengths="harmonic", longest=3)) == pytest.approx([6 / 11, 3 / 11, 2 / 11])
+    assert length_probabilities(SpanConfig(lengths="harmonic", longest=3)) == pytest.approx([6 / 11, 3 / 11, 2 / 11])
 
 
 @pytest.mark.parametrize("fields", [{}, {"lengths": "harmonic", "longest": 3}])
 def test_drawn_lengths_have_their_shares(fields):
     tokens, lengths = corpus(longest=160)
     drawn = masked(tokens, lengths, **fields).drawn
-    fractions = length_shares(SpanConfig(**fields))
+    fractions = length_probabilities(SpanConfig(**fields))
     counts = np.bincount(drawn, minlength=len(fractions) + 1)
     assert counts[0] == 0 and len(counts) == len(fractions) + 1
     for count, share in zip(counts[1:], fractions, strict=True):

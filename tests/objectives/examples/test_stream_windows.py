@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtool.objectives.examples.windows import Stream, drawn_windows, windows
+from lmtool.objectives.examples.windows import Stream, sampled_windows, windows
 
 TOKENS = np.arange(100, 130, dtype=np.uint16)
 OFFSETS = np.array([0, 7, 7, 8, 20, 30])  # the second document is empty
@@ -56,12 +56,12 @@ def test_random_windows_read_the_stream():
 def test_drawn_windows_lose_nothing_and_have_the_lengths_they_aim_at(joined, short):
     tokens, boundaries = np.arange(60_000, dtype=np.uint32), np.array([0, 7, 7, 40_000, 40_001, 60_000])
     stream = Stream(tokens, boundaries, None)
-    rows = drawn_windows(stream, 32, joined, short, 3, 0)
+    rows = sampled_windows(stream, 32, joined, short, 3, 0)
     assert stream.read(rows["start"], rows["length"]).tolist() == tokens.tolist()
     inside = ~np.isin(rows["start"] + rows["length"], [60_000] if joined else boundaries)
     lengths, drawn = rows["length"][inside], rows["short"][inside] == 1
     assert (lengths[~drawn] == 32).all() and lengths[drawn].min() == 2 and lengths[drawn].max() == 32
     assert drawn.mean() == pytest.approx(short, abs=4 * (short * (1 - short) / len(rows)) ** 0.5)
     assert lengths[drawn].mean() == pytest.approx(17, abs=4 * 9 / drawn.sum() ** 0.5)
-    again, other = (drawn_windows(stream, 32, joined, short, 3, epoch) for epoch in (0, 1))
+    again, other = (sampled_windows(stream, 32, joined, short, 3, epoch) for epoch in (0, 1))
     assert (rows == again).all() and rows["length"][:100].tolist() != other["length"][:100].tolist()
