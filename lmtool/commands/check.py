@@ -17,7 +17,7 @@ from lmtool.reporting.inspection import print_failed_rows, print_findings
 from lmtool.resolver.schema.use import CheckConfig
 from lmtool.session.requests import write_output
 from lmtool.system.terminal import counted
-from lmtool.tasks.checking import LabeledTexts, compared, findings, read_sound
+from lmtool.tasks.checking import LabeledTexts, compared, findings, read_valid_rows
 from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import hf_folder

@@ -96,17 +96,13 @@ class ModelConfig(Component):
     free_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")
     """Fields that may differ from a checkpoint's, because they do not change shapes."""
 
-    name: str = Field(description="Which family.")
-    vocab_size: Vocabulary = Field(
-        30522, description="rows of the token embedding; at least the tokenizer's vocabulary size"
-    )
-    num_layers: Layers = Field(12, description="layers")
+    name: str = Field(description="Model family.")
+    vocab_size: Vocabulary = 30522
+    num_layers: Layers = 12
     hidden_size: Width = Field(768, description="Width of the hidden states.")
-    max_positions: Positions = Field(512, description="Longest sequence in tokens.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate at the input of each layer and of the softmax")
-    initializer_std: float = Field(
-        0.02, gt=0, description="standard deviation of initial weights (normal or truncated normal, as published)"
-    )
+    max_positions: Positions = 512
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout rate.")
+    initializer_std: float = Field(0.02, gt=0, description="Standard deviation of the initial weights.")
 
     @property
     def text_summary(self) -> Summary:
@@ -225,18 +221,14 @@ class TransformerConfig(ModelConfig):
     position_kinds: ClassVar[tuple[str, ...] | None] = None
     """Kinds of positions that the family supports; None for all."""
 
-    hidden_size: Width = Field(768, description="width of the hidden states; a multiple of num_heads")
-    num_heads: Heads = Field(12, description="attention heads per layer")
-    feedforward_size: Width = Field(3072, description="inner width of the feed-forward block")
-    max_positions: Positions = Field(
-        512, description="maximum sequence length in tokens; learned positions have as many rows"
-    )
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        LearnedPositionsConfig(), description="type of position encoding; `lmtool list model/positions`"
-    )
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate after the embedding and the sublayers")
-    attention_dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the attention weights")
-    norm_epsilon: float = Field(1e-12, gt=0, description="added to the variance in layer norms")
+    hidden_size: HiddenSize = 768
+    num_heads: Heads = 12
+    feedforward_size: FeedForwardSize = 3072
+    max_positions: LearnedRows = 512
+    positions: PositionsChoice = LearnedPositionsConfig()
+    dropout: DropoutRate = 0.1
+    attention_dropout: AttentionDropout = 0.1
+    norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance in layer norms.")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> TransformerConfig:
@@ -294,7 +286,7 @@ class SegmentedConfig(TransformerConfig):
 
     transformers_form: ClassVar[FormFields | None] = {}
 
-    segments: SegmentTypes = Field(2, description="rows of the token type (segment) embedding")
+    segments: SegmentTypes = Field(2, description="Number of segment types (BERT's token types).")
 
     @property
     def segment_types(self) -> int:
@@ -365,7 +357,7 @@ class BertConfig(SegmentedConfig):
     name: Literal["bert"] = Field("bert", description="BERT.")
     lowercase: bool = Field(
         True,
-        description="whether tokenizer=auto lowercases text (as in the uncased models)",
+        description="Whether tokenizer=auto lowercases texts (the uncased models); the layers do not depend on it.",
     )
 
     def recipe(self) -> dict[str, Any]:
@@ -377,11 +369,7 @@ class BertConfig(SegmentedConfig):
 class GptConfig(TransformerConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
-    descriptions: ClassVar[dict[str, str]] = {
-        "initializer_std": "std of initial weights (normal), over sqrt(2 num_layers) at sublayer outputs",
-    }
-
-    published_type: ClassVar[str | None] = "gpt2"
+    hf_model_type: ClassVar[str | None] = "gpt2"
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
@@ -390,8 +378,8 @@ class GptConfig(TransformerConfig):
 
     name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
     vocab_size: Vocabulary = 50257
-    max_positions: Positions = 1024
-    norm_epsilon: float = Field(1e-5, gt=0)
+    max_positions: LearnedRows = 1024
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
 
 @component("model", "gpt1", builder="lmtool.models.gpt1:build")
@@ -408,4 +396,4 @@ class Gpt1Config(TransformerConfig):
 
     name: Literal["gpt1"] = Field("gpt1", description="GPT of 2018.")
     vocab_size: Vocabulary = 40478
-    norm_epsilon: float = Field(1e-5, gt=0)
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")

@@ -25,8 +25,8 @@ from lmtool.models.configs import (
 )
 from lmtool.nn.configs import NoPositionsConfig, RotaryPositionsConfig
 
-_VOCABULARY = "rows of the token embedding; at least the tokenizer's vocabulary size"
-_EMBEDDING_SIZE = "width of the embedding tables; projected to hidden_size if the two differ"
+_VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
+_EMBEDDING_SIZE = "Width of the embedding; a linear layer projects it to hidden_size if the two differ."
 
 
 @component("model", "roberta", builder="lmtool.models.roberta:build")
@@ -39,8 +39,8 @@ class RobertaConfig(SegmentedConfig):
 
     name: Literal["roberta"] = Field("roberta", description="RoBERTa.")
     vocab_size: Vocabulary = 50265
-    segments: SegmentTypes = Field(1, description="rows of the segment embedding; the published model has one")
-    norm_epsilon: float = Field(1e-5, gt=0)
+    segments: SegmentTypes = Field(1, description="Number of segment types; RoBERTa has one.")
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
 
 @component("model", "spanbert", builder="lmtool.models.spanbert:build")
@@ -74,12 +74,13 @@ class AlbertConfig(SegmentedConfig):
     name: Literal["albert"] = Field("albert", description="ALBERT.")
     vocab_size: Vocabulary = 30000
     embedding_size: Width = Field(128, description=_EMBEDDING_SIZE)
-    num_layers: Layers = Field(12, description="number of times the shared layer is applied")
+    num_layers: Layers = Field(12, description="Number of times the shared layer is applied.")
     activation: Literal["gelu", "gelu_tanh"] = Field(
-        "gelu_tanh", description="activation of the feed-forward block and the head: gelu (version 1) or gelu_tanh (2)"
+        "gelu_tanh",
+        description="Activation of feed-forward layers and head: gelu (version 1), gelu_tanh (2).",
     )
-    dropout: float = Field(0.0, ge=0, lt=1)
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: DropoutRate = 0.0
+    attention_dropout: AttentionDropout = 0.0
 
 
 @component("model", "electra", builder="lmtool.models.electra:build")
@@ -98,11 +99,7 @@ class ModernbertConfig(TransformerConfig):
     """ModernBERT (Warner et al. 2024): a pre-norm encoder with global attention in every third layer and local
     attention in the others. Defaults: base."""
 
-    descriptions: ClassVar[dict[str, str]] = {
-        "initializer_std": "std of initial weights (truncated normal), over sqrt(2 num_layers) at sublayer outputs",
-    }
-
-    published_type: ClassVar[str | None] = "modernbert"
+    hf_model_type: ClassVar[str | None] = "modernbert"
 
     transformers_form: ClassVar[FormFields | None] = {}
     free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "classifier_pooling")
@@ -111,25 +108,25 @@ class ModernbertConfig(TransformerConfig):
     name: Literal["modernbert"] = Field("modernbert", description="ModernBERT.")
     vocab_size: Vocabulary = 50368
     num_layers: Layers = 22
-    feedforward_size: Width = 1152
-    max_positions: Positions = Field(8192, description="maximum sequence length in tokens")
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = RotaryPositionsConfig(base=160_000.0)
+    feedforward_size: FeedForwardSize = 1152
+    max_positions: Positions = 8192
+    positions: PositionsChoice = RotaryPositionsConfig(base=160_000.0)
     local_window: int = Field(
-        64, ge=1, le=1_000_000, description="tokens on either side that a token attends to in a local layer"
+        64, ge=1, le=1_000_000, description="Number of tokens on each side that a token attends to in a local layer."
     )
-    global_every: Layers = Field(3, description="every n-th layer, from the first on, has global attention")
+    global_every: Layers = Field(3, description="Every n-th layer, starting with the first, has global attention.")
     local_rotary_base: float = Field(
         10_000.0,
         gt=1,
-        description="base of rotary positions in local layers; other positions are the same in all layers",
+        description="Base of rotary positions in local layers.",
     )
     classifier_pooling: Literal["cls", "mean"] = Field(
         "cls",
-        description="input of a text classifier's pooler: the first token (cls) or the mean over all tokens",
+        description="Input of the pooler in text classification: the first token's state, or the mean over all.",
     )
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the attention outputs")
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
-    norm_epsilon: float = Field(1e-5, gt=0)
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout rate of the attention's output.")
+    attention_dropout: AttentionDropout = 0.0
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
     @property
     def gated(self) -> bool:
@@ -145,26 +142,23 @@ class BigbirdConfig(SegmentedConfig):
     """BigBird (Zaheer et al. 2020), internal construction: BERT's layers with block-sparse attention to the first and
     last block, a window and random blocks. Defaults: base."""
 
-    descriptions: ClassVar[dict[str, str]] = {
-        "positions": "type of position encoding: learned, sinusoidal, rotary or none",
-    }
-
-    published_type: ClassVar[str | None] = "big_bird"
+    hf_model_type: ClassVar[str | None] = "big_bird"
 
     position_kinds: ClassVar[tuple[str, ...] | None] = ("learned", "sinusoidal", "rotary", "none")
 
     name: Literal["bigbird"] = Field("bigbird", description="BigBird.")
     vocab_size: Vocabulary = 50358
-    max_positions: Positions = 4096
-    block_size: int = Field(64, ge=1, le=1_000_000, description="tokens per block")
+    max_positions: LearnedRows = 4096
+    block_size: int = Field(64, ge=1, le=1_000_000, description="Number of tokens per block.")
     random_blocks: int = Field(
         3,
         ge=1,
         le=1000,
-        description="random blocks per block, besides the ends and neighbors; up to 2*this + 5 blocks: dense",
+        description="Random blocks that a block attends to, besides the first, the last, itself and its neighbors. "
+        "Attention is dense in texts of at most 2 random_blocks + 5 blocks.",
     )
     pattern_seed: int = Field(
-        0, ge=0, le=1_000_000, description="seed of the first layer's random blocks; each further layer adds one"
+        0, ge=0, le=1_000_000, description="Seed of the random blocks in the first layer; each next layer adds 1."
     )
 
     @property
@@ -188,15 +182,15 @@ class DisentangledConfig(TransformerConfig):
     position_kinds: ClassVar[tuple[str, ...] | None] = ("none", "learned")
     transformers_form: ClassVar[FormFields | None] = {}
 
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        NoPositionsConfig(),
-        description="absolute positions added to the token vectors, besides the relative ones: none or learned",
+    positions: PositionsChoice = Field(
+        NoPositionsConfig(), description="Positions added to the token embeddings, in addition to relative positions."
     )
     scores: tuple[Literal["c2p", "p2c"], ...] = Field(
         ("c2p", "p2c"),
-        description="score terms besides content to content: c2p (content to position), p2c (the reverse)",
+        description="Terms added to the content-to-content scores: content-to-position (c2p), position-to-content "
+        "(p2c).",
     )
-    norm_epsilon: float = Field(1e-7, gt=0)
+    norm_epsilon: float = Field(1e-7, gt=0, description="Added to the variance in layer norms.")
 
     @property
     def scaled_terms(self) -> int:
@@ -210,10 +204,10 @@ class DebertaConfig(DisentangledConfig):
 
     hf_model_type: ClassVar[str | None] = "deberta"
 
-    name: Literal["deberta"] = Field("deberta", description="DeBERTa, its first version.")
+    name: Literal["deberta"] = Field("deberta", description="DeBERTa, version 1.")
     vocab_size: Vocabulary = 50265
     max_distance: Positions = Field(
-        512, description="distance in tokens, to either side, beyond which all distances are the same"
+        512, description="Maximum relative distance in tokens on each side; larger ones are clamped."
     )
 
     @property
@@ -228,16 +222,12 @@ class DebertaV3Config(DisentangledConfig):
 
     hf_model_type: ClassVar[str | None] = "deberta-v2"
 
-    name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, its second and third version.")
+    name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, versions 2 and 3.")
     vocab_size: Vocabulary = 128100
     buckets: int = Field(
-        256,
-        ge=4,
-        le=100_000,
-        multiple_of=2,
-        description="distance buckets to either side; half of them hold one distance each",
+        256, ge=4, le=100_000, multiple_of=2, description="Buckets of distances on each side; half of them are exact."
     )
-    max_distance: Positions = Field(512, description="distance in tokens from which all share the last bucket")
+    max_distance: Positions = Field(512, description="Distance in tokens from which all are in the last bucket.")
 
 
 @component("model", "xlnet", builder="lmtool.models.xlnet:build")
@@ -257,18 +247,18 @@ class XlnetConfig(TransformerConfig):
     vocab_size: Vocabulary = 32000
     max_positions: Positions = Field(
         512,
-        description="maximum sequence length in tokens; distances have no table, so it may be raised later",
+        description="Maximum sequence length in tokens; no weight depends on it.",
     )
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = Field(
-        NoPositionsConfig(), description="none: attention already uses relative distances"
+    positions: PositionsChoice = Field(
+        NoPositionsConfig(),
+        description="Absolute positions: none; attention uses relative ones.",
     )
     memory_length: int = Field(
         0,
         ge=0,
         le=100_000_000,
-        description="cached states of reused tokens for the next example (mem_len; published: 384); 0: none. Used "
-        "with objective=plm and reuse; the states carry no gradient. With 0 the examples are independent and may come "
-        "in any order",
+        description="Hidden states per layer cached without gradient for the next segment, of the tokens that "
+        "objective=plm reuses (mem_len; 384 in the paper). 0: none; examples are independent and shuffled.",
     )
 
     @property

@@ -45,7 +45,7 @@ class EncoderDecoderConfig(ModelConfig):
 class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
     """An encoder-decoder of two transformers."""
 
-    decoder_layers: Layers | None = Field(None, description="decoder layers; null: as many as in the encoder")
+    decoder_layers: Layers | None = Field(None, description="Number of decoder layers. Null: num_layers.")
 
     @property
     def layers_of_decoder(self) -> int:
@@ -56,33 +56,28 @@ class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
 class T5Config(TwoTransformersConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
 
-    descriptions: ClassVar[dict[str, str]] = {
-        "num_layers": "encoder layers",
-        "dropout": "dropout rate after the embedding, in and after sublayers, and after the stacks",
-    }
-
-    published_type: ClassVar[str | None] = "t5"
+    hf_model_type: ClassVar[str | None] = "t5"
 
     transformers_form: ClassVar[FormFields | None] = {"pooled": True}
     # As in transformers' T5ForTokenClassification: only the encoder.
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
     has_biases: ClassVar[bool] = False
 
-    name: Literal["t5"] = Field("t5", description="T5, both versions.")
+    name: Literal["t5"] = Field("t5", description="T5, versions 1.0 and 1.1.")
     vocab_size: Vocabulary = 32128
-    head_size: Heads = Field(
-        64, description="width of an attention head; num_heads x head_size may differ from hidden_size"
+    head_size: Heads = Field(64, description="Width of an attention head.")
+    feedforward: Literal["relu", "gated_gelu"] = Field(
+        "relu", description="Feed-forward layers: relu (version 1.0) or gated GELU (1.1)."
     )
-    feedforward: Literal["relu", "gated_gelu"] = Field("relu", description="relu (version 1.0), or gated_gelu (1.1)")
     tied: bool = Field(
         True,
-        description="true: output layer = token embedding, hidden states scaled (1.0); false: own weights (1.1). "
-        "Tied: the hidden states are scaled by 1/sqrt(hidden_size)",
+        description="Tie the output layer to the token embedding and scale its input by 1/sqrt(hidden_size) (version "
+        "1.0); false: an untied output layer (1.1).",
     )
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = T5PositionsConfig()
-    norm_epsilon: float = Field(1e-6, gt=0, description="added to the mean square in the norms")
+    positions: PositionsChoice = T5PositionsConfig()
+    norm_epsilon: float = Field(1e-6, gt=0, description="Added to the mean square in RMS norms.")
     initializer_std: float = Field(
-        1.0, gt=0, description="scale of the published initial weights, whose standard deviations are 1/sqrt(inputs)"
+        1.0, gt=0, description="Factor of the initial standard deviations: 1/sqrt(inputs) of each linear layer."
     )
 
     @model_validator(mode="after")
@@ -108,8 +103,8 @@ class PostNormConfig(TwoTransformersConfig):
 
     free_fields: ClassVar[tuple[str, ...]] = (*TwoTransformersConfig.free_fields, "activation_dropout")
 
-    activation_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate inside the feed-forward block")
-    norm_epsilon: float = Field(1e-5, gt=0)
+    activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate inside feed-forward layers.")
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
 
 
 @component("model", "bart", builder="lmtool.models.bart:build")
@@ -126,11 +121,11 @@ class BartConfig(PostNormConfig):
 
     name: Literal["bart"] = Field("bart", description="BART.")
     vocab_size: Vocabulary = 50265
-    num_layers: Layers = Field(6, description="encoder layers")
+    num_layers: Layers = Field(6, description="Number of encoder layers.")
     max_positions: Positions = Field(
-        1024, description="maximum sequence length in tokens; learned positions have two more rows"
+        1024, description="Maximum sequence length in tokens; the table of positions has two more rows."
     )
-    activation_dropout: float = Field(0.1, ge=0, lt=1)
+    activation_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout rate inside feed-forward layers.")
 
 
 @component("model", "transformer", builder="lmtool.models.transformer:build")
@@ -141,14 +136,12 @@ class Transformer2017Config(PostNormConfig):
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
     vocab_size: Vocabulary = 37000
-    num_layers: Layers = Field(6, description="encoder layers")
-    hidden_size: Width = Field(512, description="width of the hidden states; a multiple of num_heads")
+    num_layers: Layers = Field(6, description="Number of encoder layers.")
+    hidden_size: HiddenSize = 512
     num_heads: Heads = 8
-    feedforward_size: Width = 2048
-    positions: Annotated[PositionsConfig, Choice("model/positions")] = SinusoidalPositionsConfig()
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    feedforward_size: FeedForwardSize = 2048
+    positions: PositionsChoice = SinusoidalPositionsConfig()
+    attention_dropout: AttentionDropout = 0.0
     initializer_std: float = Field(
-        1.0,
-        gt=0,
-        description="scale of the initial weights, whose standard deviations are sqrt(2 / (inputs + outputs))",
+        1.0, gt=0, description="Factor of the initial standard deviations: sqrt(2 / (inputs + outputs)) of each layer."
     )

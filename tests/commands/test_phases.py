@@ -224,7 +224,7 @@ def test_all_errors_at_once(base: dict[str, Any]) -> None:
     "phases, more, said",
     [
         ([HALF, {"max_length": 64}], {"max_epochs": 2.0}, "max_epochs=2: an epoch differs in length"),
-        ([{**HALF, "max_length": 32}, {"max_length": 64}], {"max_length": 48}, "max_length=48 is not used by any phase"),
+        ([{**HALF, "max_length": 32}, {"max_length": 64}], {"max_length": 48}, "max_length=48 is not used"),
         ([HALF, {}], {"distill": {"name": "self"}}, "a distilled run has no phases"),
     ],
 )

@@ -174,7 +174,7 @@ class RunConfig(CommandConfig):
     @property
     def exits(self) -> tuple[int, ...]:
         """The layers that have early exits."""
-        return self.distill.exits_in(self.model)
+        return self.distill.exit_layers(self.model)
 
 
 class PretrainConfig(RunConfig):

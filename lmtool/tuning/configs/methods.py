@@ -31,12 +31,13 @@ class FullConfig(ByDepthConfig, OfPretrainedConfig):
 
     name: Literal["full"] = Field("full", description="Every parameter is trained.")
     freeze_embeddings: bool = Field(
-        False, description="freeze the embeddings: tokens, positions, segments and their norm"
+        False, description="Freeze the embeddings: tokens, positions, segments, and their norm."
     )
     freeze_layers: int = Field(
         0,
         ge=0,
-        description="number of frozen layers, from the first on; the encoder's before the decoder's",
+        description="Number of frozen layers, from the first; of an encoder-decoder, the encoder's before the "
+        "decoder's.",
     )
 
     def needs(self) -> Iterator[Requirement]:
@@ -68,9 +69,9 @@ class HeadConfig(TuningConfig):
     )
     layers: Literal["last", "scalar_mix", "concat_last_4"] = Field(
         "last",
-        description="last; scalar_mix: learned mean of all layers (ELMo); concat_last_4: last 4 concatenated. "
-        "scalar_mix includes the embedding (Peters et al. 2018); concat_last_4: Devlin et al. 2019, section 5.3. With "
-        "several layers the pooler is trained too",
+        description="Inputs of the head. last: the last layer. scalar_mix: a learned mean of all layers, including "
+        "the embedding (ELMo, Peters et al. 2018). concat_last_4: the last four concatenated (Devlin et al. "
+        "2019, section 5.3). With several layers the pooler is trained too.",
     )
 
     def needs(self) -> Iterator[Requirement]:
@@ -123,9 +124,9 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
     layers: int | None = Field(
         None,
         ge=1,
-        description="top layers of the stack below the head (encoder-decoders: decoder); null: a quarter. With the "
-        "norm after them. A quarter is rounded up (Lee, Tang and Lin 2019); token classification uses the encoder of "
-        "an encoder-decoder",
+        description="Number of trained layers, with the norm after them: the top ones of the stack that the head "
+        "reads, in an encoder-decoder the decoder's (the encoder's for T5's token classification). Null: a "
+        "quarter, rounded up (Lee, Tang and Lin 2019).",
     )
 
     def learning(self, depth: int) -> int:
@@ -163,25 +164,30 @@ Projection = Literal["q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_gate
 class LoraConfig(ByDepthConfig):
     """Low-rank adaptation (Hu et al. 2021): W0 x + (alpha / rank) B A x, with trainable A and B."""
 
-    name: Literal["lora"] = Field("lora", description="Low-rank updates of the layers' linear maps learn.")
-    rank: int = Field(8, ge=1, description="rank of A (rank x inputs) and B (outputs x rank)")
+    name: Literal["lora"] = Field("lora", description="Low-rank updates of the layers' linear maps are trained.")
+    rank: int = Field(8, ge=1, description="Rank of the update; default: the paper's for RoBERTa.")
     alpha: Annotated[float, Field(gt=0)] = Field(
-        16.0, description="the update is scaled by alpha / rank; published for RoBERTa base: 16 with rank 8"
+        16.0, description="Scale of the update, divided by the rank; default: the published commands' for RoBERTa base."
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of A's input; published for RoBERTa: 0")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate of A's input in training.")
     projections: tuple[Projection, ...] = Field(
         ("q_proj", "v_proj"),
         min_length=1,
-        description="in self- and cross-attention; also k_proj, out_proj, fc_in, fc_gate, fc_out",
+        description="The updated maps, in self-attention and in cross-attention: q_proj, k_proj, v_proj, out_proj, "
+        "and fc_in, fc_gate (if the family has it), fc_out of the feed-forward part.",
     )
-    rank_stabilised: bool = Field(False, description="true: scale by alpha / sqrt(rank) (Kalajdzievski 2023)")
+    rank_stabilised: bool = Field(
+        False, description="Scale by alpha / sqrt(rank), for high ranks (Kalajdzievski 2023)."
+    )
     dora: bool = Field(
         False,
-        description="true: split the updated map into direction and learned magnitude (Liu et al. 2024)",
+        description="DoRA (Liu et al. 2024): the updated map gives directions, and the magnitude of each output is "
+        "trained.",
     )
     bias: Literal["none", "lora_only", "all"] = Field(
         "none",
-        description="none; lora_only: also train the biases of the updated maps; all: all biases of the model",
+        description="Trainable biases: none; lora_only: those of the updated maps; all: those of the model, as with "
+        "tuning=bitfit.",
     )
 
     @field_validator("projections")
@@ -246,20 +252,15 @@ class SoftPromptConfig(TuningConfig):
     than T5's, whose root mean square is above 1, the learning rate is scaled down in proportion.
     """
 
-    name: Literal["prompt"] = Field("prompt", description="Soft prompts: vectors among the tokens of every text.")
-    length: int = Field(
-        100,
-        ge=1,
-        le=100_000,
-        description="virtual tokens per text, which use up positions; published: 100, 20 nearly as good",
+    name: Literal["prompt"] = Field(
+        "prompt", description="Soft prompts: trainable vectors among the tokens of every text."
     )
+    length: int = Field(100, ge=1, le=100_000, description="Number of virtual tokens per text, which use positions.")
     init: Literal["vocabulary", "class_labels", "random"] = Field(
         "vocabulary",
-        description="vocabulary: sampled from its 5,000 most frequent entries; class_labels; random. class_labels: "
-        "the mean embedding of each label's words, then the vocabulary; random: uniform in [-0.5, 0.5]",
-    )
-    head_scale: float = Field(
-        0.01, gt=0, description="learning rate of the heads as a multiple of the prompts' (published: none)"
+        description="Initial values. vocabulary: the embeddings of a seeded sample of the first 5,000 vocabulary "
+        "entries, its most frequent ones. class_labels: the mean embedding of each label's words, and the rest "
+        "from the vocabulary. random: uniform in [-0.5, 0.5].",
     )
     head_scale: float = Field(0.01, gt=0, description="Learning rate of the heads, as a multiple of the schedule's.")
 
@@ -294,16 +295,14 @@ class PrefixConfig(TuningConfig):
     A prefix acts like cached keys and values of previous tokens: it uses the first positions.
     """
 
-    name: Literal["prefix"] = Field("prefix", description="Keys and values in front of every text, in each layer.")
-    length: int = Field(
-        10, ge=1, le=100_000, description="prefix length in positions; section 5.3: 10; 200 for summaries; adapters: 30"
-    )
+    name: Literal["prefix"] = Field("prefix", description="Trainable keys and values before every text, in each layer.")
+    length: int = Field(10, ge=1, le=100_000, description="Length of the prefix, which uses positions.")
     reparametrize: bool = Field(
         True,
-        description="train the prefix through an MLP, used in training only: section 4.3. The MLP maps vectors of the "
-        "model's width through a tanh layer to all keys and values",
+        description="Compute the prefix by a map from vectors of the model's width, through a layer with tanh, to "
+        "all keys and values. It is needed in training only.",
     )
-    inner_size: int = Field(512, ge=1, le=1_000_000, description="hidden width of that MLP: published code")
+    inner_size: int = Field(512, ge=1, le=1_000_000, description="Width inside that map.")
 
     @property
     def positions(self) -> int:
@@ -316,19 +315,14 @@ class PTuningConfig(TuningConfig):
     prompts in every layer and no encoder (Liu et al. 2022, "P-Tuning v2"), which is a prefix without a map. The model
     is frozen."""
 
-    name: Literal["ptuning"] = Field("ptuning", description="Soft prompts behind an encoder, or in every layer.")
-    length: int = Field(
-        20,
-        ge=1,
-        le=100_000,
-        description="virtual tokens per text, which use up positions; v2: under 20 for classes, 100 for tags",
-    )
+    name: Literal["ptuning"] = Field("ptuning", description="Soft prompts with an encoder, or in every layer.")
+    length: int = Field(20, ge=1, le=100_000, description="Number of virtual tokens per text, which use positions.")
     encoder: Literal["lstm", "mlp"] = Field(
         "lstm",
-        description="encoder of the prompts, used in training only: lstm (published), or mlp. lstm: two bidirectional "
-        "layers and an MLP of two linear layers; mlp: three linear layers",
+        description="The encoder of the prompts, needed in training only: a bidirectional LSTM of two layers and two "
+        "maps, or three maps.",
     )
-    deep: bool = Field(False, description="true: prompts in every layer, as keys and values, instead of at the input")
+    deep: bool = Field(False, description="Prompts in every layer, as keys and values, instead of at the input.")
 
     @property
     def recipe_name(self) -> str:
