@@ -43,21 +43,25 @@ class SequenceForm:
 # al. 2022, DeepNet), the largest vocabulary a million entries (Liang et al. 2023, XLM-V).
 Vocabulary = Annotated[
     int,
-    Field(ge=8, le=10_000_000, description="Rows of the token embedding; at least the tokenizer's vocabulary size."),
+    Field(ge=8, le=10_000_000, description="rows of the token embedding; at least the tokenizer's vocabulary size"),
 ]
-Layers = Annotated[int, Field(ge=1, le=1000, description="Number of layers.")]
+Layers = Annotated[int, Field(ge=1, le=1000, description="number of layers")]
 Width = Annotated[int, Field(ge=4, le=1_000_000)]
-HiddenSize = Annotated[Width, Field(description="Width of the hidden states; a multiple of num_heads.")]
-FeedForwardSize = Annotated[Width, Field(description="Inner width of the feed-forward layers.")]
-Heads = Annotated[int, Field(ge=1, le=1_000_000, description="Attention heads per layer.")]
-Positions = Annotated[int, Field(ge=8, le=100_000_000, description="Maximum sequence length in tokens.")]
-LearnedRows = Annotated[Positions, Field(description="Maximum sequence length; each position has a learned vector.")]
-PositionsChoice = Annotated[
-    PositionsConfig, Choice("model/positions"), Field(description="How the model represents positions.")
+HiddenSize = Annotated[Width, Field(description="width of the hidden states; a multiple of num_heads")]
+FeedForwardSize = Annotated[Width, Field(description="inner width of the feed-forward block")]
+Heads = Annotated[int, Field(ge=1, le=1_000_000, description="attention heads per layer")]
+Positions = Annotated[int, Field(ge=8, le=100_000_000, description="maximum sequence length in tokens")]
+LearnedRows = Annotated[
+    Positions, Field(description="maximum sequence length in tokens; learned positions have as many rows")
 ]
-DropoutRate = Annotated[float, Field(ge=0, lt=1, description="Dropout rate after the embedding and each sublayer.")]
-AttentionDropout = Annotated[float, Field(ge=0, lt=1, description="Dropout rate of attention weights.")]
-NormEpsilon = Annotated[float, Field(gt=0, description="Added to the variance in layer norms.")]
+PositionsChoice = Annotated[
+    PositionsConfig,
+    Choice("model/positions"),
+    Field(description="type of position encoding; `lmtool list model/positions`"),
+]
+DropoutRate = Annotated[float, Field(ge=0, lt=1, description="dropout rate after the embedding and the sublayers")]
+AttentionDropout = Annotated[float, Field(ge=0, lt=1, description="dropout rate of the attention weights")]
+NormEpsilon = Annotated[float, Field(gt=0, description="added to the variance in layer norms")]
 SegmentTypes = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
@@ -101,8 +105,10 @@ class ModelConfig(Component):
     num_layers: Layers = 12
     hidden_size: Width = Field(768, description="Width of the hidden states.")
     max_positions: Positions = 512
-    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout rate.")
-    initializer_std: float = Field(0.02, gt=0, description="Standard deviation of the initial weights.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate")
+    initializer_std: float = Field(
+        0.02, gt=0, description="standard deviation of initial weights (normal or truncated normal, as published)"
+    )
 
     @property
     def text_summary(self) -> Summary:
@@ -228,7 +234,7 @@ class TransformerConfig(ModelConfig):
     positions: PositionsChoice = LearnedPositionsConfig()
     dropout: DropoutRate = 0.1
     attention_dropout: AttentionDropout = 0.1
-    norm_epsilon: float = Field(1e-12, gt=0, description="Added to the variance in layer norms.")
+    norm_epsilon: float = Field(1e-12, gt=0, description="added to the variance in layer norms")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> TransformerConfig:
@@ -286,7 +292,7 @@ class SegmentedConfig(TransformerConfig):
 
     transformers_form: ClassVar[FormFields | None] = {}
 
-    segments: SegmentTypes = Field(2, description="Number of segment types (BERT's token types).")
+    segments: SegmentTypes = Field(2, description="rows of the token type (segment) embedding")
 
     @property
     def segment_types(self) -> int:
@@ -357,7 +363,7 @@ class BertConfig(SegmentedConfig):
     name: Literal["bert"] = Field("bert", description="BERT.")
     lowercase: bool = Field(
         True,
-        description="Whether tokenizer=auto lowercases texts (the uncased models); the layers do not depend on it.",
+        description="whether tokenizer=auto lowercases text (as in the uncased models)",
     )
 
     def recipe(self) -> dict[str, Any]:
@@ -369,6 +375,10 @@ class BertConfig(SegmentedConfig):
 class GptConfig(TransformerConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "initializer_std": "std of initial weights (normal), over sqrt(2 num_layers) at sublayer outputs",
+    }
+
     hf_model_type: ClassVar[str | None] = "gpt2"
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
@@ -379,7 +389,7 @@ class GptConfig(TransformerConfig):
     name: Literal["gpt"] = Field("gpt", description="GPT-2's architecture.")
     vocab_size: Vocabulary = 50257
     max_positions: LearnedRows = 1024
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    norm_epsilon: float = Field(1e-5, gt=0)
 
 
 @component("model", "gpt1", builder="lmtool.models.gpt1:build")
@@ -396,4 +406,4 @@ class Gpt1Config(TransformerConfig):
 
     name: Literal["gpt1"] = Field("gpt1", description="GPT of 2018.")
     vocab_size: Vocabulary = 40478
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    norm_epsilon: float = Field(1e-5, gt=0)

@@ -42,16 +42,16 @@ class LlamaConfig(TransformerConfig):
     num_layers: Layers = 30
     hidden_size: HiddenSize = 576
     num_heads: Heads = 9
-    num_key_value_heads: Heads = Field(
-        3, description="Heads of keys and values, each shared by a group of query heads; a divisor of num_heads."
-    )
+    num_key_value_heads: Heads = Field(3, description="key and value heads; a divisor of num_heads")
     feedforward_size: FeedForwardSize = 1536
     max_positions: Positions = 8192
     positions: PositionsChoice = RotaryPositionsConfig(base=100_000.0)
-    tied: bool = Field(True, description="Tie the output layer to the token embedding.")
+    tied: bool = Field(
+        True, description="true: the output layer shares the token embedding; false: it has its own weights"
+    )
     dropout: DropoutRate = 0.0
     attention_dropout: AttentionDropout = 0.0
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the mean square in RMS norms.")
+    norm_epsilon: float = Field(1e-5, gt=0, description="added to the mean square in the norms")
 
     @model_validator(mode="after")
     def _key_value_heads_fit(self) -> Self:
@@ -107,13 +107,11 @@ class Qwen2Config(LlamaConfig):
     num_layers: Layers = 24
     hidden_size: HiddenSize = 896
     num_heads: Heads = 14
-    num_key_value_heads: Heads = Field(
-        2, description="Heads of keys and values, each shared by a group of query heads; a divisor of num_heads."
-    )
+    num_key_value_heads: Heads = Field(2, description="key and value heads; a divisor of num_heads")
     feedforward_size: FeedForwardSize = 4864
     max_positions: Positions = 32768
     positions: PositionsChoice = RotaryPositionsConfig(base=1_000_000.0)
-    norm_epsilon: float = Field(1e-6, gt=0, description="Added to the mean square in RMS norms.")
+    norm_epsilon: float = Field(1e-6, gt=0)
 
 
 Memory = Annotated[int, Field(ge=0, le=100_000_000)]
@@ -139,33 +137,29 @@ class TransformerXlConfig(TransformerConfig):
     hidden_size: HiddenSize = 410
     num_heads: Heads = 10
     feedforward_size: FeedForwardSize = 2100
-    max_positions: Positions = Field(
-        1024, description="Maximum sequence length in tokens, including the memory; not limited by a table."
-    )
+    max_positions: Positions = Field(1024, description="maximum sequence length in tokens, including the memory")
     positions: PositionsChoice = Field(
         NoPositionsConfig(),
-        description="Absolute positions: none; attention uses relative ones.",
+        description="relative positions only",
     )
     memory_length: Memory = Field(
         150,
-        description="Hidden states per layer cached without gradient for the next segment (mem_len); 0: none.",
+        description="memory: cached states per layer from previous segments, in tokens (mem_len)",
     )
-    evaluation_memory_length: Memory | None = Field(
-        640, description="The same in evaluation, where a longer memory helps. Null: as in training."
-    )
+    evaluation_memory_length: Memory | None = Field(640, description="the same in evaluation; null: as in training")
     clamp_distance: Annotated[int, Field(ge=1)] | None = Field(
-        400, description="Maximum distance in evaluation; larger ones are clamped (clamp_len). Null: no maximum."
+        400, description="distance beyond which all are treated the same in evaluation (clamp_len); null: none"
     )
     same_length: bool = Field(
-        True, description="In evaluation, let every token attend to the same number of tokens, the memory's length."
+        True, description="in evaluation every token attends to the same number of tokens, memory_length"
     )
     cutoffs: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (20000, 40000, 200000),
-        description="First ids of the clusters of rare tokens in the adaptive softmax, in increasing order (Grave et "
-        "al. 2017); ids beyond the vocabulary are ignored. Empty: a plain softmax.",
+        description="first token ids of the clusters of rare tokens; empty: a plain softmax. In ascending order "
+        "(adaptive softmax, Grave et al. 2017); ids beyond the vocabulary are ignored",
     )
     attention_dropout: AttentionDropout = 0.0
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    norm_epsilon: float = Field(1e-5, gt=0)
 
     @model_validator(mode="after")
     def _cutoffs_rise(self) -> Self:

@@ -39,8 +39,8 @@ class RobertaConfig(SegmentedConfig):
 
     name: Literal["roberta"] = Field("roberta", description="RoBERTa.")
     vocab_size: Vocabulary = 50265
-    segments: SegmentTypes = Field(1, description="Number of segment types; RoBERTa has one.")
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    segments: SegmentTypes = Field(1, description="rows of the segment embedding; the published model has one")
+    norm_epsilon: float = Field(1e-5, gt=0)
 
 
 @component("model", "spanbert", builder="lmtool.models.spanbert:build")
@@ -73,11 +73,13 @@ class AlbertConfig(SegmentedConfig):
 
     name: Literal["albert"] = Field("albert", description="ALBERT.")
     vocab_size: Vocabulary = 30000
-    embedding_size: Width = Field(128, description=_EMBEDDING_SIZE)
-    num_layers: Layers = Field(12, description="Number of times the shared layer is applied.")
+    embedding_size: Width = Field(
+        128, description="width of the embedding tables; projected to hidden_size if the two differ"
+    )
+    num_layers: Layers = Field(12, description="number of times the shared layer is applied")
     activation: Literal["gelu", "gelu_tanh"] = Field(
         "gelu_tanh",
-        description="Activation of feed-forward layers and head: gelu (version 1), gelu_tanh (2).",
+        description="activation of the feed-forward block and the head: gelu (version 1) or gelu_tanh (2)",
     )
     dropout: DropoutRate = 0.0
     attention_dropout: AttentionDropout = 0.0
@@ -91,13 +93,19 @@ class ElectraConfig(SegmentedConfig):
     hf_model_type: ClassVar[str | None] = "electra"
 
     name: Literal["electra"] = Field("electra", description="ELECTRA.")
-    embedding_size: Width = Field(768, description=_EMBEDDING_SIZE)
+    embedding_size: Width = Field(
+        768, description="width of the embedding tables; projected to hidden_size if the two differ"
+    )
 
 
 @component("model", "modernbert", builder="lmtool.models.modernbert:build")
 class ModernbertConfig(TransformerConfig):
     """ModernBERT (Warner et al. 2024): a pre-norm encoder with global attention in every third layer and local
     attention in the others. Defaults: base."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "initializer_std": "std of initial weights (truncated normal), over sqrt(2 num_layers) at sublayer outputs",
+    }
 
     hf_model_type: ClassVar[str | None] = "modernbert"
 
@@ -112,21 +120,21 @@ class ModernbertConfig(TransformerConfig):
     max_positions: Positions = 8192
     positions: PositionsChoice = RotaryPositionsConfig(base=160_000.0)
     local_window: int = Field(
-        64, ge=1, le=1_000_000, description="Number of tokens on each side that a token attends to in a local layer."
+        64, ge=1, le=1_000_000, description="tokens on either side that a token attends to in a local layer"
     )
-    global_every: Layers = Field(3, description="Every n-th layer, starting with the first, has global attention.")
+    global_every: Layers = Field(3, description="every n-th layer, from the first on, has global attention")
     local_rotary_base: float = Field(
         10_000.0,
         gt=1,
-        description="Base of rotary positions in local layers.",
+        description="base of rotary positions in local layers; other positions are the same in all layers",
     )
     classifier_pooling: Literal["cls", "mean"] = Field(
         "cls",
-        description="Input of the pooler in text classification: the first token's state, or the mean over all.",
+        description="input of a text classifier's pooler: the first token (cls) or the mean over all tokens",
     )
-    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout rate of the attention's output.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the attention outputs")
     attention_dropout: AttentionDropout = 0.0
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    norm_epsilon: float = Field(1e-5, gt=0)
 
     @property
     def gated(self) -> bool:
@@ -142,6 +150,10 @@ class BigbirdConfig(SegmentedConfig):
     """BigBird (Zaheer et al. 2020), internal construction: BERT's layers with block-sparse attention to the first and
     last block, a window and random blocks. Defaults: base."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "positions": "type of position encoding: learned, sinusoidal, rotary or none",
+    }
+
     hf_model_type: ClassVar[str | None] = "big_bird"
 
     position_kinds: ClassVar[tuple[str, ...] | None] = ("learned", "sinusoidal", "rotary", "none")
@@ -149,16 +161,15 @@ class BigbirdConfig(SegmentedConfig):
     name: Literal["bigbird"] = Field("bigbird", description="BigBird.")
     vocab_size: Vocabulary = 50358
     max_positions: LearnedRows = 4096
-    block_size: int = Field(64, ge=1, le=1_000_000, description="Number of tokens per block.")
+    block_size: int = Field(64, ge=1, le=1_000_000, description="tokens per block")
     random_blocks: int = Field(
         3,
         ge=1,
         le=1000,
-        description="Random blocks that a block attends to, besides the first, the last, itself and its neighbors. "
-        "Attention is dense in texts of at most 2 random_blocks + 5 blocks.",
+        description="random blocks per block, besides the ends and neighbors; up to 2*this + 5 blocks: dense",
     )
     pattern_seed: int = Field(
-        0, ge=0, le=1_000_000, description="Seed of the random blocks in the first layer; each next layer adds 1."
+        0, ge=0, le=1_000_000, description="seed of the first layer's random blocks; each further layer adds one"
     )
 
     @property
@@ -183,14 +194,14 @@ class DisentangledConfig(TransformerConfig):
     transformers_form: ClassVar[FormFields | None] = {}
 
     positions: PositionsChoice = Field(
-        NoPositionsConfig(), description="Positions added to the token embeddings, in addition to relative positions."
+        NoPositionsConfig(),
+        description="absolute positions added to the token vectors, besides the relative ones: none or learned",
     )
     scores: tuple[Literal["c2p", "p2c"], ...] = Field(
         ("c2p", "p2c"),
-        description="Terms added to the content-to-content scores: content-to-position (c2p), position-to-content "
-        "(p2c).",
+        description="score terms besides content to content: c2p (content to position), p2c (the reverse)",
     )
-    norm_epsilon: float = Field(1e-7, gt=0, description="Added to the variance in layer norms.")
+    norm_epsilon: float = Field(1e-7, gt=0)
 
     @property
     def scaled_terms(self) -> int:
@@ -207,7 +218,7 @@ class DebertaConfig(DisentangledConfig):
     name: Literal["deberta"] = Field("deberta", description="DeBERTa, version 1.")
     vocab_size: Vocabulary = 50265
     max_distance: Positions = Field(
-        512, description="Maximum relative distance in tokens on each side; larger ones are clamped."
+        512, description="distance in tokens, to either side, beyond which all distances are the same"
     )
 
     @property
@@ -225,9 +236,13 @@ class DebertaV3Config(DisentangledConfig):
     name: Literal["deberta_v3"] = Field("deberta_v3", description="DeBERTa, versions 2 and 3.")
     vocab_size: Vocabulary = 128100
     buckets: int = Field(
-        256, ge=4, le=100_000, multiple_of=2, description="Buckets of distances on each side; half of them are exact."
+        256,
+        ge=4,
+        le=100_000,
+        multiple_of=2,
+        description="distance buckets to either side; half of them hold one distance each",
     )
-    max_distance: Positions = Field(512, description="Distance in tokens from which all are in the last bucket.")
+    max_distance: Positions = Field(512, description="distance in tokens from which all share the last bucket")
 
 
 @component("model", "xlnet", builder="lmtool.models.xlnet:build")
@@ -247,18 +262,19 @@ class XlnetConfig(TransformerConfig):
     vocab_size: Vocabulary = 32000
     max_positions: Positions = Field(
         512,
-        description="Maximum sequence length in tokens; no weight depends on it.",
+        description="maximum sequence length in tokens; distances have no table, so it may be raised later",
     )
     positions: PositionsChoice = Field(
         NoPositionsConfig(),
-        description="Absolute positions: none; attention uses relative ones.",
+        description="none: attention already uses relative distances",
     )
     memory_length: int = Field(
         0,
         ge=0,
         le=100_000_000,
-        description="Hidden states per layer cached without gradient for the next segment, of the tokens that "
-        "objective=plm reuses (mem_len; 384 in the paper). 0: none; examples are independent and shuffled.",
+        description="cached states of reused tokens for the next example (mem_len; published: 384); 0: none. Used "
+        "with objective=plm and reuse; the states carry no gradient. With 0 the examples are independent and may come "
+        "in any order",
     )
 
     @property

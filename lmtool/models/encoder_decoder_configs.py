@@ -45,7 +45,7 @@ class EncoderDecoderConfig(ModelConfig):
 class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
     """An encoder-decoder of two transformers."""
 
-    decoder_layers: Layers | None = Field(None, description="Number of decoder layers. Null: num_layers.")
+    decoder_layers: Layers | None = Field(None, description="decoder layers; null: as many as in the encoder")
 
     @property
     def layers_of_decoder(self) -> int:
@@ -56,6 +56,13 @@ class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
 class T5Config(TwoTransformersConfig):
     """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "num_layers": "encoder layers",
+        "hidden_size": "Width of the hidden states",
+        "max_positions": "Longest sequence in tokens",
+        "dropout": "dropout rate after the embedding, in and after sublayers, and after the stacks",
+    }
+
     hf_model_type: ClassVar[str | None] = "t5"
 
     transformers_form: ClassVar[FormFields | None] = {"pooled": True}
@@ -65,19 +72,19 @@ class T5Config(TwoTransformersConfig):
 
     name: Literal["t5"] = Field("t5", description="T5, versions 1.0 and 1.1.")
     vocab_size: Vocabulary = 32128
-    head_size: Heads = Field(64, description="Width of an attention head.")
-    feedforward: Literal["relu", "gated_gelu"] = Field(
-        "relu", description="Feed-forward layers: relu (version 1.0) or gated GELU (1.1)."
+    head_size: Heads = Field(
+        64, description="width of an attention head; num_heads x head_size may differ from hidden_size"
     )
+    feedforward: Literal["relu", "gated_gelu"] = Field("relu", description="relu (version 1.0), or gated_gelu (1.1)")
     tied: bool = Field(
         True,
-        description="Tie the output layer to the token embedding and scale its input by 1/sqrt(hidden_size) (version "
-        "1.0); false: an untied output layer (1.1).",
+        description="true: output layer = token embedding, hidden states scaled (1.0); false: own weights (1.1). "
+        "Tied: the hidden states are scaled by 1/sqrt(hidden_size)",
     )
     positions: PositionsChoice = T5PositionsConfig()
-    norm_epsilon: float = Field(1e-6, gt=0, description="Added to the mean square in RMS norms.")
+    norm_epsilon: float = Field(1e-6, gt=0, description="added to the mean square in the norms")
     initializer_std: float = Field(
-        1.0, gt=0, description="Factor of the initial standard deviations: 1/sqrt(inputs) of each linear layer."
+        1.0, gt=0, description="scale of the published initial weights, whose standard deviations are 1/sqrt(inputs)"
     )
 
     @model_validator(mode="after")
@@ -103,13 +110,18 @@ class PostNormConfig(TwoTransformersConfig):
 
     free_fields: ClassVar[tuple[str, ...]] = (*TwoTransformersConfig.free_fields, "activation_dropout")
 
-    activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate inside feed-forward layers.")
-    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance in layer norms.")
+    activation_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate inside the feed-forward block")
+    norm_epsilon: float = Field(1e-5, gt=0)
 
 
 @component("model", "bart", builder="lmtool.models.bart:build")
 class BartConfig(PostNormConfig):
     """BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions. Defaults: base."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "hidden_size": "Width of the hidden states",
+        "dropout": "dropout rate at the input of each layer and of the softmax",
+    }
 
     hf_model_type: ClassVar[str | None] = "bart"
 
@@ -121,27 +133,34 @@ class BartConfig(PostNormConfig):
 
     name: Literal["bart"] = Field("bart", description="BART.")
     vocab_size: Vocabulary = 50265
-    num_layers: Layers = Field(6, description="Number of encoder layers.")
+    num_layers: Layers = Field(6, description="encoder layers")
     max_positions: Positions = Field(
-        1024, description="Maximum sequence length in tokens; the table of positions has two more rows."
+        1024, description="maximum sequence length in tokens; learned positions have two more rows"
     )
-    activation_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout rate inside feed-forward layers.")
+    activation_dropout: float = Field(0.1, ge=0, lt=1)
 
 
 @component("model", "transformer", builder="lmtool.models.transformer:build")
 class Transformer2017Config(PostNormConfig):
     """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. Defaults: base."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "max_positions": "Longest sequence in tokens",
+        "dropout": "dropout rate at the input of each layer and of the softmax",
+    }
+
     hf_model_type: ClassVar[str | None] = "marian"
 
     name: Literal["transformer"] = Field("transformer", description="The transformer of 2017.")
     vocab_size: Vocabulary = 37000
-    num_layers: Layers = Field(6, description="Number of encoder layers.")
+    num_layers: Layers = Field(6, description="encoder layers")
     hidden_size: HiddenSize = 512
     num_heads: Heads = 8
     feedforward_size: FeedForwardSize = 2048
     positions: PositionsChoice = SinusoidalPositionsConfig()
     attention_dropout: AttentionDropout = 0.0
     initializer_std: float = Field(
-        1.0, gt=0, description="Factor of the initial standard deviations: sqrt(2 / (inputs + outputs)) of each layer."
+        1.0,
+        gt=0,
+        description="scale of the initial weights, whose standard deviations are sqrt(2 / (inputs + outputs))",
     )

@@ -23,13 +23,13 @@ class LstmConfig(ModelConfig):
     sees_prefixes: ClassVar[bool] = False
 
     name: Literal["lstm"] = Field("lstm", description="An LSTM language model.")
-    num_layers: Layers = Field(1, description="Number of LSTM layers.")
-    embedding_size: Width = Field(512, description="Width of the token embedding.")
-    hidden_size: Width = Field(1024, description="Hidden units per layer: the width of states and memory cells.")
-    max_positions: Positions = Field(8192, description="Maximum sequence length in tokens; no weight depends on it.")
-    dropout: float = Field(0.5, ge=0, lt=1, description="Dropout rate after the embedding and each layer.")
+    num_layers: Layers = Field(1, description="LSTM layers")
+    embedding_size: Width = Field(512, description="width of the token vectors")
+    hidden_size: Width = Field(1024, description="hidden units per layer")
+    max_positions: Positions = Field(8192, description="maximum sequence length in tokens; no weight depends on it")
+    dropout: float = Field(0.5, ge=0, lt=1, description="dropout rate after the embedding and each layer")
     initializer_std: float = Field(
-        1.0, gt=0, description="Factor of the initial standard deviations: 1/sqrt(inputs) of each layer and embedding."
+        1.0, gt=0, description="scale of the initial weights, whose standard deviations are 1/sqrt(inputs)"
     )
 
     @property
@@ -61,15 +61,17 @@ class RnnAttentionConfig(EncoderDecoderConfig):
 
     name: Literal["rnn_attention"] = Field("rnn_attention", description="A recurrent encoder-decoder with attention.")
     vocab_size: Vocabulary = 30000
-    num_layers: Layers = Field(1, description="Number of bidirectional encoder layers; the decoder has one layer.")
-    embedding_size: Width = Field(620, description="Width of the token embedding.")
-    hidden_size: Width = Field(1000, description="Hidden units per recurrent layer and direction.")
-    attention_size: Width = Field(1000, description="Width inside the attention, where a state and a key are added.")
-    output_size: Width = Field(500, description="Input width of the output layer, after maxout over two linear layers.")
-    max_positions: Positions = Field(8192, description="Maximum sequence length in tokens; no weight depends on it.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate after the embedding and each layer.")
+    num_layers: Layers = Field(1, description="encoder layers, each bidirectional; the decoder has one layer")
+    embedding_size: Width = Field(620, description="width of the token vectors")
+    hidden_size: Width = Field(1000, description="hidden units per recurrent layer and direction")
+    attention_size: Width = Field(1000, description="hidden width of the additive attention")
+    output_size: Width = Field(500, description="input width of the output layer, after maxout over pairs")
+    max_positions: Positions = Field(8192, description="maximum sequence length in tokens; no weight depends on it")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate after the embedding and each layer")
     initializer_std: float = Field(
-        0.01, gt=0, description="Standard deviation of matrices without a special initialization."
+        0.01,
+        gt=0,
+        description="standard deviation of initial weights (normal); recurrent: orthogonal; attention: smaller",
     )
 
     @property
@@ -95,6 +97,10 @@ _Filter = tuple[Annotated[int, Field(ge=1, le=100)], Annotated[int, Field(ge=1, 
 class ElmoConfig(ModelConfig):
     """ELMo (Peters et al. 2018): character convolutions and LSTMs in both directions. Defaults: the original."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "initializer_std": "standard deviation of heads; other weights are initialized by their size, as published",
+    }
+
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "bidirectional_lm"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
@@ -104,28 +110,24 @@ class ElmoConfig(ModelConfig):
 
     name: Literal["elmo"] = Field("elmo", description="ELMo.")
     vocab_size: Vocabulary = Field(
-        793_471, description="Words that the language model predicts; at least the tokenizer's. It reads any word."
+        793_471, description="predicted words: those of the One Billion Word benchmark; the input may be any word"
     )
-    num_layers: Layers = Field(2, description="LSTM layers per direction, with residual connections after the first.")
-    hidden_size: Width = Field(
-        1024, multiple_of=2, description="Width of the hidden states; each direction has half of it."
-    )
-    cell_size: Width = Field(4096, description="Width of an LSTM's cell, which is projected to half of hidden_size.")
-    cell_clip: float | None = Field(3.0, gt=0, description="Clip the cell's values at every step; null: no clipping.")
-    projection_clip: float | None = Field(
-        3.0, gt=0, description="Clip the projected values at every step; null: no clipping."
-    )
+    num_layers: Layers = Field(2, description="LSTM layers per direction; all but the first have a residual connection")
+    hidden_size: Width = Field(1024, multiple_of=2, description="width of the hidden states; each direction has half")
+    cell_size: Width = Field(4096, description="cell width of an LSTM, projected to half of hidden_size")
+    cell_clip: float | None = Field(3.0, gt=0, description="clipping bound of the cell values")
+    projection_clip: float | None = Field(3.0, gt=0, description="clipping bound of the projected values")
     word_length: int = Field(
-        50, ge=4, le=1000, description="Symbols per word: its first bytes, a start and an end symbol."
+        50, ge=4, le=1000, description="symbols per word, including one at the start and one at the end"
     )
-    character_size: Width = Field(16, description="Width of a symbol's embedding.")
+    character_size: Width = Field(16, description="width of the symbol embedding")
     filters: tuple[_Filter, ...] = Field(
         ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)),
         min_length=1,
-        description="Convolutions over a word's symbols: width in symbols, and number of filters.",
+        description="[width, number] of each convolution",
     )
-    highways: int = Field(2, ge=0, le=100, description="Number of highway layers after the convolutions.")
-    max_positions: Positions = Field(100_000, description="Maximum sequence length in tokens; no weight depends on it.")
+    highways: int = Field(2, ge=0, le=100, description="number of highway layers")
+    max_positions: Positions = Field(100_000, description="maximum sequence length in tokens; no weight depends on it")
 
     @property
     def depths(self) -> dict[Side, int]:

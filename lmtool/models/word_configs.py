@@ -25,11 +25,13 @@ class WordVectorsConfig(ModelConfig):
 
     name: Literal["word_vectors"] = Field("word_vectors", description="Static word vectors.")
     vocab_size: Vocabulary = 692_000
-    num_layers: int = Field(0, ge=0, le=0, description="Always 0: there are no layers.")
-    hidden_size: Width = Field(300, description="Width of the vectors.")
-    max_positions: Positions = Field(100_000, description=_LONGEST)
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate of the input of a task's head.")
-    initializer_std: float = Field(0.001, gt=0, description="Standard deviation of the initial vectors.")
+    num_layers: int = Field(0, ge=0, le=0, description="no layers: the model is an embedding table")
+    hidden_size: Width = Field(300, description="width of the vectors")
+    max_positions: Positions = Field(100_000, description="maximum text length in tokens; no weight depends on it")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate before a task's head")
+    initializer_std: float = Field(
+        0.001, gt=0, description="standard deviation of initial vectors (normal), about that of word2vec's uniform ones"
+    )
 
     def metadata(self) -> dict[str, int]:
         return {"width": self.hidden_size}
@@ -47,19 +49,21 @@ class CnnConfig(ModelConfig):
 
     name: Literal["cnn"] = Field("cnn", description="A convolutional network over windows of words.")
     vocab_size: Vocabulary = 30_000
-    num_layers: int = Field(1, ge=1, le=1000, description="Number of convolutional layers.")
+    num_layers: int = Field(1, ge=1, le=1000, description="convolutional layers")
     embedding_size: Width = Field(
-        300, description="Width of the word vectors; a linear layer projects it to hidden_size if the two differ."
+        300, description="width of the word vectors; projected to hidden_size if the two differ"
     )
     hidden_size: Width = Field(
-        300, description="Width of the hidden states: the number of filters, distributed evenly over the widths."
+        300, description="width of the hidden states: all filters, split as evenly as possible over the widths"
     )
     filter_widths: tuple[int, ...] = Field(
-        (3, 4, 5), min_length=1, description="Filter widths in words; an even width covers one more word on the right."
+        (3, 4, 5), min_length=1, description="filter widths in words; an even width covers one more word to the right"
     )
-    max_positions: Positions = Field(512, description=_LONGEST)
-    dropout: float = Field(0.5, ge=0, lt=1, description="Dropout rate of the input of a task's head.")
-    initializer_std: float = Field(0.1, gt=0, description="Standard deviation of the initial word vectors.")
+    max_positions: Positions = Field(512, description="maximum text length in tokens; no weight depends on it")
+    dropout: float = Field(0.5, ge=0, lt=1, description="dropout rate before a task's head")
+    initializer_std: float = Field(
+        0.1, gt=0, description="standard deviation of initial word vectors (normal); Kim's are uniform within 0.25"
+    )
 
     @field_validator("filter_widths")
     @classmethod

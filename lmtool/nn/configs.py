@@ -43,7 +43,7 @@ class SinusoidalPositionsConfig(PositionsConfig):
     """Sines and cosines of the position, without learned parameters (Vaswani et al. 2017)."""
 
     name: Literal["sinusoidal"] = Field("sinusoidal", description="Sines and cosines of the position.")
-    base: float = Field(10000.0, gt=1, description="Ratio of the longest to the shortest wavelength.")
+    base: float = Field(10000.0, gt=1, description="pair i of H dimensions has the angle position / base^(2i/H)")
 
 
 @component("model/positions", "shaw", builder="lmtool.nn.positions:build_shaw")
@@ -55,8 +55,7 @@ class ShawPositionsConfig(PositionsConfig):
         16,
         ge=1,
         le=100_000,
-        description="Maximum distance in tokens; larger ones are clipped (k in the paper). Keys and values each have "
-        "2 clip + 1 vectors.",
+        description="distance in tokens beyond which all are the same (the paper's k): 2 clip + 1 vectors",
     )
 
 
@@ -66,14 +65,17 @@ class T5PositionsConfig(PositionsConfig):
 
     name: Literal["t5"] = Field("t5", description="A learned bias per head and bucket of distances.")
     buckets: int = Field(
-        32, ge=4, le=100_000, description="Buckets of distances; an encoder uses half of them for each direction. Even."
+        32,
+        ge=4,
+        le=100_000,
+        description="number of distance buckets, even; an encoder uses half of them for each direction",
     )
     max_distance: int = Field(
         128,
         ge=3,
         le=100_000_000,
-        description="Distance in tokens from which all are in the last bucket. Half of the buckets have one distance "
-        "each, the others are spaced logarithmically.",
+        description="distance in tokens from which all share the last bucket. Half of the buckets hold one distance "
+        "each; the others grow logarithmically",
     )
 
     @model_validator(mode="after")
@@ -92,11 +94,10 @@ class RotaryPositionsConfig(PositionsConfig):
     even_heads: ClassVar[bool] = True
 
     name: Literal["rotary"] = Field("rotary", description="Queries and keys rotated by their position.")
-    base: float = Field(10000.0, gt=1, description="Ratio of the highest to the lowest rotation frequency.")
+    base: float = Field(10000.0, gt=1, description="pair i of D dimensions turns by position / base^(2i/D)")
     layout: Literal["half_split", "interleaved"] = Field(
         "half_split",
-        description="Which dimensions form a pair. half_split: i and i + D/2 (GPT-NeoX, Llama). interleaved: 2i and "
-        "2i + 1 (the paper, GPT-J).",
+        description="pairs of dimensions: half_split: i and i + D/2 (GPT-NeoX); interleaved: 2i and 2i + 1 (GPT-J)",
     )
 
 

@@ -20,36 +20,35 @@ class MaskingConfig(ObjectiveConfig):
         "probability", "mask", "random", "masking", "duplicates", "short_window_probability"
     )  # fmt: skip
 
-    probability: float = Field(0.15, gt=0, lt=1, description="Fraction of the non-special tokens that are predicted.")
-    mask: float = Field(0.8, ge=0, le=1, description="Fraction of the predicted tokens that are replaced by [MASK].")
+    probability: float = Field(0.15, gt=0, lt=1, description="share of the non-special tokens that are predicted")
+    mask: float = Field(0.8, ge=0, le=1, description="of these: replaced by [MASK]")
     random: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="Fraction of the predicted tokens that are replaced by a token sampled uniformly from the "
-        "vocabulary without its special tokens; it may be the original one. The rest stays unchanged.",
+        description="of these: replaced by a random non-special token; the others stay unchanged. Sampled uniformly "
+        "from the vocabulary without special tokens; it may be the original token",
     )
     masking: Literal["dynamic", "static"] = Field(
         "dynamic",
-        description="dynamic: new masks every epoch (RoBERTa). static: `duplicates` sets of masks, repeated in turn "
-        "(BERT).",
+        description="dynamic: new masks every epoch; static: `duplicates` fixed sets of masks in turn",
     )
     duplicates: int = Field(
         10,
         ge=1,
-        description="Sets of masks (and of pairs) under masking=static; epoch e uses set e mod duplicates.",
+        description="number of mask sets under masking=static (BERT's dupe_factor)",
     )
     short_window_probability: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Fraction of the text windows that aim at a random shorter length of at least 2 tokens; segment "
-        "pairs use short_sequence_probability.",
+        description="share of windows cut to a random shorter length; with pairs=none only. The random length is at "
+        "least 2 tokens; pairs of segments use short_sequence_probability",
     )
     enhanced_decoder: bool = Field(
         False,
-        description="Predict the masked tokens with the enhanced mask decoder (DeBERTa): absolute positions enter "
-        "there, and the last layer is applied twice.",
+        description="predict masked tokens with DeBERTa's enhanced mask decoder (deberta, deberta_v3). Absolute "
+        "positions enter there, and the last layer is applied twice",
     )
 
     @property
@@ -84,10 +83,9 @@ class TokenMaskingConfig(MaskingConfig):
 
     select: Literal["exact", "bernoulli"] = Field(
         "exact",
-        description="exact: round(probability x tokens) of each example, at least one. bernoulli: each token "
-        "independently.",
+        description="exact: round(probability x tokens) per example, at least one; bernoulli: independent",
     )
-    whole_word: bool = Field(False, description="Mask all tokens of a word together, within the same budget.")
+    whole_word: bool = Field(False, description="mask all subwords of a word together")
 
 
 class PairsConfig(MaskingConfig):
@@ -99,21 +97,20 @@ class PairsConfig(MaskingConfig):
 
     pairs: Literal["none", "nsp", "sop"] = Field(
         "none",
-        description="nsp: two segments per example, the second a random one in half of them, and a second loss that "
-        "tells which. sop: two consecutive segments, swapped in half of them, and a second loss that tells "
-        "their order. none: running text.",
+        description="nsp, sop: segment pairs, with next-sentence or sentence-order prediction. nsp: the second "
+        "segment is random in half of the pairs; sop: two consecutive segments, swapped in half of them; none: one "
+        "segment and no second loss",
     )
     pair_of: Literal["segments", "sentences"] = Field(
         "segments",
-        description="segments: runs of sentences that fill the length (BERT). sentences: one sentence each, so that "
-        "an example is short (RoBERTa's sentence pairs). Only used with pairs=nsp or sop.",
+        description="segments: several sentences each; sentences: one each; with pairs=nsp or sop only. segments fill "
+        "the maximum length (BERT); with sentences the examples are short (RoBERTa's sentence pairs)",
     )
     short_sequence_probability: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="Fraction of the segment pairs that aim at a random shorter length; only used with pairs=nsp or "
-        "sop.",
+        description="share of pairs cut to a random shorter length; with pairs=nsp or sop only",
     )
 
     @property
@@ -135,6 +132,14 @@ class SpanConfig(PairsConfig):
     """Masked language modeling over spans of words, with the span boundary objective (SpanBERT, Joshi et al. 2020), or
     over n-grams (ALBERT, Lan et al. 2020)."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "probability": "share of the non-special tokens that are masked, rounded up (section 3.1)",
+        "mask": "share of spans that are replaced by [MASK] (section 3.1)",
+        "random": "share of spans that are replaced by random tokens; the others stay unchanged",
+        "short_window_probability": "share of windows cut to a random length; none in the paper (section 4.2)",
+        "pairs": "a single segment, no next-sentence loss (section 3.3); nsp and sop are also possible",
+    }
+
     phase_fields: ClassVar[tuple[str, ...]] = (
         *PairsConfig.phase_fields, "lengths", "geometric", "longest", "replace"
     )  # fmt: skip
@@ -142,22 +147,26 @@ class SpanConfig(PairsConfig):
     name: Literal["span"] = Field("span", description="Span masking.")
     lengths: Literal["geometric", "harmonic"] = Field(
         "geometric",
-        description="Distribution of span lengths in words, over 1 to `longest`. geometric: probabilities fall by a "
-        "factor of 1 - geometric per word. harmonic: proportional to 1/n.",
+        description="geometric, or harmonic: n words in proportion to 1/n (ALBERT). In words, from 1 to `longest`",
     )
-    geometric: float = Field(0.2, gt=0, lt=1, description="Parameter of lengths=geometric.")
-    longest: int = Field(10, ge=1, le=10_000, description="Maximum sampled span length, in words.")
+    geometric: float = Field(0.2, gt=0, lt=1, description="parameter of the geometric distribution (section 3.1)")
+    longest: int = Field(
+        10,
+        ge=1,
+        le=10_000,
+        description="maximum span length in words; renormalized over 1..10, a mean of 3.80 (section 3.1)",
+    )
     replace: Literal["span", "token"] = Field(
-        "span", description="Whether [MASK], a random token or the original token is chosen per span or per token."
+        "span", description="span: [MASK], random or unchanged is decided per span; token: per token"
     )
     boundary: bool = Field(
-        True, description="The span boundary objective: a second loss that predicts a span from its two neighbors."
+        True, description="span boundary objective: predict each span from its two neighbors, too (section 3.2)"
     )
     boundary_targets: int = Field(
-        15, ge=1, le=10_000, description="Maximum tokens of a span predicted from its neighbors."
+        15, ge=1, le=10_000, description="maximum tokens per span (max-pair-targets of the published command)"
     )
     boundary_position_size: int = Field(
-        200, ge=1, le=1_000_000, description="Width of the embedding of a token's position within the span."
+        200, ge=1, le=1_000_000, description="width of the embedding of a token's position in its span (published code)"
     )
 
     @model_validator(mode="after")
@@ -183,48 +192,50 @@ class RtdConfig(TokenMaskingConfig):
     """Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator fills masks, and the model detects which
     tokens are not the original ones."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "probability": "share of the non-special tokens that are masked; 0.25 for large (table 6)",
+        "short_window_probability": "published code: 0.05, with 5 tokens or more (build_pretraining_dataset.py)",
+    }
+
     name: Literal["rtd"] = Field("rtd", description="Replaced-token detection.")
     mask: float = Field(
-        0.85, ge=0, le=1, description="Fraction of the predicted tokens that are replaced by [MASK] for the generator."
+        0.85, ge=0, le=1, description="of these: replaced by [MASK] (pretrain_helpers.py); the others stay unchanged"
     )
     random: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Fraction of the predicted tokens that are replaced by a random token for the generator.",
+        description="of these: replaced by a random token (none in the published code)",
     )
     variant: RtdVariant = Field(
         "electra",
-        description="What the model learns from the generator's text. electra: at every token, whether it was "
-        "replaced. electra_15: the same at the masked positions only. replace_mlm: the original tokens at the "
-        "masked positions. all_tokens_mlm: the original token at every position, with a copy gate.",
+        description="electra, or an ablation of section 3.4: electra_15, replace_mlm, all_tokens_mlm. electra: "
+        "predict at every token whether it was replaced. electra_15: the same at the masked positions only. "
+        "replace_mlm: the original tokens at the masked positions. all_tokens_mlm: the original token at every "
+        "position, with a copy mechanism",
     )
-    weight: float = Field(
-        50.0, gt=0, description="Weight of the detection loss relative to the generator's; electra and electra_15 only."
-    )
+    weight: float = Field(50.0, gt=0, description="weight of the detection loss (table 6: lambda)")
     generator_size: float = Field(
         0.25,
         gt=0,
         le=2,
-        description="Width, heads and feed-forward width of the generator, as a fraction of the model's.",
+        description="generator width over the model's: 1/4 for small and large, 1/3 for base (table 6)",
     )
     generator_layers: float = Field(
-        1.0, gt=0, le=4, description="Layers of the generator, as a fraction of the model's."
+        1.0, gt=0, le=4, description="generator layers over the model's (configure_pretraining.py: generator_layers)"
     )
     training: Literal["joint", "two_stage"] = Field(
         "joint",
-        description="joint: both networks at once. two_stage: the generator alone for `generator_steps`, then the "
-        "model, which starts from the generator's weights where the shapes match; nothing is tied.",
+        description="joint, or two_stage: generator first, then the model from its weights (section 3.2). two_stage: "
+        "the generator trains alone for generator_steps, and the model starts from its weights wherever shapes match; "
+        "nothing is tied",
     )
-    generator_steps: int = Field(
-        10000, ge=1, description="Steps of the generator alone under training=two_stage; then the model is trained."
-    )
+    generator_steps: int = Field(10000, ge=1, description="steps of generator-only training under training=two_stage")
 
     sharing: Literal["tied", "gdes", "none"] = Field(
         "tied",
-        description="How the two networks share embeddings under training=joint. tied: the same tables (ELECTRA). "
-        "gdes: the model adds a table to the generator's, without passing gradients to the latter (DeBERTa V3). "
-        "none: separate tables.",
+        description="of embeddings, training=joint: tied; gdes (DeBERTa V3: generator's + delta); none. gdes: the "
+        "model adds its own table to the generator's without passing gradients to it",
     )
 
     @model_validator(mode="after")
@@ -268,7 +279,7 @@ class NextTokenConfig(ObjectiveConfig):
         0.0,
         ge=0,
         lt=1,
-        description="Label smoothing in training: the probability mass spread over the vocabulary.",
+        description="share of each training target spread over the vocabulary; 0.1 in Vaswani et al. 2017",
     )
 
     @property
@@ -314,8 +325,18 @@ class SpanCorruptionConfig(NextTokenConfig):
     phase_fields: ClassVar[tuple[str, ...]] = ("density", "mean_length")
 
     name: Literal["span_corruption"] = Field("span_corruption", description="Span corruption.")
-    density: float = Field(0.15, gt=0, lt=1, description="Fraction of the tokens that are replaced.")
-    mean_length: float = Field(3.0, ge=1, description="Mean span length in tokens.")
+    density: float = Field(
+        0.15,
+        gt=0,
+        lt=1,
+        description="share of the tokens that are masked out (section 3.3.4, and unsupervised.gin of the published "
+        "code)",
+    )
+    mean_length: float = Field(
+        3.0,
+        ge=1,
+        description="mean span length in tokens (section 3.3.4); 568 tokens give 512 of inputs and 114 of outputs",
+    )
 
     @property
     def predicted_fraction(self) -> float:
@@ -337,24 +358,26 @@ class DenoisingConfig(NextTokenConfig):
     )  # fmt: skip
 
     name: Literal["denoising"] = Field("denoising", description="Denoising.")
-    sentence_permutation: float = Field(1.0, ge=0, le=1, description="Fraction of the sentences that are permuted.")
+    sentence_permutation: float = Field(
+        1.0, ge=0, le=1, description="share of the sentences that are shuffled (section 5.1: all)"
+    )
     text_infilling: float = Field(
-        0.3, ge=0, lt=1, description="Fraction of the words in spans that are each replaced by one mask."
+        0.3, ge=0, lt=1, description="share of the words in spans, each of which becomes one mask (section 5.1: 30%)"
     )
     poisson_mean: float = Field(
         3.0,
         gt=0,
         le=20,
-        description="Mean span length in words, Poisson distributed; an empty span inserts a mask.",
+        description="mean span length in words; length 0 inserts a mask (section 2.2); 3.5 in released command",
     )
-    token_masking: float = Field(
-        0.0, ge=0, lt=1, description="Fraction of the tokens that are replaced by one mask each."
-    )
-    token_deletion: float = Field(0.0, ge=0, lt=1, description="Fraction of the tokens that are deleted.")
+    token_masking: float = Field(0.0, ge=0, lt=1, description="share of the tokens replaced by one mask each")
+    token_deletion: float = Field(0.0, ge=0, lt=1, description="share of the tokens that are deleted")
     document_rotation: float = Field(
-        0.0, ge=0, le=1, description="Fraction of the texts that are rotated to begin at a random token."
+        0.0, ge=0, le=1, description="share of the texts rotated to begin at a random token"
     )
-    random: float = Field(0.0, ge=0, le=1, description="Fraction of the masks that are random tokens instead.")
+    random: float = Field(
+        0.0, ge=0, le=1, description="share of the masks replaced by a random token; 0.1 in the released command"
+    )
 
     @property
     def predicted_fraction(self) -> float:
@@ -373,9 +396,9 @@ class BilmConfig(ObjectiveConfig):
     negatives: int | None = Field(
         8192,
         ge=1,
-        description="Sampled softmax: number of words besides the true one, sampled log-uniformly for each step and "
-        "shared by both directions; the vocabulary must be sorted by frequency. Null, or more than the "
-        "vocabulary: all words. Evaluation uses all words.",
+        description="sampled words in the training softmax, the same in both directions; null: the full softmax. "
+        "Sampled log-uniformly at each step from a vocabulary sorted by frequency; a number above the vocabulary size "
+        "means the full softmax. Evaluation always uses the full softmax",
     )
 
     @property

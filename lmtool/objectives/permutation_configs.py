@@ -25,37 +25,36 @@ class PlmConfig(ObjectiveConfig):
 
     name: Literal["plm"] = Field("plm", description="Permutation language modeling.")
     context: int = Field(
-        6, ge=2, le=1000, description="One in this many tokens is predicted: n of them in a context of context x n (K)."
+        6, ge=2, le=1000, description="one in this many tokens is predicted: n of them in a context of context x n"
     )
     longest: int = Field(
         5,
         ge=1,
         le=1000,
-        description="Maximum run of tokens predicted together; length n has probability proportional to 1/n.",
+        description="longest span predicted together; span length n is drawn in proportion to 1/n",
     )
     reuse: int = Field(
         0,
         ge=0,
         le=100_000_000,
-        description="Tokens at the start of an example with a separate order: they do not attend to the rest, which "
-        "attends to all of them. With model.memory_length their states are cached for the next example, which "
-        "begins after them (XLNet: 256 of 512). 0: one order for all.",
+        description="tokens at the start that are permuted separately and cannot see the rest. The other tokens see "
+        "all of them. With model.memory_length their states are cached for the next example, which continues after "
+        "them (XLNet: 256 of 512). 0: one permutation for all tokens",
     )
     pairs: Literal["none", "unscored"] = Field(
         "none",
-        description="unscored: two segments per example, the second a random one in half of them, as for "
-        "next-sentence prediction but without its loss; not with reuse. none: running text.",
+        description="unscored: two segments, the second one random in half of the pairs; none: one text. As in "
+        "next-sentence prediction, but without its loss; not together with reuse",
     )
     pair_of: Literal["segments", "sentences"] = Field(
         "segments",
-        description="segments: runs of sentences that fill the length. sentences: one sentence each. Only used with "
-        "pairs=unscored.",
+        description="segments: several sentences each; sentences: one each; with pairs=unscored only",
     )
     short_sequence_probability: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="Fraction of the pairs that aim at a random shorter length; only used with pairs=unscored.",
+        description="share of pairs cut to a random shorter length; with pairs=unscored only",
     )
 
     @property
@@ -96,18 +95,22 @@ class SkipGramConfig(ObjectiveConfig):
 
     name: Literal["skip_gram"] = Field("skip_gram", description="Skip-gram with negative sampling.")
     window: int = Field(
-        5, ge=1, le=1000, description="Maximum context words on either side; sampled from 1 to this number per word."
+        5, ge=1, le=1000, description="maximum context words on either side; drawn from 1 to this number for each word"
     )
-    negatives: int = Field(5, ge=1, le=1000, description="Negatives sampled per predicted word.")
+    negatives: int = Field(
+        5,
+        ge=1,
+        le=1000,
+        description="negative samples per predicted word; the paper: 5 to 20 for small texts, 2 to 5 for large ones",
+    )
     subsample: float = Field(
         1e-3,
         gt=0,
         le=1,
-        description="Words with a frequency f above this threshold are subsampled: an occurrence is retained with "
-        "probability sqrt(subsample / f).",
+        description="a word with text share f is kept with probability sqrt(subsample / f); paper: 1e-5 (1B words)",
     )
     power: float = Field(
-        0.75, ge=0, le=1, description="Negatives are sampled in proportion to a word's count to this power."
+        0.75, ge=0, le=1, description="negatives are drawn in proportion to a word's count to this power"
     )
 
     @property

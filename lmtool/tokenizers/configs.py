@@ -49,10 +49,10 @@ class TokenizerConfig(Config):
         None,
         ge=16,
         le=10_000_000,
-        description="Number of vocabulary entries, including special tokens. Null: the model's.",
+        description="vocabulary size, special tokens included; null: the model's",
     )
     parse_special_tokens: bool = Field(
-        False, description="Parse special tokens ([MASK], </s>) that occur in texts instead of treating them as text."
+        False, description="true: special tokens written in a text are read as such, not as text"
     )
 
     @property
@@ -71,8 +71,8 @@ class WordPieceConfig(TokenizerConfig):
     """WordPiece with BERT's text cleaning and special tokens (Devlin et al. 2019)."""
 
     name: Literal["wordpiece"] = Field("wordpiece", description="WordPiece, as in BERT.")
-    lowercase: bool = Field(True, description="Lowercase texts and strip accents (BERT's uncased models).")
-    minimum_count: int = Field(2, ge=1, description="Minimum number of occurrences of a pair to merge it.")
+    lowercase: bool = Field(True, description="lowercase the text and strip its accents (BERT's uncased models)")
+    minimum_count: int = Field(2, ge=1, description="minimum frequency of a pair of subwords to be merged")
 
     @property
     def specials(self) -> dict[str, str]:
@@ -88,19 +88,19 @@ class ByteBpeConfig(TokenizerConfig):
         None,
         ge=257,
         le=10_000_000,
-        description="Number of vocabulary entries: the 256 bytes, special tokens and merges. Null: the model's.",
+        description="vocabulary size: the 256 bytes, special tokens and merges; null: the model's",
     )
     special_tokens: Literal["gpt2", "roberta", "bert"] = Field(
         "gpt2",
-        description="gpt2: only <|endoftext|>; roberta (and BART): <s> <pad> </s> <unk> <mask>; bert (ModernBERT): "
-        "[PAD] [UNK] [CLS] [SEP] [MASK].",
+        description="gpt2: <|endoftext|>; roberta (and BART): <s> <pad> </s> <unk> <mask>; bert: [PAD] [UNK] [CLS] "
+        "[SEP] [MASK]",
     )
     splitting: Literal["gpt2", "qwen2"] = Field(
         "gpt2",
-        description="How texts are split into words. gpt2: at spaces, and between letters, digits and others; qwen2: "
-        "also after each digit and at line ends, after Unicode NFC, as in transformers for this model.",
+        description="gpt2: at spaces, between letters, digits and others; qwen2: also after digits, at line ends; "
+        "NFC. qwen2 normalizes to NFC, as transformers does for this model",
     )
-    minimum_count: int = Field(2, ge=1, description="Minimum number of occurrences of a pair to merge it.")
+    minimum_count: int = Field(2, ge=1, description="minimum frequency of a pair of subwords to be merged")
 
     @property
     def specials(self) -> dict[str, str]:
@@ -114,7 +114,7 @@ class BpeConfig(TokenizerConfig):
     """Byte-pair encoding of lowercased words whose last subword ends with </w> (Radford et al. 2018)."""
 
     name: Literal["bpe"] = Field("bpe", description="Byte-pair encoding of words, as in the GPT of 2018.")
-    minimum_count: int = Field(2, ge=1, description="Minimum number of occurrences of a pair to merge it.")
+    minimum_count: int = Field(2, ge=1, description="minimum frequency of a pair of subwords to be merged")
 
     @property
     def specials(self) -> dict[str, str]:
@@ -133,27 +133,27 @@ class SentencePieceConfig(TokenizerConfig):
     name: Literal["sentencepiece"] = Field("sentencepiece", description="SentencePiece's unigram or BPE model.")
     algorithm: Literal["unigram", "bpe"] = Field(
         "unigram",
-        description="unigram: the most probable segmentation (Kudo 2018), as in T5 and ALBERT; bpe: merge the most "
-        "frequent pairs first (Sennrich et al. 2016), as in Llama.",
+        description="unigram: the most probable segmentation; bpe: merge the most frequent pairs. unigram: Kudo 2018, "
+        "as in T5 and ALBERT; bpe: Sennrich et al. 2016, as in Llama",
     )
     special_tokens: Literal["t5", "albert", "xlnet"] = Field(
         "t5",
-        description="t5: <pad> </s> <unk> first and the sentinels last; albert: <pad> <unk> [CLS] [SEP] [MASK] first; "
-        "xlnet: <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> <eop> first.",
+        description="t5: <pad> </s> <unk>, and sentinels; albert: [CLS] [SEP] [MASK]; xlnet: <sep> <cls>. t5: <pad> "
+        "</s> <unk> first, sentinels last; albert: <pad> <unk> [CLS] [SEP] [MASK] first; xlnet: <unk> <s> </s> <cls> "
+        "<sep> <pad> <mask> <eod> <eop> first",
     )
     sentinels: int = Field(
         100,
         ge=0,
         le=1000,
-        description="With special_tokens=t5: number of tokens <extra_id_0>, ...; the first has the largest id.",
+        description="with t5: number of <extra_id_0>, ..., at the end; the first has the largest id",
     )
     lowercase: bool = Field(
         False,
-        description="With special_tokens=albert or xlnet: lowercase texts (ALBERT's models). Accents are stripped in "
-        "any case.",
+        description="with albert, xlnet: lowercase the text; both strip accents regardless",
     )
     character_coverage: float = Field(
-        0.9995, ge=0.98, le=1, description="Fraction of the text's characters that have an entry; others are unknown."
+        0.9995, ge=0.98, le=1, description="share of the text's characters in the vocabulary; all others are unknown"
     )
 
     @property
@@ -170,14 +170,14 @@ class ListedConfig(TokenizerConfig):
 
     special_tokens: Literal["bert", "roberta", "gpt", "t5"] = Field(
         "bert",
-        description="bert: [PAD] [UNK] [CLS] [SEP] [MASK]; roberta (and BART): <s> <pad> </s> <unk> <mask>; gpt: <unk> "
-        "<|endoftext|>; t5: <pad> </s> <unk> and sentinels.",
+        description="bert: [PAD] [UNK] [CLS] [SEP] [MASK]; roberta (and BART): <s> </s> <mask>; gpt: <|endoftext|>; "
+        "t5: </s>, and sentinels. roberta also has <pad> <unk>, gpt <unk>, t5 <pad> <unk>",
     )
     sentinels: int = Field(
         100,
         ge=0,
         le=1000,
-        description="With special_tokens=t5: number of tokens <extra_id_0>, ...; the first has the largest id.",
+        description="with t5: number of <extra_id_0>, ..., at the end; the first has the largest id",
     )
 
     @property
@@ -194,8 +194,8 @@ class WordConfig(ListedConfig):
     """Words with BERT's text cleaning and splitting; rare ones are unknown."""
 
     name: Literal["word"] = Field("word", description="Words; rare ones are unknown.")
-    lowercase: bool = Field(True, description="Lowercase texts and strip accents.")
-    minimum_count: int = Field(2, ge=1, description="Minimum number of occurrences of a word.")
+    lowercase: bool = Field(True, description="lowercase the text and strip its accents")
+    minimum_count: int = Field(2, ge=1, description="minimum frequency of a word in the vocabulary")
 
 
 @component("tokenizer", "character", builder="lmtool.tokenizers.trained:train_characters")
@@ -203,7 +203,7 @@ class CharacterConfig(ListedConfig):
     """Characters, including white space; rare ones are unknown."""
 
     name: Literal["character"] = Field("character", description="Characters; rare ones are unknown.")
-    lowercase: bool = Field(False, description="Lowercase texts; accents are not stripped.")
+    lowercase: bool = Field(False, description="lowercase the text; accents are kept")
 
 
 @component("tokenizer", "spelled", builder="lmtool.tokenizers.trained:train_spelled_wordpiece")
@@ -216,9 +216,9 @@ class SpelledConfig(TokenizerConfig):
         None,
         ge=261,
         le=10_000_000,
-        description="Number of vocabulary entries: special tokens, words and 257 that spell others. Null: the model's.",
+        description="vocabulary size: <S> </S> <UNK>, words, and 257 entries for spelling; null: the model's",
     )
-    minimum_count: int = Field(2, ge=1, description="Minimum number of occurrences of a word.")
+    minimum_count: int = Field(2, ge=1, description="minimum frequency of a word in the vocabulary")
 
     @property
     def specials(self) -> dict[str, str]:
@@ -234,9 +234,13 @@ def _with_sentinels(specials: dict[str, str], sentinels: bool) -> frozenset[str]
 class FolderConfig(TokenizerConfig):
     """An existing tokenizer: of a run, a checkpoint, or a folder in Hugging Face's format."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "vocab_size": "ignored: the existing vocabulary is used",
+    }
+
     reads_text: ClassVar[bool] = False
     # Paths differ between machines, and a checkpoint has a copy of its tokenizer.
     free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "path")
 
     name: Literal["folder"] = Field("folder", description="An existing tokenizer.")
-    path: str = Field(min_length=1, description="Folder with tokenizer files, a run folder, or hf://org/name@revision.")
+    path: str = Field(min_length=1, description="folder with tokenizer files, a run folder, or hf://org/name@revision")

@@ -30,7 +30,7 @@ class OptimizerConfig(Config):
 
     name: str = Field(description="The optimizer.")
     lr: float = Field(1e-4, gt=0, le=_MOST, description="peak learning rate")
-    clip_norm: float | None = Field(1.0, gt=0, description=_CLIP_NORM)
+    clip_norm: float | None = Field(1.0, gt=0, description="maximum global gradient norm; null: no clipping")
     layer_decay: float = Field(
         1.0,
         gt=0,
@@ -52,9 +52,11 @@ class AdamWConfig(OptimizerConfig):
     """
 
     name: Literal["adamw"] = Field("adamw", description="Adam with decoupled weight decay.")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
+    )
     epsilon: float = Field(1e-8, gt=0, le=1, description="added to the root of the second moment; BERT published 1e-6")
-    weight_decay: float = Field(0.01, ge=0, description=_WEIGHT_DECAY)
+    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay, scaled by the learning rate")
     scale_parameter: bool = Field(
         False,
         description="multiply lr by the root mean square of each parameter (nanoT5, with lr=0.02). The root mean "
@@ -71,7 +73,9 @@ class AdamConfig(OptimizerConfig):
     """
 
     name: Literal["adam"] = Field("adam", description="Adam with an L2 penalty.")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
+    )
     epsilon: float = Field(1e-8, gt=0, le=1, description="added to the root of the second moment")
     l2: float = Field(0.0, ge=0, description="L2 penalty, added to the gradient; not applied to norms and biases")
 
@@ -119,9 +123,11 @@ class StableAdamWConfig(OptimizerConfig):
 
     name: Literal["stable_adamw"] = Field("stable_adamw", description="AdamW with clipped updates.")
     lr: float = Field(8e-4, gt=0, le=_MOST, description="peak learning rate; ModernBERT's")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.98), description=_BETAS)
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.98), description="decay rates of the running means of gradients and of their squares"
+    )
     epsilon: float = Field(1e-6, gt=0, le=1, description="added to the root of the second moment")
-    weight_decay: float = Field(0.0125, ge=0, description=_WEIGHT_DECAY)
+    weight_decay: float = Field(0.0125, ge=0, description="decoupled weight decay, scaled by the learning rate")
     clip_norm: float | None = Field(None, gt=0)
 
 
@@ -137,7 +143,9 @@ class LambConfig(OptimizerConfig):
     lr: float = Field(
         6.25e-4, gt=0, le=_MOST, description="peak learning rate; the paper's at 512 examples, x1.41 with each doubling"
     )
-    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
+    )
     epsilon: float = Field(1e-6, gt=0, le=1, description="added to the root of the second moment")
     weight_decay: float = Field(
         0.01, ge=0, description="share of a weight added to its update, before the update is scaled"
@@ -159,7 +167,7 @@ class MuonConfig(OptimizerConfig):
     newton_schulz_steps: int = Field(
         5, ge=1, lt=100, description="Newton-Schulz iterations that orthogonalize an update"
     )
-    weight_decay: float = Field(0.1, ge=0, description=_WEIGHT_DECAY)
+    weight_decay: float = Field(0.1, ge=0, description="decoupled weight decay, scaled by the learning rate")
     betas: tuple[Beta, Beta] = Field(
         (0.9, 0.95), description="AdamW: decay rates of the running means of gradients and of their squares"
     )
@@ -182,7 +190,9 @@ class ScheduleConfig(Config):
 
     name: str = Field(description="The schedule.")
     warmup_steps: int | None = Field(None, ge=0, description="warmup steps; takes precedence over warmup_fraction")
-    warmup_fraction: float | None = Field(None, ge=0, le=1, description=_WARMUP_FRACTION)
+    warmup_fraction: float | None = Field(
+        None, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
+    )
     warmup_start: float = Field(
         0.0, ge=0, le=1, description="share of the peak rate at which warmup starts; 1: constant rate until its end"
     )
@@ -204,7 +214,7 @@ class LinearConfig(ScheduleConfig):
 
     name: Literal["linear"] = Field("linear", description="Warm-up, then a straight line down.")
     warmup_fraction: float | None = Field(0.1, ge=0, le=1)
-    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
+    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
 
 
 @component("schedule", "cosine", builder="lmtool.training.schedules:build_cosine")
@@ -213,7 +223,7 @@ class CosineConfig(ScheduleConfig):
 
     name: Literal["cosine"] = Field("cosine", description="Warm-up, then half a cosine down.")
     warmup_fraction: float | None = Field(0.1, ge=0, le=1)
-    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
+    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
 
 
 @component("schedule", "polynomial", builder="lmtool.training.schedules:build_polynomial")
@@ -227,7 +237,7 @@ class PolynomialConfig(ScheduleConfig):
         gt=0,
         description="exponent applied to the remaining share of the steps; 1: linear; above 1: steep at first",
     )
-    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
+    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
 
 
 @component("schedule", "constant", builder="lmtool.training.schedules:build_constant")
@@ -266,7 +276,7 @@ class WsdConfig(ScheduleConfig):
     decay_shape: Literal["linear", "sqrt"] = Field(
         "linear", description="linear, or sqrt: 1 - the square root of the completed share of the decay"
     )
-    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
+    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
 
     def remarks(self, steps: int) -> Iterator[str]:
         yield from super().remarks(steps)

@@ -32,7 +32,7 @@ class SoftConfig(TermConfig):
     averages: ClassVar[bool] = True
     stored: ClassVar[bool] = True
 
-    temperature: float = Field(2.0, gt=0, description="Temperature of both logits; 2 for DistilBERT.")
+    temperature: float = Field(2.0, gt=0, description="temperature that divides both sets of logits; 2 for DistilBERT")
 
 
 class StateTermConfig(TermConfig):
@@ -165,15 +165,13 @@ class RelationsConfig(AttentionTermConfig):
     relations: tuple[Literal["attention", "queries", "keys", "values"], ...] = Field(
         ("attention", "values"),
         min_length=1,
-        description="The compared relations, each with weight 1: MiniLM has attention and values, MiniLMv2 queries, "
-        "keys and values.",
+        description="MiniLM: [attention, values]; MiniLMv2: [queries, keys, values], with relation_heads",
     )
     relation_heads: int | None = Field(
         None,
         ge=1,
-        description="Number of relation heads into which the concatenated vectors are split, independent of the "
-        "attention heads (MiniLMv2: 48 of 768 wide). Null: the attention heads, whose number must be equal in "
-        "both models.",
+        description="relation heads that the vectors are split into; null: attention heads, equal in both models. "
+        "MiniLMv2 uses 48 for a width of 768",
     )
 
     @model_validator(mode="after")
@@ -232,17 +230,17 @@ class InterchangeConfig(TermConfig):
 
     compares_layers: ClassVar[bool] = True
 
-    temperature: float = Field(2.0, gt=0, description="Temperature of both logits.")
+    temperature: float = Field(2.0, gt=0, description="temperature that divides both sets of logits")
     proportion: float = Field(
-        0.3, gt=0, le=1, description="Length of the swapped span of tokens, as a fraction of the shorter text."
+        0.3, gt=0, le=1, description="length of the swapped span of tokens, as a share of the shorter text"
     )
     at: Literal["middle", "all"] = Field(
         "middle",
-        description="Which of the layers aligned by distill.layers, without the last one: the middle one, or all, "
-        "sampling one for each text in each step. If the last is the only one: the embeddings.",
+        description="layer among those that distill.layers aligns, except the last: middle, or all (any of them). "
+        "With all, each text uses one layer per step; if the last layer is the only one, the embeddings are used",
     )
     dimensions: tuple[float, float] = Field(
-        (0.0, 1.0), description="The swapped dimensions of a state, from one fraction of its width to another."
+        (0.0, 1.0), description="range of the swapped dimensions, as shares of the width of a hidden state"
     )
 
     def sites(self, layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:

@@ -18,14 +18,14 @@ from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import ModelConfig, architecture, kinds
 
 T = TypeVar("T")
-TaskName = Annotated[str, Field(description="The task's name; its head is heads.NAME.", pattern=r"^[a-z][a-z0-9_]*$")]
-Metrics = Annotated[tuple[T, ...], Field(min_length=1, description="Metrics to report.")]
-BestMetric = Annotated[T, Field(description="The metric that selects the best checkpoint.")]
+TaskName = Annotated[str, Field(description="name of the task; its head is heads.NAME", pattern=r"^[a-z][a-z0-9_]*$")]
+Metrics = Annotated[tuple[T, ...], Field(min_length=1, description="reported metrics")]
+BestMetric = Annotated[T, Field(description="metric that selects the best checkpoint")]
 ClassNames = Annotated[
     tuple[str, ...] | None,
     Field(
-        description="Class names in order; quote them. Files may hold the names or their numbers from 0. Null: the "
-        "sorted values found in train.",
+        description="class names in order, quoted; null: the sorted values found in train. A file may contain the "
+        "names, or their numbers from 0",
     ),
 ]
 
@@ -61,47 +61,45 @@ class TaskConfig(LearnedConfig):
     text: tuple[str, ...] = Field(
         ("text",),
         min_length=1,
-        description="The text columns, in order; A+B: both columns joined with a space as one text.",
+        description="input columns: one, or two for a pair; a+b: two columns joined into one text",
     )
-    label: str = Field("label", description="The label column.")
+    label: str = Field("label", description="label column")
     path: str | None = Field(
         None,
-        description="Local data: a folder with train, dev and test files (.tsv, .csv, .jsonl), or one such file "
-        "to train on.",
+        description="local data: a folder with train, dev and test files (.tsv .csv .jsonl), or one training file",
     )
     hub: str | None = Field(
         None,
-        description="Hub data set, if no path is set: org/name or org/name:subset.",
+        description="org/name or org/name:subset on the hub, used if no path is set",
     )
     embedded: Literal["pydocs"] | None = Field(
         None,
-        description="Data set that is available on every machine, if no path is set: pydocs.",
+        description="pydocs: data found on every machine, used if no path is set",
     )
-    header: tuple[str, ...] | None = Field(None, description="Column names of files that have no header line.")
-    aliases: dict[str, str] = Field({}, description="Maps column names in files to the names used here.")
+    header: tuple[str, ...] | None = Field(None, description="column names for files without a header line")
+    aliases: dict[str, str] = Field({}, description="map from column names in the files to names used here")
     files: dict[str, str] = Field(
         {},
-        description="Maps file names without suffix to their split: train, dev or test.",
+        description="map from file names without suffix to train, dev or test",
     )
     ragged_rows: Literal["refuse", "skip"] = Field(
         "refuse",
-        description="A line with too few or too many columns: refuse the file, or skip and count the line.",
+        description="line with a wrong number of columns; refuse: error; skip: skip and count it",
     )
     validation: tuple[str, ...] = Field(
         ("dev",),
         min_length=1,
-        description="The development splits; dev and validation mean the same. Without one, a seeded tenth of train "
-        "is held out.",
+        description="development splits; without one, a seeded tenth of train is held out",
     )
-    test: tuple[str, ...] = Field(("test",), description="The test splits, labeled or not; never used in training.")
+    test: tuple[str, ...] = Field(("test",), description="test splits: never used for training")
     metrics: Metrics[str]
     metric: BestMetric[str]
-    train_examples: int | None = Field(None, ge=1, description="Train on a seeded sample of this many rows. Null: all.")
+    train_examples: int | None = Field(None, ge=1, description="number of training rows, a seeded sample; null: all")
     dropout: float | None = Field(
         None,
         ge=0,
         lt=1,
-        description="Dropout before the head's output layer. Null: the model's.",
+        description="dropout rate before the output layer; null: the model's",
     )
 
     @field_validator("validation", "test")
@@ -250,12 +248,10 @@ class PromptConfig(Config):
 
     template: str | None = Field(
         None,
-        description="A row as text: {COLUMN} is replaced by the column's text, {label} by the answer; \\n is a line "
-        "break. Null: each column after its name, then the answer.",
+        description="{column} and {label}, the answer; null: each column with its name, then the answer. \\n starts a "
+        "new line",
     )
-    words: dict[str, str] = Field(
-        {}, description="Maps classes to the words written for them. Default: the class names."
-    )
+    words: dict[str, str] = Field({}, description="map from class to the word for it; other classes: their names")
 
     @field_validator("template")
     @classmethod
@@ -288,7 +284,7 @@ class PromptedConfig(TaskConfig):
 
     prompt: PromptConfig = Field(
         default_factory=lambda: PromptConfig.model_validate({}),
-        description="The task as a prompt, for task.head=prompt and `lmtool evaluate shots=`.",
+        description="the task as a prompt, for `lmtool evaluate shots=`",
     )
 
     @property
@@ -343,10 +339,9 @@ class DomainConfig(Config):
     name: str = Field(description="Which loss.")
     target: str = Field(
         min_length=1,
-        description="Texts of the target domain: a folder with a train file, or one file, with the task's text "
-        "columns. Labels are ignored.",
+        description="texts from the other domain: a folder with a train file, or one file; labels are not read",
     )
-    weight: float = Field(1.0, gt=0, description="Weight of the loss relative to the task's.")
+    weight: float = Field(1.0, gt=0, description="weight of the loss, added to the task's")
 
 
 @component("task/domain", "dann", builder="lmtool.tasks.kinds.sequence:GradientReversal")
@@ -358,9 +353,9 @@ class DannConfig(DomainConfig):
     steps: int = Field(
         1000,
         ge=1,
-        description="Steps in which p rises from 0 to 1; the gradient is scaled by -(2 / (1 + exp(-10 p)) - 1).",
+        description="steps over which p rises from 0 to 1; the reversed gradient is scaled by 2 / (1 + exp(-10 p)) - 1",
     )
-    hidden_size: int = Field(100, ge=1, description="Hidden units of the domain classifier.")
+    hidden_size: int = Field(100, ge=1, description="hidden units of the domain classifier")
 
 
 @component("task/domain", "coral", builder="lmtool.tasks.kinds.sequence:MomentMatching")

@@ -23,6 +23,13 @@ DEMONSTRATIONS = 16
 class ClassificationConfig(PromptedConfig, WindowedConfig):
     """One of several classes for a text or a pair of texts."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "head": "paper; transformers: as in its ...ForSequenceClassification; text_to_text: generate the label "
+        "(T5); prompt: the language model's head predicts the class's word in the prompt; null: the checkpoint's, "
+        "else paper",
+        "prompt": "the task as a prompt, for task.head=prompt and for `lmtool evaluate shots=`",
+    }
+
     head_fields: ClassVar[tuple[str, ...]] = (*FORM, "prompt", "label_words", "demonstrations", "demonstration_rows")
     has_classes: ClassVar[bool] = True
     fills_prompts: ClassVar[bool] = True
@@ -37,42 +44,41 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
         ("accuracy",),
         min_length=1,
-        description="Metrics to report. f1 is that of the second label.",
+        description="accuracy, f1 (the second label is the positive class), macro_f1, matthews",
     )
     metric: BestMetric[Literal["accuracy", "f1", "macro_f1", "matthews"]] = "accuracy"
     loss: ClassLossConfig = Field(
         default_factory=lambda: ClassLossConfig.model_validate({}),
-        description="Label smoothing and class weights of the loss.",
+        description="Smoothing and weights of the loss",
     )
     label_words: dict[str, str] = Field(
-        {}, description="With head=text_to_text: maps classes to the words written for them. Default: the class names."
+        {}, description="task.head=text_to_text: map from class to the text for it; other classes: their names"
     )
     shots_per_class: int | None = Field(
         None,
         ge=1,
-        description="Train on this many rows of each class and select the checkpoint on as many others, both sampled "
-        "from the training rows with the run's seed; the development splits are scored once, at the end (Gao et "
-        "al. 2021, section 3). Null: all.",
+        description="rows per class to train on, and as many for selection, both sampled by the seed; null: all. Both "
+        "come from the training rows; the development splits are scored once, at the end (Gao et al. 2021, section 3)",
     )
     auxiliary_mlm: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="With head=prompt on an encoder: weight of an auxiliary masked language modeling loss on the "
-        "rows left over by shots_per_class, without their labels, or else on the training texts; the task has "
-        "the remaining weight (Schick and Schuetze 2021, section 3.4: 1e-4). 0: none.",
+        description="task.head=prompt, encoders: weight of an auxiliary masked LM loss (published: 1e-4); 0: none. It "
+        "trains on the unlabeled rows that shots_per_class leaves, otherwise on the training texts; the task's loss "
+        "has the remaining weight (Schick and Schuetze 2021, section 3.4)",
     )
     demonstrations: int = Field(
         0,
         ge=0,
-        description="With head=prompt: each text is read together with one labeled training row per class. Training "
-        "resamples them every epoch; a prediction averages this many samples (Gao et al. 2021, section 6: 16, "
-        "the value of true). 0: none.",
+        description="task.head=prompt: labeled rows shown with each text; number of samples joined per prediction "
+        "(published: 16, the value of true); 0: none. One labeled training row of each class, sampled anew every "
+        "epoch (Gao et al. 2021, section 6)",
     )
     demonstration_rows: dict[str, tuple[tuple[str, ...], ...]] | None = Field(
         None,
-        description="By class, the rows from which demonstrations are sampled, as the text columns of each; saved "
-        "with the checkpoint. Null: the training rows, at most 16 of a class.",
+        description="map from class to its demonstration rows; null: training rows, at most 16 per class. Each row "
+        "holds the text columns; the rows are saved with the checkpoint",
     )
 
     @field_validator("demonstrations", mode="before")
@@ -208,21 +214,24 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
 class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
     """The best of several choices of a row."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "label": "label column: the name of the correct choice's column, or its number from 0",
+    }
+
     kind: Literal["multiple_choice"] = Field("multiple_choice", description="The best of several choices of a row.")
     name: TaskName = "multiple_choice"
     text: tuple[str, ...] = Field(
         ("text", "choice1", "choice2"),
         min_length=3,
-        description="The text columns: those before the choices, then the choices. Each choice is read as a pair: "
-        "the preceding columns joined with spaces, and the choice.",
+        description="input columns: those before the choices, then the choices. Each choice is read as a pair: the "
+        "first columns joined by spaces, and the choice",
     )
-    choices: int = Field(2, ge=2, description="Number of columns, at the end, that are choices.")
+    choices: int = Field(2, ge=2, description="number of choice columns, the last of the input columns")
     continued: bool = Field(
         False,
-        description="Whether the column before the choices is the beginning of each choice, not a part of the first "
-        "text.",
+        description="true: the column before the choices is the beginning of each choice",
     )
-    wordings: dict[str, str] = Field({}, description="Replacements for values of the columns before the choices.")
+    wordings: dict[str, str] = Field({}, description="replacements for values of the columns before the choices")
     metrics: Metrics[Literal["accuracy"]] = ("accuracy",)
     metric: BestMetric[Literal["accuracy"]] = "accuracy"
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from lmtool.config.members import with_member_values, title_of
+from lmtool.config.members import title_of, with_member_values
 from lmtool.config.needs import Requirement
 from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.configs import DataConfig
@@ -25,25 +25,33 @@ Member = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "
 class GlueConfig(TaskConfig):
     """The tasks of GLUE, one run each (Wang et al. 2019)."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "text": "each task's own",
+        "label": "each task's own",
+        "embedded": "none",
+        "header": "each task's own",
+        "aliases": "each task's own",
+        "files": "each task's own",
+        "validation": "each task's own",
+        "test": "each task's own; predicted into the leaderboard files",
+    }
+
     kind: Literal["glue"] = Field("glue", description="The tasks of GLUE, one run each.")
-    name: str = Field("glue", description="Common name of the runs.", pattern=r"^[a-z][a-z0-9_]*$")
+    name: str = Field("glue", description="common name of the runs", pattern=r"^[a-z][a-z0-9_]*$")
     path: str | None = Field(
         None,
-        description="A folder with one folder per task, named after it (cola, CoLA, mnli_10k), and ax for the "
-        "diagnostic set. Null: the hub.",
+        description="a folder with one subfolder per task (cola, CoLA, mnli_10k, ...); missing tasks are listed",
     )
-    hub: str | None = Field(
-        "nyu-mll/glue", description="Without a path, each task is read from the source in its own YAML."
-    )
+    hub: str | None = Field("nyu-mll/glue", description="used if no path is set; each task's own YAML names its data")
     members: tuple[Member | dict[str, Any], ...] = Field(
         ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"),
         min_length=1,
-        description="The tasks, in the order of their runs. task.with.NAME.KEY= sets a key of one of them.",
+        description="in the order of their runs; task.with.NAME.KEY=VALUE sets a key of one task",
     )
     metrics: tuple[Literal["average"], ...] = Field(
-        ("average",), min_length=1, description="The mean of the tasks' scores, without WNLI."
+        ("average",), min_length=1, description="mean of the tasks' scores, without WNLI"
     )
-    metric: Literal["average"] = Field("average", description="The score that result.json reports over all runs.")
+    metric: Literal["average"] = Field("average", description="the score in glue.json")
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -75,44 +83,43 @@ class MixtureTaskConfig(TaskConfig):
     repeats: ClassVar[bool] = True
 
     kind: Literal["mixture"] = Field("mixture", description="Several tasks in one run.")
-    name: str = Field("mixture", description="Name of the mixture.", pattern=r"^[a-z][a-z0-9_]*$")
+    name: str = Field("mixture", description="common name of the tasks", pattern=r"^[a-z][a-z0-9_]*$")
     members: tuple[dict[str, Any], ...] = Field(
         min_length=2,
-        description="The tasks: names of shipped ones, or sections with a kind, a name and a path. Names must "
-        "differ. task.with.NAME.KEY= sets a key of one of them.",
+        description="names of tasks, or sections: [sst2, {kind: classification, name: mine, path: FOLDER}]; "
+        "task.with.NAME.KEY=VALUE sets a key of one task. Each name occurs once",
     )
     sampling: Literal["proportional", "uniform", "temperature", "capped"] = Field(
         "proportional",
-        description="Sampling rates of the members, by their training rows n (Raffel et al. 2020, section 3.5.2). "
-        "proportional: n. uniform: equal. temperature: n^(1/temperature). capped: min(n, cap). The losses are "
-        "weighted alike.",
+        description="weights for members of n rows: proportional (n), uniform, temperature (n^(1/temperature)), "
+        "capped (the smaller of n and cap). Raffel et al. 2020, section 3.5.2; the members' losses have equal weights",
     )
-    temperature: float = Field(
-        2.0, ge=1, description="Temperature of sampling=temperature; 1 is proportional. Published: 2."
-    )
-    cap: int = Field(2**19, ge=1, description="Cap of sampling=capped, in rows. Published: 2^19.")
+    temperature: float = Field(2.0, ge=1, description="for sampling=temperature; 1: proportional")
+    cap: int = Field(2**19, ge=1, description="for sampling=capped, in rows (2^19)")
     head: Literal["text_to_text"] | None = Field(
         None,
-        description="text_to_text: the labels of all members are written as text (T5). Null: each member's own head.",
+        description="text_to_text: generate the labels of all members (T5); null: each member's own",
     )
-    rows: tuple[int, ...] | None = Field(None, description="Training rows of each member. Null: counted from the data.")
+    rows: tuple[int, ...] | None = Field(None, description="training rows per member; null: counted")
 
-    text: tuple[()] = Field((), description=_OWN.format("text"))
-    label: Literal[""] = Field("", description=_OWN.format("label"))
-    path: None = Field(None, description=_OWN.format("path"))
-    hub: None = Field(None, description=_OWN.format("hub"))
-    embedded: None = Field(None, description=_OWN.format("embedded"))
-    header: None = Field(None, description=_OWN.format("header"))
-    aliases: dict[str, str] = Field({}, max_length=0, description=_OWN.format("aliases"))
-    files: dict[str, str] = Field({}, max_length=0, description=_OWN.format("files"))
-    ragged_rows: Literal["refuse"] = Field("refuse", description=_OWN.format("ragged_rows"))
-    validation: tuple[()] = Field((), description=_OWN.format("validation"))
-    test: tuple[()] = Field((), description=_OWN.format("test"))
-    train_examples: None = Field(None, description=_OWN.format("train_examples"))
-    dropout: None = Field(None, description=_OWN.format("dropout"))
+    text: tuple[()] = Field((), description="each member's own: task.with.NAME.text=")
+    label: Literal[""] = Field("", description="each member's own: task.with.NAME.label=")
+    path: None = Field(None, description="each member's own: task.with.NAME.path=")
+    hub: None = Field(None, description="each member's own: task.with.NAME.hub=")
+    embedded: None = Field(None, description="each member's own: task.with.NAME.embedded=")
+    header: None = Field(None, description="each member's own: task.with.NAME.header=")
+    aliases: dict[str, str] = Field({}, max_length=0, description="each member's own: task.with.NAME.aliases=")
+    files: dict[str, str] = Field({}, max_length=0, description="each member's own: task.with.NAME.files=")
+    ragged_rows: Literal["refuse"] = Field("refuse", description="each member's own: task.with.NAME.ragged_rows=")
+    validation: tuple[()] = Field((), description="each member's own: task.with.NAME.validation=")
+    test: tuple[()] = Field((), description="each member's own: task.with.NAME.test=")
+    train_examples: None = Field(None, description="each member's own: task.with.NAME.train_examples=")
+    dropout: None = Field(None, description="each member's own: task.with.NAME.dropout=")
 
     metrics: tuple[Literal["average"], ...] = Field(
-        ("average",), min_length=1, description="The mean of the members' metrics; percentages count as fractions of 1."
+        ("average",),
+        min_length=1,
+        description="mean of the members' metrics; metrics out of 100 (bleu, chrf) are scaled to 1",
     )
     metric: BestMetric[Literal["average"]] = "average"
 
@@ -219,8 +226,8 @@ class TaskObjectiveConfig(ObjectiveConfig):
 
     name: Literal["task"] = Field("task", description="A task.")
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
-        description="The task, as for `lmtool finetune`, with its kind and the location of its data: "
-        "{kind: classification, name: reviews, path: FOLDER}."
+        description="keys of `lmtool finetune` under task=: kind, name, path or hub, text, label, ...; `lmtool list "
+        "task`"
     )
 
     def needs(self) -> Iterator[Requirement]:
@@ -251,13 +258,12 @@ class TaskTextConfig(DataConfig):
 
     name: Literal["task"] = Field("task", description="The texts of a task.")
     task: Annotated[TaskConfig, Choice("task", key="kind")] = Field(
-        description="The task: the name of a shipped one, with its keys as data.task.KEY= (data.task=sst2 "
-        "data.task.path=FOLDER), or a section with a kind and a path. Labels are ignored."
+        description="the name of a shipped task, or a section with kind and path; data.task.KEY sets its keys. Labels "
+        "are not read"
     )
     validation_fraction: float = Field(
         0.02,
         gt=0,
         lt=1,
-        description="Fraction of the rows held out for validation, at least one, if the task has no development "
-        "split; the same rows for every seed.",
+        description="share of the rows held out if there is no development split; the same rows for every seed",
     )

@@ -60,38 +60,31 @@ class SequenceConfig(TaskConfig):
     of_outputs: ClassVar[tuple[str, ...]] = of_summary
     """The fields that have no effect if labels are generated."""
 
-    text: tuple[str, ...] = Field(
-        ("text",),
-        min_length=1,
-        max_length=2,
-        description="The text columns: one text, or two for a pair; A+B: both columns joined with a space as one text.",
-    )
+    text: tuple[str, ...] = Field(("text",), min_length=1, max_length=2)
     head: Literal["paper", "transformers", "text_to_text", "prompt"] | None = Field(
         None,
-        description="How a whole text is classified. paper: as in the model's paper. transformers: as its "
-        "...ForSequenceClassification (GPT: no end token, no bias; BART, T5: an extra dense layer); the only "
-        'form that can be exported. text_to_text: the text ("sst2 sentence: ...") and its label are text '
-        "(T5). prompt: the language model's own head predicts the word of the class in the task's prompt. Null: "
-        "the checkpoint's, if its classes are the task's; else paper.",
+        description="paper; transformers: as in its ...ForSequenceClassification; null: the checkpoint's, else paper. "
+        "paper: as in the model's paper. transformers: GPT without end token and bias, BART and T5 with an additional "
+        'dense layer; the only one that can be exported. text_to_text: the input is a text such as "sst2 sentence: '
+        "...\". The checkpoint's head is used if its classes are those of the task",
     )
 
     pooling: Literal["auto", "first", "mean", "max", "last"] = Field(
         "auto",
-        description="Which of the last hidden states the head reads: the first token's (through the pooler, if the "
-        "family has one), the mean or the maximum over all, or the last token's. auto: the setting of a "
-        "published sentence encoder, or else of the family; the only one that can be exported.",
+        description="last hidden states: first, mean, max or last; auto: a sentence encoder's, else the family's. The "
+        "first token passes through the pooler if the family has one; only the family's own pooling can be exported",
     )
     head_layers: Literal[1, 2] | None = Field(
         None,
-        description="1: the output layer alone; 2: a dense layer before it, the pooler or a new one with tanh. Null: "
-        "the family's, the only one that can be exported.",
+        description="1: output layer only; 2: a dense layer before it; null: the family's. The dense layer is the "
+        "pooler, or a new one with tanh; only the family's own number can be exported",
     )
 
     auxiliary_lm: float = Field(
         0.0,
         ge=0,
-        description="Weight of an auxiliary language modeling loss over the text (Radford et al. 2018, section 3.2: "
-        "0.5); for decoders. 0: none.",
+        description="weight of a language modeling loss on the text, for decoders (published: 0.5); 0: none. Radford "
+        "et al. 2018, section 3.2",
     )
 
     @property
@@ -203,15 +196,14 @@ class WindowedConfig(SequenceConfig):
 
     windows: Literal["none", "mean", "max"] = Field(
         "none",
-        description="Texts longer than max_length. none: they are truncated. mean, max: they are read in windows "
-        "that each learn the row's label; the probabilities (values) of the windows are averaged, or the "
-        "maximum of each is taken. Of a pair, the second text is windowed.",
+        description="long texts; none: cut; mean, max: combine the probabilities (values) over windows. Each window "
+        "learns the row's label; mean and max average the windows' outputs or take the largest. In pairs the second "
+        "text is split",
     )
-    stride: int = Field(0, ge=0, description="Tokens shared by adjacent windows; at most half a window.")
+    stride: int = Field(0, ge=0, description="tokens shared by adjacent windows")
     domain: Annotated[DomainConfig | None, Choice("task/domain", optional=True)] = Field(
         None,
-        description="Domain adaptation to unlabeled texts of another domain (task.domain=dann "
-        "task.domain.target=FOLDER): dann or coral. Null: none.",
+        description="dann or coral, with task.domain.target=FOLDER: unlabeled texts from another domain",
     )
 
     @property
@@ -230,20 +222,18 @@ class WindowedConfig(SequenceConfig):
 class ClassLossConfig(Config):
     """The loss of a classification."""
 
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Label smoothing: the probability mass spread over all classes."
-    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the probability spread over all classes")
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
         "none",
-        description="none; balanced: training rows / (classes x rows of the class); or one weight per class, in the "
-        "order of labels.",
+        description="none, balanced (rows / (classes x rows of the class)), or one weight per class: [1.0, 3.0]",
     )
 
     focal_gamma: float = Field(
         0.0,
         ge=0,
-        description="Exponent of the focal loss, which scales a loss by (1 - p)^gamma, where p is the probability of "
-        "its label (Lin et al. 2017: 2). 0: none. The normalizer of the sum does not change.",
+        description="exponent of the focal loss (published: 2.0); 0: plain cross-entropy. Each loss is multiplied by "
+        "(1 - p)^gamma, p being the probability of its label (Lin et al. 2017); the divisor stays the number of "
+        "labels",
     )
 
     @model_validator(mode="after")
@@ -265,19 +255,20 @@ class ClassLossConfig(Config):
 class MultiLabelLossConfig(ClassLossConfig):
     """The loss of multi-label classification: the mean binary cross entropy over texts and classes."""
 
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Label smoothing: the probability mass spread over yes and no."
-    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of a label spread over yes and no")
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
         "none",
-        description="Weight of a class's loss on texts of the class. balanced: training rows without it / rows with "
-        "it; or one weight per class, in the order of labels.",
+        description="for positive labels: none, balanced (negative / positive rows), or one per class",
     )
 
 
 @component("task", "multi_label", builder="lmtool.tasks.kinds.multi_label:MultiLabel")
 class MultiLabelConfig(WindowedConfig):
     """Any number of several classes for a text or a pair of texts."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "label": "label column: a list, or text with delimiters",
+    }
 
     has_classes: ClassVar[bool] = True
 
@@ -288,28 +279,25 @@ class MultiLabelConfig(WindowedConfig):
     name: TaskName = "multi_label"
     labels: tuple[str, ...] | None = Field(
         None,
-        description="Class names in order; quote them. Null: the sorted values found in train.",
+        description="class names in order, quoted; null: the sorted values found in train",
     )
     delimiter: str = Field(
         ",",
         min_length=1,
-        description="Separator of a row's classes if the column holds text; lists are read as they are. An empty "
-        "cell has no classes.",
+        description="separator of the classes in a cell; an empty cell: no class. Lists are read as they are",
     )
     thresholds: float | tuple[float, ...] | None = Field(
         None,
-        description="Minimum probability of a predicted class: one for all, or one per class. Null: tuned per class "
-        "on the development rows (F1), and stored with the head.",
+        description="probability threshold, one for all or one per class; null: tuned per class for F1. Tuned on the "
+        "development rows, and saved with the head",
     )
     metrics: tuple[Literal["micro_f1", "macro_f1", "subset_accuracy"], ...] = Field(
-        ("micro_f1", "macro_f1", "subset_accuracy"),
-        min_length=1,
-        description="Metrics to report. subset_accuracy: the fraction of rows whose classes are all right.",
+        ("micro_f1", "macro_f1", "subset_accuracy"), min_length=1
     )
     metric: BestMetric[Literal["micro_f1", "macro_f1", "subset_accuracy"]] = "micro_f1"
     loss: MultiLabelLossConfig = Field(
         default_factory=lambda: MultiLabelLossConfig.model_validate({}),
-        description="Smoothing, class weights and focus of the loss.",
+        description="Smoothing, weights and focus of the loss",
     )
 
     @property
@@ -334,6 +322,12 @@ class MultiLabelConfig(WindowedConfig):
 class RegressionConfig(WindowedConfig):
     """One number for a text or a pair of texts, by squared error."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "label": "label column: a number",
+        "head": "paper; transformers: as in its ...ForSequenceClassification; text_to_text: generate the label "
+        "(T5); null: the checkpoint's, else paper",
+    }
+
     of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "standardize")
 
     kind: Literal["regression"] = Field(
@@ -344,13 +338,13 @@ class RegressionConfig(WindowedConfig):
     metrics: Metrics[Literal["pearson", "spearman", "mse"]] = ("pearson", "spearman", "mse")
     metric: Literal["pearson", "spearman", "mse"] = Field(
         "pearson",
-        description="The metric that selects the best checkpoint; the smallest mse.",
+        description="metric that selects the best checkpoint; for mse, lower is better",
     )
     standardize: Literal["train"] | tuple[float, float] | None = Field(
         None,
-        description="Mean and standard deviation of the values: the loss is the squared error over the variance, and "
-        "a new head starts at the mean. train: those of the training rows. Null: the plain squared error, as "
-        "published. Predictions and metrics are on the original scale.",
+        description="train: divide the squared error by the variance of the training values and start a new head at "
+        "their mean; [mean, deviation]: use these; null: plain squared error, as published. Predictions and metrics "
+        "keep the scale of the data",
     )
 
     @property

@@ -23,16 +23,17 @@ class ScheduledSamplingConfig(Config):
 
     schedule: Literal["none", "linear", "exponential", "inverse_sigmoid"] = Field(
         "none",
-        description="Probability of the true token at step i. none: 1. linear: 1 - i / steps. exponential: exp(-i / "
-        "steps). inverse_sigmoid: steps / (steps + exp(i / steps)).",
+        description="none; linear, exponential, inverse_sigmoid: decay of the share of true tokens. At step i the "
+        "share is: none 1; linear 1 - i / steps; exponential exp(-i / steps); inverse_sigmoid steps / (steps + exp(i "
+        "/ steps))",
     )
-    steps: float = Field(1000.0, gt=0, description="Time scale of the schedule, in steps.")
-    least: float = Field(0.0, ge=0, le=1, description="Minimum probability of the true token.")
+    steps: float = Field(1000.0, gt=0, description="speed of the decay, in steps")
+    least: float = Field(0.0, ge=0, le=1, description="minimum share of true tokens")
     predictions: Literal["one_pass", "step_by_step"] = Field(
         "one_pass",
-        description="How the predictions are made. one_pass: from true tokens only, in one forward (Mihaylova and "
-        "Martins 2019). step_by_step: from everything read so far, predictions included (Bengio et al. 2015), "
-        "one forward per token of the longest target.",
+        description="one_pass: predicted from true tokens; step_by_step: from the tokens read so far. one_pass: a "
+        "single forward pass (Mihaylova and Martins 2019); step_by_step: one forward pass per token of the longest "
+        "target (Bengio et al. 2015)",
     )
 
 
@@ -44,39 +45,36 @@ class Seq2SeqConfig(PromptedConfig):
 
     kind: Literal["seq2seq"] = Field("seq2seq", description="A text from a text.")
     name: TaskName = "seq2seq"
-    text: tuple[str, ...] = Field(("source",), min_length=1, max_length=1, description="The source column.")
-    label: str = Field("target", description="The target column; a list of texts holds several references.")
-    prefix: str = Field("", description='Text before every source (T5: "translate English to German: ").')
+    text: tuple[str, ...] = Field(("source",), min_length=1, max_length=1, description="input column")
+    label: str = Field("target", description="target column; a list of texts: several references")
+    prefix: str = Field("", description='text before every source (T5: "translate English to German: ")')
     target_tokens: int = Field(
-        128, ge=2, description="Maximum tokens per target; longer ones are truncated in training, and counted."
+        128, ge=2, description="maximum tokens per target; longer ones are cut in training, and counted"
     )
     mask: Literal["causal", "prefix"] = Field(
         "causal",
-        description="Attention within a decoder's source. causal: to preceding tokens; prefix: to the whole source "
-        "(Liu et al. 2018). Encoders always attend to all.",
+        description="attention within a decoder's source: causal, or prefix (bidirectional). prefix: Liu et al. 2018; "
+        "an encoder is always bidirectional",
     )
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Label smoothing: the probability mass spread over all tokens."
-    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the probability spread over all tokens")
     scheduled_sampling: ScheduledSamplingConfig = Field(
         default_factory=lambda: ScheduledSamplingConfig.model_validate({}),
-        description="Scheduled sampling of the model's own predictions in training.",
+        description="how often a decoder reads its own prediction in training (Bengio et al. 2015)",
     )
     generation: GenerationConfig = Field(
         default_factory=lambda: GenerationConfig.model_validate({}),
-        description="How scored texts are generated.",
+        description="how the scored texts are generated",
     )
     generate_examples: int | None = Field(
         500,
         ge=1,
-        description="Development rows generated at each evaluation in training, a seeded sample; the end of the run "
-        "generates all. Null: always all.",
+        description="development rows generated per evaluation in training (all of them at the end); null: all",
     )
-    dropout: None = Field(None, description="Not used: there is no new head. Give model.dropout.")
+    dropout: None = Field(None, description="no effect, since there is no head; use model.dropout")
     metrics: tuple[TextMetric, ...] = Field(
         ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match"),
         min_length=1,
-        description="Metrics to report: bleu and chrf in percent (sacrebleu), the others as fractions (rouge-score).",
+        description="bleu and chrf out of 100, the others out of 1",
     )
     metric: BestMetric[TextMetric] = "bleu"
 
@@ -134,6 +132,10 @@ AnswerMetric = Literal[
 class ExtractiveQaConfig(TaskConfig):
     """The answer to a question, as a span of a context."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "path": "local data: a folder with train, dev and test files (SQuAD's .json, .jsonl), or one file",
+    }
+
     layouts: ClassVar[tuple[str, ...]] = ("squad", "table", "parquet")
     default_max_length: ClassVar[int] = 384
 
@@ -145,39 +147,38 @@ class ExtractiveQaConfig(TaskConfig):
         ("question", "context"),
         min_length=2,
         max_length=2,
-        description="The text columns: the question, and its context.",
+        description="input columns: the question, and the text that it is about",
     )
-    label: str = Field("answers", description="The answers' column: text and answer_start.")
+    label: str = Field("answers", description="column of the answers: their text and answer_start")
     unanswerable: bool = Field(
         False,
-        description="Whether a question may have no answer in its context (SQuAD 2.0); no answer is then a "
-        "prediction and scored.",
+        description="true: a question may have no answer in its context (SQuAD 2.0)",
     )
     bad_answers: Literal["refuse", "skip"] = Field(
         "refuse",
-        description="An answer that does not occur in its context at answer_start: refuse the data, or skip and "
-        "count the row.",
+        description="answer text not found at answer_start: refuse the data, or skip and count the row",
     )
-    question_tokens: int = Field(64, ge=1, description="Maximum tokens per question; longer ones are truncated.")
+    question_tokens: int = Field(64, ge=1, description="maximum tokens per question; longer ones are cut")
     stride: int = Field(
         128,
         ge=0,
-        description="Tokens shared by adjacent windows of a long context, as transformers' doc_stride; at most half "
-        "a window.",
+        description="tokens shared by adjacent windows of a long context, at most half a window. transformers calls "
+        "it doc_stride",
     )
-    answer_tokens: int = Field(30, ge=1, description="Maximum tokens per predicted answer.")
-    n_best: int = Field(20, ge=1, description="Answers reported per question, with their probabilities.")
+    answer_tokens: int = Field(30, ge=1, description="maximum tokens per predicted answer")
+    n_best: int = Field(20, ge=1, description="number of best answers saved per question, with their probabilities")
     null_threshold: float | None = Field(
         None,
-        description="No answer is predicted if its score exceeds the best answer's by more than this. Null: tuned "
-        "for f1 on the development set, and stored in the checkpoint.",
+        description="predict no answer if its score is higher by more than this; null: tuned on development rows. "
+        "Tuned for F1, and saved in the checkpoint",
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the head's output layer.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate before the output layer")
     metrics: tuple[AnswerMetric, ...] = Field(
         ("exact_match", "f1"),
         min_length=1,
-        description="Metrics to report, as fractions. has_answer_... and no_answer_accuracy: over questions with and "
-        "without an answer; best_...: under the threshold that is best for this metric.",
+        description="also has_answer_exact_match, has_answer_f1, no_answer_accuracy, best_exact_match, best_f1. As "
+        "fractions of 1. has_answer_...: over questions with an answer; no_answer_accuracy: over the others; "
+        "best_...: with the threshold that is best for that score",
     )
     metric: BestMetric[AnswerMetric] = "f1"
 

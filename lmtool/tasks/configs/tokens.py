@@ -19,6 +19,11 @@ from lmtool.tasks.configs.sequence import ClassLossConfig
 class TokenClassificationConfig(TaskConfig):
     """A tag for each word of a sentence."""
 
+    descriptions: ClassVar[dict[str, str]] = {
+        "path": "folder with train, dev and test files (.conll .tsv .txt .conllu .jsonl .parquet), or one file",
+        "header": "names of all CoNLL columns, if words and tags are not in the first and last one",
+    }
+
     has_classes: ClassVar[bool] = True
     layouts: ClassVar[tuple[str, ...]] = ("conll", "conllu", "table", "parquet")
 
@@ -30,41 +35,41 @@ class TokenClassificationConfig(TaskConfig):
         ("tokens",),
         min_length=1,
         max_length=1,
-        description="The column of the words: lists, or texts split at white space. In CoNLL files without header, "
-        "the first; in CoNLL-U the form.",
+        description="word column: lists, or texts split at whitespace; CoNLL: the first column. Used for CoNLL "
+        "columns without a header; CoNLL-U: the form",
     )
-    label: str = Field("tags", description="The column of the tags, one per word. In CoNLL files, the last.")
+    label: str = Field("tags", description="tag column, one tag per word; CoNLL: the last column")
     labels: tuple[str, ...] | None = Field(
         None,
-        description="Tag names in order; quote them. Files may hold the names or their numbers from 0. Null: those "
-        "found in train; under a scheme, O, and B and I of each type.",
+        description="tag names in order, quoted; null: those found in train. A file may contain the names, or their "
+        "numbers from 0. For an entity scheme: O, and B and I of each type",
     )
     scheme: Literal["auto", "bio", "iob1", "iobes", "none"] = Field(
         "auto",
-        description="Tagging scheme of the files; the model learns and predicts BIO. iob1: B only between adjacent "
-        "entities of one type. iobes: also BILOU. none: plain tags, such as parts of speech. auto: detected in "
-        "train.",
+        description="scheme of the files: bio, iob1, iobes (or BILOU), none (single tags); auto: detected in train. "
+        "The model learns and predicts bio. iob1: B only between adjacent entities of the same type; none: for "
+        "example parts of speech",
     )
     train_on: Literal["all", "first"] = Field(
         "all",
-        description="Tokens of a word that learn its tag: all (those after the first learn the I of a B), or the "
-        "first, which alone predicts.",
+        description="subwords that learn a word's tag: all (those after a B learn I), or first",
     )
     stride: int = Field(
         64,
         ge=0,
-        description="Tokens shared by adjacent windows of a long sentence; at most half a window. A word is "
-        "predicted by the window that holds most of its context.",
+        description="tokens shared by adjacent windows of a long sentence. At most half of a window; each word is "
+        "predicted by the window in which it has the most context",
     )
     metrics: tuple[Literal["f1", "precision", "recall", "accuracy"], ...] = Field(
         ("f1", "precision", "recall", "accuracy"),
         min_length=1,
-        description="Metrics to report. f1, precision, recall: over entities, right if both boundaries and the type "
-        "match (conlleval). accuracy: over words.",
+        description="of entities, with exact boundaries and type; accuracy: of words. As conlleval scores them",
     )
-    metric: BestMetric[Literal["f1", "accuracy"]] = "f1"
+    metric: Literal["f1", "accuracy"] = Field(
+        "f1", description="metric that selects the best checkpoint; f1 or accuracy"
+    )
     loss: ClassLossConfig = Field(
-        default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss."
+        default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss"
     )
 
     @property
@@ -113,13 +118,13 @@ class SpanClassificationConfig(TaskConfig):
         ("text", "span"),
         min_length=2,
         max_length=3,
-        description="The text column, and one or two columns of spans, each [start, end) in characters.",
+        description="input columns: the text, and one or two spans, each [start, end) in characters",
     )
     labels: ClassNames = None
     metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
         ("accuracy",),
         min_length=1,
-        description="Metrics to report. f1 is that of the second label.",
+        description="accuracy, f1 (the second label is the positive class), macro_f1, matthews",
     )
     metric: BestMetric[Literal["accuracy", "f1", "macro_f1", "matthews"]] = "accuracy"
 

@@ -137,40 +137,36 @@ class AdapterConfig(ByDepthConfig):
     name: Literal["adapter"] = Field("adapter", description="Adapters and the head are trained; the model is frozen.")
     placement: Placement = Field(
         "pfeiffer",
-        description="houlsby: two per layer, after attention and after feed-forward; pfeiffer: one per layer, after "
-        "feed-forward; parallel: one per layer, parallel to feed-forward.",
+        description="houlsby: after attention and FFN; pfeiffer: after FFN; parallel: parallel to FFN. houlsby: two "
+        "per layer; pfeiffer and parallel: one per layer",
     )
     bottleneck: int | None = Field(
-        None, ge=1, description="Width of an adapter; or give reduction. Null: the placement's published value."
+        None, ge=1, description="width of an adapter; null: published (houlsby 64), or set by reduction"
     )
     reduction: float | None = Field(
-        None, ge=1, description="The hidden size over the width of an adapter. Null: the placement's published value."
+        None, ge=1, description="hidden size / adapter width; null: published (pfeiffer 16, parallel 2)"
     )
     activation: Activation | None = Field(
         None,
-        description="Activation between down and up projection. Null: the published one (houlsby gelu; "
-        "pfeiffer and parallel relu).",
+        description="relu, gelu or gelu_tanh; null: published (houlsby gelu, the others relu)",
     )
     scale: Scale | None = Field(
         None,
-        description="Scale of an adapter's output; learned: one trainable number per adapter, initially 1. Null: the "
-        "published one (parallel 4, the others 1).",
+        description="scale of an adapter's output, or learned; null: published (parallel 4, the others 1)",
     )
     train_norms: bool | None = Field(
         None,
-        description="Whether the norms of the layers are trained too. Null: as published (houlsby true, the others "
-        "false).",
+        description="train the layers' norms as well; null: published (houlsby true, the others false)",
     )
     init_std: float | None = Field(
         None,
         gt=0,
-        description="Standard deviation of both projections at initialization (published: houlsby 0.01, pfeiffer "
-        "0.02). Null: the up projection starts at 0, so that the model's output is unchanged.",
+        description="std of both maps (published: houlsby 0.01, pfeiffer 0.02); null: output unchanged at first. "
+        "null: the up-projection starts at zero",
     )
     stack_on: tuple[TrainedAdapter, ...] = Field(
         (),
-        description="Runs whose trained adapters are frozen below the new ones, the lowest first; of the same "
-        "placement.",
+        description="tuning=adapter runs whose frozen adapters come below the new ones, lowest first (MAD-X)",
     )
 
     @model_validator(mode="after")
@@ -236,12 +232,12 @@ class AdapterFusionConfig(TuningConfig):
         "adapter_fusion", description="An attention over trained adapters is trained, and the head."
     )
     adapters: tuple[TrainedAdapter, ...] = Field(
-        (), description="The runs of tuning=adapter whose adapters are mixed, at least two; of the same placement."
+        (), description="two or more runs from the same checkpoint, with the same placement"
     )
     value_penalty: float = Field(
         0.01,
         ge=0,
-        description="Weight of the squared distance between the value projection and the identity, its initial value.",
+        description="weight of the squared distance of the value projection from the identity",
     )
 
     fewest: ClassVar[int] = 2

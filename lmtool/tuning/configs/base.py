@@ -163,7 +163,7 @@ class GradualUnfreezingConfig(UnfreezingConfig):
         "gradual_unfreezing", description="The head first, then one more layer from the top at a time, embeddings last."
     )
     every_steps: int | None = Field(
-        None, ge=1, description="Steps until the next layer is unfrozen. Null: one pass over the training examples."
+        None, ge=1, description="steps until the next layer is unfrozen; null: one pass over the training examples"
     )
 
 
@@ -191,10 +191,10 @@ class L2SpConfig(RegularizationConfig):
 
     name: Literal["l2_sp"] = Field("l2_sp", description="A penalty on the distance from the pretrained weights.")
     alpha: float = Field(
-        0.1, ge=0, description="Weight of half the squared distance from the pretrained weights; needs tuning."
+        0.1, ge=0, description="weight of half the squared distance from the pretrained weights; needs tuning"
     )
     beta: float = Field(
-        0.01, ge=0, description="Weight of half the squares of new weights (the head); published: 0.01."
+        0.01, ge=0, description="weight of half the squared new weights, those of the head; as published"
     )
 
 
@@ -209,7 +209,7 @@ class MixoutConfig(RegularizationConfig):
         0.9,
         ge=0,
         le=1,
-        description="Reset probability of each weight of a pretrained linear map; published: 0.7, 0.8 and 0.9.",
+        description="replacement probability of a weight; published: 0.7, 0.8 and 0.9",
     )
 
 
@@ -217,7 +217,7 @@ class ByDepthConfig(TuningConfig):
     """A method whose parameters are in the layers, so that these can be unfrozen one after the other."""
 
     schedule: Annotated[UnfreezingConfig, Choice("tuning/schedule")] = Field(
-        AtOnceConfig(), description="When each layer is unfrozen."
+        AtOnceConfig(), description="when each layer starts training; `lmtool list tuning/schedule`"
     )
 
     @property
@@ -235,7 +235,8 @@ class OfPretrainedConfig(TuningConfig):
     """A method that trains pretrained weights, so that these can be regularized."""
 
     regularization: Annotated[RegularizationConfig, Choice("tuning/regularization")] = Field(
-        NoRegularizationConfig(), description="Regularization towards the pretrained weights."
+        NoRegularizationConfig(),
+        description="penalty that keeps weights near the pretrained ones; `lmtool list tuning/regularization`",
     )
 
     @property

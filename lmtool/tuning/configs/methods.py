@@ -31,13 +31,12 @@ class FullConfig(ByDepthConfig, OfPretrainedConfig):
 
     name: Literal["full"] = Field("full", description="Every parameter is trained.")
     freeze_embeddings: bool = Field(
-        False, description="Freeze the embeddings: tokens, positions, segments, and their norm."
+        False, description="freeze the embeddings: tokens, positions, segments and their norm"
     )
     freeze_layers: int = Field(
         0,
         ge=0,
-        description="Number of frozen layers, from the first; of an encoder-decoder, the encoder's before the "
-        "decoder's.",
+        description="number of frozen layers, from the first on; the encoder's before the decoder's",
     )
 
     def needs(self) -> Iterator[Requirement]:
@@ -69,9 +68,9 @@ class HeadConfig(TuningConfig):
     )
     layers: Literal["last", "scalar_mix", "concat_last_4"] = Field(
         "last",
-        description="Inputs of the head. last: the last layer. scalar_mix: a learned mean of all layers, including "
-        "the embedding (ELMo, Peters et al. 2018). concat_last_4: the last four concatenated (Devlin et al. "
-        "2019, section 5.3). With several layers the pooler is trained too.",
+        description="last; scalar_mix: learned mean of all layers (ELMo); concat_last_4: last 4 concatenated. "
+        "scalar_mix includes the embedding (Peters et al. 2018); concat_last_4: Devlin et al. 2019, section 5.3. With "
+        "several layers the pooler is trained too",
     )
 
     def needs(self) -> Iterator[Requirement]:
@@ -124,9 +123,9 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
     layers: int | None = Field(
         None,
         ge=1,
-        description="Number of trained layers, with the norm after them: the top ones of the stack that the head "
-        "reads, in an encoder-decoder the decoder's (the encoder's for T5's token classification). Null: a "
-        "quarter, rounded up (Lee, Tang and Lin 2019).",
+        description="top layers of the stack below the head (encoder-decoders: decoder); null: a quarter. With the "
+        "norm after them. A quarter is rounded up (Lee, Tang and Lin 2019); token classification uses the encoder of "
+        "an encoder-decoder",
     )
 
     def learning(self, depth: int) -> int:
@@ -165,29 +164,24 @@ class LoraConfig(ByDepthConfig):
     """Low-rank adaptation (Hu et al. 2021): W0 x + (alpha / rank) B A x, with trainable A and B."""
 
     name: Literal["lora"] = Field("lora", description="Low-rank updates of the layers' linear maps are trained.")
-    rank: int = Field(8, ge=1, description="Rank of the update; default: the paper's for RoBERTa.")
+    rank: int = Field(8, ge=1, description="rank of A (rank x inputs) and B (outputs x rank)")
     alpha: Annotated[float, Field(gt=0)] = Field(
-        16.0, description="Scale of the update, divided by the rank; default: the published commands' for RoBERTa base."
+        16.0, description="the update is scaled by alpha / rank; published for RoBERTa base: 16 with rank 8"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate of A's input in training.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate of A's input; published for RoBERTa: 0")
     projections: tuple[Projection, ...] = Field(
         ("q_proj", "v_proj"),
         min_length=1,
-        description="The updated maps, in self-attention and in cross-attention: q_proj, k_proj, v_proj, out_proj, "
-        "and fc_in, fc_gate (if the family has it), fc_out of the feed-forward part.",
+        description="in self- and cross-attention; also k_proj, out_proj, fc_in, fc_gate, fc_out",
     )
-    rank_stabilised: bool = Field(
-        False, description="Scale by alpha / sqrt(rank), for high ranks (Kalajdzievski 2023)."
-    )
+    rank_stabilised: bool = Field(False, description="true: scale by alpha / sqrt(rank) (Kalajdzievski 2023)")
     dora: bool = Field(
         False,
-        description="DoRA (Liu et al. 2024): the updated map gives directions, and the magnitude of each output is "
-        "trained.",
+        description="true: split the updated map into direction and learned magnitude (Liu et al. 2024)",
     )
     bias: Literal["none", "lora_only", "all"] = Field(
         "none",
-        description="Trainable biases: none; lora_only: those of the updated maps; all: those of the model, as with "
-        "tuning=bitfit.",
+        description="none; lora_only: also train the biases of the updated maps; all: all biases of the model",
     )
 
     @field_validator("projections")
@@ -255,14 +249,20 @@ class SoftPromptConfig(TuningConfig):
     name: Literal["prompt"] = Field(
         "prompt", description="Soft prompts: trainable vectors among the tokens of every text."
     )
-    length: int = Field(100, ge=1, le=100_000, description="Number of virtual tokens per text, which use positions.")
+    length: int = Field(
+        100,
+        ge=1,
+        le=100_000,
+        description="virtual tokens per text, which use up positions; published: 100, 20 nearly as good",
+    )
     init: Literal["vocabulary", "class_labels", "random"] = Field(
         "vocabulary",
-        description="Initial values. vocabulary: the embeddings of a seeded sample of the first 5,000 vocabulary "
-        "entries, its most frequent ones. class_labels: the mean embedding of each label's words, and the rest "
-        "from the vocabulary. random: uniform in [-0.5, 0.5].",
+        description="vocabulary: sampled from its 5,000 most frequent entries; class_labels; random. class_labels: "
+        "the mean embedding of each label's words, then the vocabulary; random: uniform in [-0.5, 0.5]",
     )
-    head_scale: float = Field(0.01, gt=0, description="Learning rate of the heads, as a multiple of the schedule's.")
+    head_scale: float = Field(
+        0.01, gt=0, description="learning rate of the heads as a multiple of the prompts' (published: none)"
+    )
 
     @property
     def positions(self) -> int:
@@ -296,13 +296,15 @@ class PrefixConfig(TuningConfig):
     """
 
     name: Literal["prefix"] = Field("prefix", description="Trainable keys and values before every text, in each layer.")
-    length: int = Field(10, ge=1, le=100_000, description="Length of the prefix, which uses positions.")
+    length: int = Field(
+        10, ge=1, le=100_000, description="prefix length in positions; section 5.3: 10; 200 for summaries; adapters: 30"
+    )
     reparametrize: bool = Field(
         True,
-        description="Compute the prefix by a map from vectors of the model's width, through a layer with tanh, to "
-        "all keys and values. It is needed in training only.",
+        description="train the prefix through an MLP, used in training only: section 4.3. The MLP maps vectors of the "
+        "model's width through a tanh layer to all keys and values",
     )
-    inner_size: int = Field(512, ge=1, le=1_000_000, description="Width inside that map.")
+    inner_size: int = Field(512, ge=1, le=1_000_000, description="hidden width of that MLP: published code")
 
     @property
     def positions(self) -> int:
@@ -316,13 +318,18 @@ class PTuningConfig(TuningConfig):
     is frozen."""
 
     name: Literal["ptuning"] = Field("ptuning", description="Soft prompts with an encoder, or in every layer.")
-    length: int = Field(20, ge=1, le=100_000, description="Number of virtual tokens per text, which use positions.")
+    length: int = Field(
+        20,
+        ge=1,
+        le=100_000,
+        description="virtual tokens per text, which use up positions; v2: under 20 for classes, 100 for tags",
+    )
     encoder: Literal["lstm", "mlp"] = Field(
         "lstm",
-        description="The encoder of the prompts, needed in training only: a bidirectional LSTM of two layers and two "
-        "maps, or three maps.",
+        description="encoder of the prompts, used in training only: lstm (published), or mlp. lstm: two bidirectional "
+        "layers and an MLP of two linear layers; mlp: three linear layers",
     )
-    deep: bool = Field(False, description="Prompts in every layer, as keys and values, instead of at the input.")
+    deep: bool = Field(False, description="true: prompts in every layer, as keys and values, instead of at the input")
 
     @property
     def recipe_name(self) -> str:
