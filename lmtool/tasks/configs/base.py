@@ -131,12 +131,12 @@ class TaskConfig(LearnedConfig):
         """A copy with a subset of the members, whose head forms may differ."""
         return parts[0]
 
-    def text_format(self, model: Any) -> str:
+    def text_format(self, model: ModelConfig) -> str:
         """The name of the text format in which a model of this configuration reads the rows, see `lmtool.data.formats`.
         The name of the text format in which a model of this configuration reads the rows, see `lmtool.data.formats`."""
         return model.text_format
 
-    def takes_head(self, form: Mapping[str, Any], model: Any) -> bool:
+    def takes_head(self, form: Mapping[str, Any], model: ModelConfig) -> bool:
         """Whether a checkpoint's head can be this task's head. form: the saved `head_fields`."""
         return True
 

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.errors import Problem
-from lmtool.models.configs import architecture
+from lmtool.models.configs import ModelConfig, architecture
 from lmtool.tasks.configs.base import ANSWER, PROMPT, BestMetric, ClassNames, Metrics, PromptedConfig, TaskName
 from lmtool.tasks.configs.sequence import FORM, ClassLossConfig, SequenceConfig, WindowedConfig
 
@@ -116,7 +116,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         """The words that a text-to-text model writes, in class order."""
         return tuple(self.label_words.get(label, label) for label in self.labels or ())
 
-    def text_format(self, model: Any) -> str:
+    def text_format(self, model: ModelConfig) -> str:
         if self.head != PROMPT:
             return super().text_format(model)
         return "plain" if model.architecture == "decoder" else model.text_format

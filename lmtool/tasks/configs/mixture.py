@@ -14,7 +14,7 @@ from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
 from lmtool.learners.configs import ObjectiveConfig, member_problem, one_forward
-from lmtool.models.configs import architecture, kinds
+from lmtool.models.configs import ModelConfig, architecture, kinds
 from lmtool.tasks.configs.base import BestMetric, TaskConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 
@@ -165,7 +165,7 @@ class MixtureTaskConfig(TaskConfig):
         sizes = [of_rows(count) for count in self.rows]
         return tuple(size / sum(sizes) for size in sizes)
 
-    def text_format(self, model: Any) -> str:
+    def text_format(self, model: ModelConfig) -> str:
         return self.parts()[0].text_format(model)
 
     @property

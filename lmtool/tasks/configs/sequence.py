@@ -116,10 +116,10 @@ class SequenceConfig(TaskConfig):
         """How a model of this configuration encodes a whole text."""
         return model.sequence_form(*(getattr(self, name) for name in FORM))
 
-    def text_format(self, model: Any) -> str:
+    def text_format(self, model: ModelConfig) -> str:
         return self.form(model).text_format
 
-    def takes_head(self, form: Mapping[str, Any], model: Any) -> bool:
+    def takes_head(self, form: Mapping[str, Any], model: ModelConfig) -> bool:
         if {TEXT_TO_TEXT, PROMPT} & {self.head, form.get("head")}:
             return self.head in (None, form.get("head"))
         saved = {name: form[name] for name in FORM if name in form}

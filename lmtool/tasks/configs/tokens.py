@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -85,7 +85,7 @@ class TokenClassificationConfig(TaskConfig):
             WORD_STATES, "task", f"task={self.name} tags words", "give model=bert, model=t5 or model=bart"
         )
 
-    def text_format(self, model: Any) -> str:
+    def text_format(self, model: ModelConfig) -> str:
         """The format of transformers' ...ForTokenClassification, which is that of its sequence classifier."""
         return model.sequence_form(None if model.transformers_form is None else "transformers").text_format
 
