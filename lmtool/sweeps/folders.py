@@ -22,7 +22,7 @@ from lmtool.config.overrides import Typed
 from lmtool.errors import DONE, TERMINATED, UserError, cannot_write
 from lmtool.reporting.sweep_files import JOB as JOB
 from lmtool.reporting.sweep_files import SUBMITTED as SUBMITTED
-from lmtool.reporting.sweep_files import has_ended as has_ended
+from lmtool.reporting.sweep_files import is_finished as is_finished
 from lmtool.runs.files import replace_text
 from lmtool.runs.identity import FREE_KEYS, differing, finished
 from lmtool.runs.locks import Owner
@@ -58,9 +58,9 @@ def done(folder: Path, has_result: bool) -> bool:
 def under_way(record: Mapping[str, Any]) -> str | None:
     """Where a job is at work, or waits in a queue; None where that is not certain."""
     queued = record.get("slurm")
-    if isinstance(queued, str) and (not has_ended(record) or record.get("exit_status") == TERMINATED):
+    if isinstance(queued, str) and (not is_finished(record) or record.get("exit_status") == TERMINATED):
         return f"SLURM job {queued}" if queue_state(queued) else None
-    if not record or has_ended(record):
+    if not record or is_finished(record):
         return None
     with suppress(TypeError):
         owner = Owner(**record.get("owner", {}))

@@ -14,7 +14,7 @@ from typing import Any
 from lmtool.errors import DONE, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.run_files import RunFiles, read_object
-from lmtool.reporting.sweep_files import NOT_STARTED, PLAN, count_ended, read_sweep
+from lmtool.reporting.sweep_files import NOT_STARTED, PLAN, count_finished, read_sweep
 from lmtool.reporting.sweep_report import end_line, report_sweep
 from lmtool.reporting.text import number
 from lmtool.runs.files import replace_text
@@ -39,7 +39,7 @@ def write_plan(folder: Path, command: str, jobs: Sequence[Sequence[str]] | None)
     """Note what was asked for and when, before the first job. jobs: the overrides of each; None where the sweeper
     chooses them on the way."""
     planned = None if jobs is None else [[text.lstrip("+") for text in typed] for typed in jobs]
-    plan = {"command": command, "jobs": planned, "started": time.time(), "ended_before": count_ended(folder)}
+    plan = {"command": command, "jobs": planned, "started": time.time(), "ended_before": count_finished(folder)}
     folder.mkdir(parents=True, exist_ok=True)
     replace_text(folder / PLAN, json.dumps(masked_data(plan), ensure_ascii=False) + "\n")
 
@@ -48,7 +48,7 @@ def end_of_job(record: dict[str, object], folder: Path) -> str:
     """The line for a job that has ended. folder: of the sweep. The time left is that of the others at the rate of this
     start, whichever processes they run in."""
     plan = read_object(RunFiles(folder), PLAN, needed=False)
-    planned, count = plan.get("jobs"), count_ended(folder)
+    planned, count = plan.get("jobs"), count_finished(folder)
     if not isinstance(planned, list):
         return end_line(record, count, None, None)
     left, ended_here = None, count - int(plan.get("ended_before") or 0)
