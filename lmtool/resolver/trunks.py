@@ -35,7 +35,7 @@ from lmtool.resolver.decoding import decoded
 from lmtool.resolver.schema.base import CommandConfig
 from lmtool.resolver.schema.run import RunConfig
 from lmtool.resolver.shorthands import CommandLine, begun
-from lmtool.runs.identity import BRANCH_KEYS, budgets, differing
+from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
 from lmtool.system.files import Damaged
 
 _FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
@@ -116,7 +116,7 @@ class Trunk:
 
     def require_same(self, config: dict[str, Any]) -> None:
         """UserError where a configuration is not one of a branch of this run."""
-        if keys := differing(self.complete(), config, BRANCH_KEYS):
+        if keys := changed_values(self.complete(), config, BRANCH_KEYS):
             raise UserError(
                 f"branch={self} keeps what its trunk learns: {'; '.join(keys)}",
                 f"leave it as it was; checkpoint={self.point} in its place starts a new run from its weights",
@@ -274,7 +274,7 @@ def _own_place(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
 
 def _changes(trunk: Trunk, now: dict[str, Any]) -> Iterator[Problem]:
     base = trunk.complete()
-    for change in differing(base, now, BRANCH_KEYS):
+    for change in changed_values(base, now, BRANCH_KEYS):
         yield _learned(change.split()[0], change, trunk)
     if budgets(base) != budgets(now) and trunk.phase():
         message = (
