@@ -39,7 +39,7 @@ def test_names_are_stable_or_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "-rf", "a b", "", "x" * 101, "a\nb", "ä", "..", "a\0b"])
 def test_hostile_names_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="is no name") as caught:
+    with pytest.raises(UserError, match="is not a valid name") as caught:
         select_folder(tmp_path, name, None, "x")
     assert caught.value.hint is not None and caught.value.hint.startswith("name=")
 
