@@ -276,7 +276,7 @@ _SUMMARY_ROWS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def _cut(value: Any) -> str | None:
+def _cut(value: object) -> str | None:
     return None if value is None else plain(value, _COLUMN)
 
 
@@ -303,7 +303,7 @@ def _scores(runs: Sequence[RunFiles], metrics: Sequence[str]) -> str:
     )
 
 
-def _rounded(value: Any) -> int | None:
+def _rounded(value: object) -> int | None:
     return round(value) if isinstance(value, (int, float)) else None
 
 
@@ -314,5 +314,5 @@ def _changed_html(runs: Sequence[RunFiles], configurations: Sequence[Mapping[str
     return html.table(["key", *(run.name for run in runs)], rows)
 
 
-def _value(value: Any) -> str | None:
+def _value(value: object) -> str | None:
     return None if value is None else str(value)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from lmtool.reporting.text import cells, clock, duration, is_number, number, plain, wrapped
 from lmtool.system.secrets import masked
@@ -255,7 +255,7 @@ _CELL = 120
 _MIN_FIRST_COLUMN = 16
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     """A value as the text of a table cell: None is empty, numbers are rounded, text is escaped and masked."""
     if value is None:
         return ""
@@ -264,12 +264,12 @@ def cell(value: Any) -> str:
     return plain(masked(str(value)), _CELL)
 
 
-def _numeric(column: Sequence[Any]) -> bool:
+def _numeric(column: Sequence[object]) -> bool:
     known = [value for value in column if value not in (None, "")]
     return bool(known) and all(is_number(value) for value in known)
 
 
-def table_lines(header: Sequence[str], rows: Sequence[Sequence[Any]], columns: int | None = None) -> list[str]:
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int | None = None) -> list[str]:
     """The table as plain lines: header, rule, rows; numbers are right-aligned.
 
     columns: maximum width in cells, reached by wrapping the first column; None for no limit.
@@ -307,7 +307,7 @@ def _wrapped_row(row: Sequence[str], width: int) -> list[list[str]]:
 def print_table(
     output: Output,
     header: Sequence[str],
-    rows: Sequence[Sequence[Any]],
+    rows: Sequence[Sequence[object]],
     heading: str | None = None,
     best: int | None = None,
 ) -> None:

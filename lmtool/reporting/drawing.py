@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
@@ -218,7 +219,7 @@ _IN_A_ROW = 4
 _PIECE = 10
 
 
-def heads_figure(layer: int, weights_ALL: Any, tokens: Sequence[str]) -> Figure:
+def heads_figure(layer: int, weights_ALL: np.ndarray, tokens: Sequence[str]) -> Figure:
     """Attention maps of the heads of a layer. weights_ALL: (A, L, L)."""
     count = len(weights_ALL)
     columns = min(_IN_A_ROW, count)
@@ -234,7 +235,7 @@ def heads_figure(layer: int, weights_ALL: Any, tokens: Sequence[str]) -> Figure:
     return figure
 
 
-def terms_figure(terms: Mapping[str, Any], tokens: Sequence[str]) -> Figure:
+def terms_figure(terms: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Figure:
     """Maps of the terms of one head's scores, each with its own color scale. terms: (L, L) by name; NaN stays blank."""
     count = len(terms)
     names = [plain(piece, _PIECE) for piece in tokens]
@@ -249,7 +250,7 @@ def terms_figure(terms: Mapping[str, Any], tokens: Sequence[str]) -> Figure:
     return figure
 
 
-def position_maps_figure(scores_ALL: Any) -> Figure:
+def position_maps_figure(scores_ALL: np.ndarray) -> Figure:
     """Maps of position scores, each with its own color scale. scores_ALL: (A, L, L)."""
     count = len(scores_ALL)
     columns = min(_IN_A_ROW, count)
@@ -270,7 +271,7 @@ def position_maps_figure(scores_ALL: Any) -> Figure:
     return figure
 
 
-def _squares(axes: Axes, values_LL: Any, **options: Any) -> QuadMesh:
+def _squares(axes: Axes, values_LL: np.ndarray, **options: Any) -> QuadMesh:
     """A heat map of a square matrix, its first row at the top."""
     axes.patch.set_alpha(0)
     mesh = axes.pcolormesh(values_LL, cmap=_PAPER, edgecolors="none", **options)
@@ -334,7 +335,7 @@ def similarity_figure(read: Sequence[_Similar]) -> Figure:
     return figure
 
 
-def pairs_figure(pairs_WSS: Any, layers: Sequence[int]) -> Figure:
+def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
     """Cosines of each pair of sentences, in the first and the last layer."""
     indices = [0] if len(layers) == 1 else [0, len(layers) - 1]
     count = pairs_WSS.shape[-1]

@@ -27,7 +27,7 @@ _DETECTED_LEGEND = (
 _CLOSING = set(".,;:!?)]}%'’”")
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     return float(value) if is_number(value) else None
 
 

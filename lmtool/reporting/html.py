@@ -72,12 +72,12 @@ details { margin: 8px 0; } summary { cursor: pointer; color: var(--blue); }
 """
 
 
-def escape(value: Any, limit: int = 2000) -> str:
+def escape(value: object, limit: int = 2000) -> str:
     """Text for HTML: control characters made visible, cut at `limit` characters, <>&"' escaped."""
     return html.escape(plain(value, limit), quote=True)
 
 
-def escape_lines(value: Any, limit: int) -> str:
+def escape_lines(value: object, limit: int) -> str:
     """As `escape`, for several lines of text in a <pre>: line ends are preserved."""
     text = str(value)
     cut = text if len(text) <= limit else text[:limit] + "\n… (cut here)"
@@ -134,7 +134,7 @@ def columns(*parts: str) -> str:
     return f'<div class="columns">{"".join(blocks)}</div>' if blocks else ""
 
 
-def paragraph(text: Any, kind: str = "quiet") -> str:
+def paragraph(text: object, kind: str = "quiet") -> str:
     return f'<p class="{kind}">{escape(text)}</p>'
 
 
@@ -171,7 +171,7 @@ def metadata(heading: str, values: Mapping[str, Any], limit: int = 60) -> str:
     return flat_table + "".join(nested)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table with right-aligned numbers. Columns named seconds, bytes or fraction have readable units."""
     rows = [list(row) for row in rows]
 
@@ -191,7 +191,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: object) -> str:
     if isinstance(value, float) and not name.endswith(("seconds", "bytes", "fraction")):
         return escape(number(value))
     return "" if value is None else escape(fact(name, value), 300)

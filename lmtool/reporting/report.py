@@ -45,7 +45,7 @@ def distillation_html(run: RunFiles) -> str:
     return "".join(parts)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     return round(value) if isinstance(value, float) and abs(value) > 1000 else value
 
 
@@ -81,7 +81,7 @@ def _agreement(run: RunFiles) -> Iterator[str]:
         yield html.paragraph(f"Agreement under interchange interventions was not measured: {reason}.")
 
 
-def _known(share: Any) -> TypeGuard[Mapping[str, Any]]:
+def _known(share: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(share, dict) and isinstance(share.get("value"), float) and isinstance(share.get("n"), int)
 
 

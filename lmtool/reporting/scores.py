@@ -99,7 +99,7 @@ def test_scores(result: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: object) -> float | None:
     return float(value) if is_number(value) else None
 
 
@@ -181,7 +181,7 @@ _NOT_TEXT = (
 )  # fmt: skip
 
 
-def _joined(value: Any) -> Any:
+def _joined(value: object) -> object:
     """A list as its items with spaces between them."""
     return " ".join(map(str, value)) if isinstance(value, list) else value
 

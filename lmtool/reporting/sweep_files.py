@@ -111,7 +111,7 @@ def is_finished(record: Mapping[str, Any]) -> bool:
     return record.get("exit_status") == DONE or (bool(record.get("error")) and record.get("exit_status") != REQUEUE)
 
 
-def final_status(exit_status: Any) -> str:
+def final_status(exit_status: object) -> str:
     """The status of a finished job."""
     return DONE_JOB if exit_status == DONE else STOPPED if exit_status in _STOPPED else FAILED
 
@@ -186,7 +186,7 @@ def _with(job: ReportedJob, **changes: Any) -> ReportedJob:
     return ReportedJob(**{**vars(job), **changes})
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: object) -> float | None:
     """A finite number as a float, None for anything else."""
     try:
         return float(value) if is_number(value) and math.isfinite(value) else None
@@ -194,7 +194,7 @@ def _finite(value: Any) -> float | None:
         return None
 
 
-def overrides_of(typed: Any) -> dict[str, str]:
+def overrides_of(typed: object) -> dict[str, str]:
     """Overrides by key, in the order typed, without name and run_dir."""
     words = typed if isinstance(typed, list) else []
     pairs = (str(word).lstrip("+").partition("=") for word in words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from lmtool.system.secrets import masked
 from lmtool.system.terminal import visible
@@ -47,7 +47,7 @@ def lower_is_better(metric: str) -> bool:
     return smaller_is_better(metric)
 
 
-def plain(text: Any, limit: int | None = None) -> str:
+def plain(text: object, limit: int | None = None) -> str:
     """Text on one line, with control and direction characters escaped.
 
     limit: maximum number of characters. Secrets are masked before cutting, since half a secret is not recognized.
@@ -59,7 +59,7 @@ def plain(text: Any, limit: int | None = None) -> str:
     return visible(text)
 
 
-def shortened(names: Iterable[Any], limit: int) -> list[str]:
+def shortened(names: Iterable[object], limit: int) -> list[str]:
     """Names with their middle elided if longer than `limit` characters. Different names stay different: they keep as
     many more characters as needed."""
     texts = [plain(masked(str(name))) for name in names]
@@ -165,7 +165,7 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.3g}%"
 
 
-def fact(key: str, value: Any) -> str:
+def fact(key: str, value: object) -> str:
     """Formats a value by the suffix of its key (`_bytes`, `bytes_per_second`, `seconds`, `_fraction`, ...); also lists
     and mappings of values."""
     if isinstance(value, bool):

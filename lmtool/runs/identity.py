@@ -37,7 +37,7 @@ def require_name(name: str) -> None:
     """UserError if a name is not a plain folder name."""
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"name={name!r} is not a valid name: up to 100 letters, digits, '.', '_' and '-', and start with a letter "
+            f"name={name!r} is not a valid name: up to 100 letters, digits, '.', '_' and '-', starting with a letter "
             "or digit",
             f"name={re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('.-')[:100] or 'my-run'}",
         )
