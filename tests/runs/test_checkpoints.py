@@ -256,7 +256,7 @@ def test_an_edited_manifest_is_noticed_and_a_newer_format_is_named(run: Path) ->
 
 
 def test_a_checkpoint_of_another_model_is_refused(run: Path) -> None:
-    with pytest.raises(UserError, match=r"of another model: .*dense\.bias is \(16,\) instead of \(32,\)"):
+    with pytest.raises(UserError, match=r"does not fit the model: .*dense\.bias is \(16,\) instead of \(32,\)"):
         go(run, FakeLearner(hidden=32), max_steps=6, evaluate_every=2)
 
 
@@ -275,7 +275,7 @@ def test_optimizer_state_goes_by_name_not_by_order() -> None:
     load_state_tensors(again, named_parameters(reverse), saved)
     back = state_tensors(again, named_parameters(reverse))
     assert back.keys() == saved.keys() and all(torch.equal(back[key], saved[key]) for key in saved)
-    with pytest.raises(UserError, match="of another model"):
+    with pytest.raises(UserError, match="does not fit the model"):
         load_state_tensors(again, named_parameters(reverse), {"exp_avg.nowhere": torch.zeros(1)})
 
 

@@ -253,7 +253,7 @@ def test_a_line_of_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         with (run.path / "metrics.jsonl").open("wb") as file:
             file.truncate(8 << 30)
-        with pytest.raises(UserError, match=r"metrics\.jsonl:1: a line of more than 10000000 bytes") as caught:
+        with pytest.raises(UserError, match=r"metrics\.jsonl:1: the line is longer than 10000000 bytes") as caught:
             run.drop_rows_after(3)
         assert caught.value.hint
 
