@@ -42,7 +42,7 @@ def test_a_model_that_only_other_means_make_fit(place: Path, capsys: pytest.Capt
     words = ["plan", "pretrain", "model=gpt_xl", "batch_tokens=8192", "max_length=1024", "device=l4"]
     offers = re.findall(r"^would fit +([^:]*):", printed(words, capsys), re.MULTILINE)
     assert offers and "gradient_checkpointing=true" in offers[0]
-    assert "nothing that was tried" in printed(
+    assert "no override that was tried" in printed(
         [*words[:2], "model=gpt_xl", "model.vocab_size=10000000", *words[3:]], capsys
     )
 
@@ -66,7 +66,7 @@ def test_cuda_is_planned_where_there_is_none(
 
 def test_devices_share_a_step(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed([*LARGE, "device=h100", "devices=8"], capsys)
-    assert ", 16,384 a device" in out and re.search(r"^memory .* a device", out, re.MULTILINE)
+    assert ", 16,384 per device" in out and re.search(r"^memory .* per device", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
